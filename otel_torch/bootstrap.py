@@ -1,0 +1,248 @@
+"""From the environment to a running session: the only place that wires sources to sinks. Idempotent."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from otel_torch import session
+from otel_torch.console import say, say_once
+from otel_torch.imports import after_import
+from otel_torch.job import Job, name_run, this_job
+from otel_torch.recorder import Recorder, Sink
+from otel_torch.records import Losses
+from otel_torch.settings import Settings, Unusable
+
+# frameworks with something special about them: each file's HOOKS say after which import it is applied
+FRAMEWORKS = ("diffusers", "fastvideo")
+# what the end of the program may take longer because of us, whatever a collector does
+EXIT_S = 1.8
+
+_running: _Running | None = None
+_lock = threading.RLock()
+_at_exit_registered = False
+
+
+def start_from_env() -> bool:
+    """Start as the environment says; called once torch is imported. True when a session runs."""
+    try:
+        settings = Settings.from_env(problem=say_once)
+    except Unusable as error:
+        say(f"{error}. Nothing is recorded")
+        return False
+    return settings.enabled and _start(settings)
+
+
+def start(**settings: str) -> bool:
+    """Start recording in this process, whatever OTEL_TORCH_ENABLED says.
+
+    settings: as the environment variables, by their names without prefix and in lower case, as strings; they win over
+    the environment: `otel_torch.start(modules=r"^blocks\\.0$", jsonl="run.jsonl")`. True when a session runs, False when
+    a selection is unusable (one line says why). Does nothing where one runs already. Raises TypeError for an unknown
+    setting.
+    """
+    environ = dict(os.environ)
+    known = Settings.__dataclass_fields__
+    for name, value in settings.items():
+        if name not in known:
+            raise TypeError(f"start() knows no setting {name!r}; it takes {', '.join(known)}")
+        environ[known[name].metadata["name"]] = str(value)
+    try:
+        return _start(Settings.from_env(environ, say_once), environ)
+    except Unusable as error:
+        say(f"{error}. Nothing is recorded")
+        return False
+
+
+def flush() -> None:
+    """Read and hand on everything seen so far, without ending the step that is going on."""
+    if _running is not None:
+        _running.clock.settle()
+        _running.session.recorder.flush(_running.clock.step_scope)
+
+
+def stop() -> None:
+    """End the session: every hook and watcher is removed, everything recorded goes out, losses are said. A second call
+    does nothing."""
+    global _running
+    with _lock:
+        running, _running = _running, None
+    if running is not None:
+        running.stop()
+
+
+def _start(settings: Settings, environ: dict[str, str] | None = None) -> bool:
+    global _running, _at_exit_registered
+    with _lock:
+        if _running is not None:
+            return True
+        environ = dict(os.environ) if environ is None else environ
+        run_id = name_run(environ)
+        os.environ.setdefault("OTEL_TORCH_RUN_ID", run_id)
+        environ["OTEL_TORCH_RUN_ID"] = run_id
+        try:
+            _running = _Running(settings, environ)
+        except Exception as error:
+            say(f"could not start, nothing is recorded: {type(error).__name__}: {error}")
+            return False
+        if not _at_exit_registered:
+            _at_exit_registered = True
+            atexit.register(stop)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_after_fork)
+        return True
+
+
+class _Running:
+    """What one session consists of, put together; stopped in the mirror image of its start."""
+
+    def __init__(self, settings: Settings, environ: dict[str, str]) -> None:
+        # sources know torch, and torch may be what is being imported: only from here on may they be loaded
+        from otel_torch.sources import profiler, record_function, steps
+        from otel_torch.sources.activations import Activations
+        from otel_torch.sources.modules import Registry
+        from otel_torch.sources.training import Training
+
+        self.settings, self.environ = settings, environ
+        losses = Losses()
+        recorder = Recorder(lambda pending: self.activations.read(pending), (), losses)
+        self.session = session.Session(this_job(environ), settings, recorder, losses)
+        self.clock = steps.Clock(self.session)
+        self.activations = Activations(self.session)
+        self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
+        self.training = Training(self.clock, self._stepping)
+        self._undo: list[Callable[[], None]] = []
+
+        self._connect()
+        self.clock.settle = self.registry.settle
+        session.become(self.session)
+        steps.become(self.clock)
+        self._undo += [lambda: steps.become(None), lambda: session.become(None)]
+        for source in (self.registry, self.training):
+            source.install()
+            self._undo.append(source.uninstall)
+        self._undo.append(self.activations.detach)
+        if settings.regions.patterns:
+            record_function.install()
+            self._undo.append(record_function.uninstall)
+        self._undo.append(profiler.close)
+        for name in FRAMEWORKS:
+            self._watch(name)
+        self._undo.append(_on_sigterm(recorder))
+
+    def _connect(self) -> None:
+        """Give the recorder its sinks, for the job that this process is."""
+        from otel_torch import telemetry
+        from otel_torch.sinks.jsonl import JsonlSink
+
+        settings, job, losses = self.settings, self.session.job, self.session.recorder.losses
+        sinks: list[Sink] = []
+        place = {"rank": job.rank, "local_rank": job.local_rank, "world_size": job.world_size}
+        if settings.jsonl is not None and settings.jsonl_ranks.includes(**place):
+            sinks.append(
+                JsonlSink(
+                    settings.jsonl, job, losses,
+                    max_bytes=settings.max_bytes, settings=settings.chosen(self.environ), facts=self._facts,
+                )
+            )  # fmt: skip
+        sinks += telemetry.build_sinks(settings, job, losses)
+        self.session.recorder.restart(sinks, losses)
+
+    def _watch(self, name: str) -> None:
+        framework = importlib.import_module(f"otel_torch.frameworks.{name}")
+        for module_name, apply in framework.HOOKS.items():
+            after_import(module_name, _guarded(apply, module_name))
+        self._undo.append(framework.uninstall)
+
+    def _attach(self, model: Any, sites: list[Any]) -> None:
+        if self.settings.activations:
+            self.activations.attach(model, sites)
+
+    def _stepping(self, optimizer: Any, step: int) -> None:
+        held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        for model in list(self.registry.models):
+            self.activations.parameter_gradients(model, held, step, self.clock.loop)
+
+    def _facts(self) -> dict[str, Any]:
+        versions = {"python": platform.python_version(), "otel_torch": importlib.import_module("otel_torch").__version__}
+        for name in ("torch", "numpy", "diffusers", "transformers", "fastvideo"):
+            if (module := sys.modules.get(name)) is not None:
+                versions[name] = str(getattr(module, "__version__", ""))
+        models = {
+            model.name: {"modules": len([s for s in list(model.sites.values()) if s.names]), "forwards": model.completed, "held_as": model.held_as()}
+            for model in list(self.registry.models)
+        }  # fmt: skip
+        return {"versions": versions, "kernels": "torch", "models": models}
+
+    def forked(self, job: Job) -> None:
+        """In a forked child: the same sources, sinks of its own."""
+        self.session.job, self.session.losses = job, Losses()
+        self.session.recorder.restart((), self.session.losses)
+        self.clock.forked()
+        self._connect()
+
+    def stop(self) -> None:
+        deadline = time.monotonic() + EXIT_S
+        for action in (self.clock.finish, self._say_what_never_matched):
+            _guarded(action, action.__name__)()
+        while self._undo:
+            undo = self._undo.pop()
+            _guarded(undo, getattr(undo, "__qualname__", "stop"))()
+        self.session.recorder.finish(max(deadline, time.monotonic() + 0.5))
+
+    def _say_what_never_matched(self) -> None:
+        self.activations.say_what_never_matched()
+        if self.clock.seen_steps and not self.clock.recorded_steps:
+            say(f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded")
+
+
+def _guarded(action: Callable[..., Any], what: str) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        try:
+            action(*args)
+        except Exception as error:
+            say_once(f"{what} failed: {type(error).__name__}: {error}")
+
+    return call
+
+
+def _on_sigterm(recorder: Recorder) -> Callable[[], None]:
+    """Flush when the process is told to end, and end as it would have: only where nobody else handles SIGTERM."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return lambda: None
+
+    def end() -> None:
+        stop()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        recorder.when_idle(end)
+
+    def restore() -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handle)
+    return restore
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    if _running is None:
+        return
+    _guarded(_running.forked, "going on in a forked process")(this_job(_running.environ))
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        # a forked worker of multiprocessing clears its exit functions after us, and never runs atexit
+        util.register_after_fork(_running, lambda _: util.Finalize(None, stop, exitpriority=0))

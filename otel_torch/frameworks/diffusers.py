@@ -1,0 +1,117 @@
+"""What is special about diffusers: schedulers that say how many steps there are, and pipelines around the loop.
+
+Programs that bring a scheduler of their own derive it from diffusers' mixin too, so the class's subclasses are watched,
+wherever they are defined.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from otel_torch.sources import steps
+
+_busy = threading.local()
+_wrapped: list[tuple[type, str, Any]] = []
+
+
+def _watch_subclasses(base: type, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:
+    """Wrap methods of every subclass of `base` that defines them, of those to come as well."""
+    inherited = base.__init_subclass__
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:
+        inherited.__func__(cls, **kwargs) if hasattr(inherited, "__func__") else None
+        wrap(cls)
+
+    def wrap(cls: type) -> None:
+        for name, wrapper in wrappers.items():
+            method = vars(cls).get(name)
+            if callable(method):
+                _wrapped.append((cls, name, method))
+                setattr(cls, name, wrapper(method))
+
+    def wrap_all(cls: type) -> None:
+        for subclass in cls.__subclasses__():
+            wrap(subclass)
+            wrap_all(subclass)
+
+    wrap_all(base)
+    had = "__init_subclass__" in vars(base)
+    _wrapped.append((base, "__init_subclass__", vars(base)["__init_subclass__"] if had else None))
+    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+
+
+def uninstall() -> None:
+    """Give every wrapped method back."""
+    while _wrapped:
+        cls, name, method = _wrapped.pop()
+        if method is None:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, method)
+
+
+def _told(tell: Callable[[steps.Clock, Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A wrapper that tells the clock when a scheduler's method has returned; a call from within another says nothing."""
+
+    def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(_busy, "on", False):
+                return method(scheduler, *args, **kwargs)
+            _busy.on = True
+            try:
+                result = method(scheduler, *args, **kwargs)
+            finally:
+                _busy.on = False
+            if (clock := steps.current_clock()) is not None:
+                tell(clock, scheduler)
+            return result
+
+        return call
+
+    return wrapper
+
+
+def _schedule_set(clock: steps.Clock, scheduler: Any) -> None:
+    timesteps = getattr(scheduler, "timesteps", None)
+    clock.schedule_set(scheduler, len(timesteps) if timesteps is not None else 0)
+
+
+def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        clock = steps.current_clock()
+        if clock is None:
+            return method(pipeline, *args, **kwargs)
+        clock.denoising.pipeline_entered()
+        try:
+            result = method(pipeline, *args, **kwargs)
+        except BaseException as error:
+            clock.settle()
+            clock.denoising.pipeline_left(error)
+            raise
+        clock.settle()
+        clock.denoising.pipeline_left()
+        return result
+
+    return call
+
+
+def _watch_schedulers(module: ModuleType) -> None:
+    _watch_subclasses(
+        module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(steps.Clock.schedule_stepped)}
+    )
+
+
+def _watch_pipelines(module: ModuleType) -> None:
+    _watch_subclasses(module.DiffusionPipeline, {"__call__": _pipeline_call})
+
+
+HOOKS = {
+    "diffusers.schedulers.scheduling_utils": _watch_schedulers,
+    "diffusers.pipelines.pipeline_utils": _watch_pipelines,
+}

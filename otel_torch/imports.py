@@ -1,0 +1,80 @@
+"""Runs something when a module has been imported, without importing it: the lazy half of the environment switch.
+
+Standard library only and no import of its own until a watched module is: an enabled interpreter that never imports torch
+pays for one list look-up an import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+Action = Callable[[ModuleType], None]
+
+
+class _Running(Loader):
+    """Another loader, followed by what was to happen after it."""
+
+    def __init__(self, loader: Any, actions: list[Action]) -> None:
+        self._loader, self._actions = loader, actions
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        # the module must not notice: importlib.resources, pickle and inspect look at these two
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for action in self._actions:
+            action(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Watch(MetaPathFinder):
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Action]] = {}
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname not in self.actions:
+            return None
+        actions = self.actions.pop(fullname)  # popped first: the look-up below comes back here
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            self.actions[fullname] = actions
+            return spec
+        spec.loader = _Running(spec.loader, actions)
+        return spec
+
+
+_watch = _Watch()
+
+
+def after_import(name: str, action: Action) -> None:
+    """Call `action(module)` once `name` has been imported: now, if it has been already.
+
+    Actions run in the order in which they were asked for, in the importing thread; one that raises makes the import
+    fail, so they must not.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        action(module)
+        return
+    if _watch not in sys.meta_path:
+        sys.meta_path.insert(0, _watch)
+    _watch.actions.setdefault(name, []).append(action)
+
+
+def forget_all() -> None:
+    """Stop watching."""
+    _watch.actions.clear()
+    if _watch in sys.meta_path:
+        sys.meta_path.remove(_watch)

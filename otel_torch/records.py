@@ -1,0 +1,98 @@
+"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows neither torch nor OpenTelemetry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+Statistic = float | int | str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One tensor of one module call: who, when, and what its numbers were.
+
+    `stats` holds the requested statistics in their table's order; one that is not defined for the tensor (the mean of
+    an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never reaches a recording.
+    """
+
+    module: str
+    tensor: str
+    step: int
+    call: int
+    loop: int
+    model: str
+    phase: str
+    branch: str | None
+    stats: dict[str, Statistic]
+    time_ns: int
+
+    def key(self) -> dict[str, Any]:
+        """The fields that identify the record, in the order in which a recording writes them."""
+        fields: dict[str, Any] = {
+            "module": self.module,
+            "tensor": self.tensor,
+            "step": self.step,
+            "call": self.call,
+            "loop": self.loop,
+            "model": self.model,
+            "phase": self.phase,
+        }
+        if self.branch is not None:
+            fields["branch"] = self.branch
+        return fields
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an outermost forward.
+
+    kind: `region`, `stage`, `step` or `forward`. name: the span's name, complete.
+    lexical: opened and closed by one thread in nested order, so that it may become that thread's current span; a step
+    of a training loop is not (it opens in the first forward and closes in the optimizer).
+    attributes: OpenTelemetry attribute values only. error: what ended it, if it was an exception.
+    bounded: the loop's length is known (`trace_step`, a denoise schedule); training: an optimizer drives it.
+    device_s: measured device time in seconds, None where it was not measured.
+    events: (time_ns, name, attributes) that belong on the span; sinks read them when it closes.
+    """
+
+    kind: str
+    name: str
+    lexical: bool = True
+    attributes: dict[str, Any] = field(default_factory=dict)
+    start_ns: int = 0
+    end_ns: int = 0
+    error: BaseException | None = None
+    bounded: bool = False
+    training: bool = False
+    device_s: float | None = None
+    events: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records that became readable together. `step` is the step scope that they belong to, still open or just closing."""
+
+    records: list[Record]
+    step: Scope | None
+
+
+class Losses:
+    """What did not arrive, by what it was and why. Everything that drops something counts it here.
+
+    >>> losses = Losses(); losses.count("record", "queue_full", 3); losses.items()
+    [('record', 'queue_full', 3)]
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def count(self, what: str, reason: str, number: int = 1) -> None:
+        """Count `number` of `what` (`record`, `span`, `span_event`, `log_event`, `metric_point`) lost for `reason`."""
+        if number:
+            self._counts[what, reason] += number
+
+    def items(self) -> list[tuple[str, str, int]]:
+        """(what, reason, number), sorted."""
+        return [(what, reason, number) for (what, reason), number in sorted(self._counts.items())]

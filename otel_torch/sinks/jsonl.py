@@ -1,0 +1,179 @@
+"""The recording on disk: one strict JSON object a record, and what there is to know about the run beside it.
+
+Written at each step's end in the thread that made the step, so that a process killed in the next one has lost nothing
+of this one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from otel_torch.console import say, say_once
+from otel_torch.job import Job
+from otel_torch.recorder import Sink
+from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.sinks.recording_file import claim, metadata_path, resolve
+
+SCHEMA = "otel_torch.recording/1"
+_METADATA_INTERVAL_S = 10.0
+# the share of the run's time from which on waiting for the disk is worth a line, once it has taken a second
+_SLOW_DISK = 0.1
+
+
+def encode(record: Record) -> str:
+    """One line of a recording, without its end. Non-finite numbers are the strings `NaN`, `Infinity`, `-Infinity`."""
+    fields = record.key()
+    for name, value in record.stats.items():
+        fields[name] = spell(value)
+    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+
+
+def spell(value: Any) -> Any:
+    """A statistic as JSON and OpenTelemetry backends can carry it.
+
+    >>> spell(float("-inf")), spell(0.5)
+    ('-Infinity', 0.5)
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+class JsonlSink(Sink):
+    """Writes the recording of one process. The file is opened at the first record: no record, no file.
+
+    facts: what the metadata says of the program (versions, models), asked whenever the metadata is written.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        job: Job,
+        losses: Losses,
+        *,
+        max_bytes: int,
+        settings: dict[str, str],
+        facts: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.path: Path | None = None
+        self.written = 0
+        self._template, self._job, self._losses, self._facts = template, job, losses, facts
+        self._max_bytes, self._settings = max_bytes, settings
+        self._file = -1
+        self._bytes = 0
+        self._ended: str | None = None
+        self._regions: dict[str, dict[str, Any]] = {}
+        self._started_at = datetime.datetime.now(datetime.UTC)
+        self._started = self._metadata_written = time.monotonic()
+        self._waited = 0.0
+
+    def close(self, scope: Scope) -> None:
+        if scope.kind in ("region", "natural", "stage"):
+            table = self._regions.setdefault(
+                scope.name, {"count": 0, "host_total_s": 0.0, "host_longest_s": 0.0, "device_total_s": None, "device_longest_s": None}
+            )
+            seconds = (scope.end_ns - scope.start_ns) / 1e9
+            table["count"] += 1
+            table["host_total_s"] += seconds
+            table["host_longest_s"] = max(table["host_longest_s"], seconds)
+            if scope.device_s is not None:
+                table["device_total_s"] = (table["device_total_s"] or 0.0) + scope.device_s
+                table["device_longest_s"] = max(table["device_longest_s"] or 0.0, scope.device_s)
+
+    def write(self, batch: Batch) -> None:
+        if self._ended is None and self._file < 0:
+            self._open()
+        if self._ended is not None:
+            self._losses.count("record", self._ended, len(batch.records))
+            return
+        started = time.monotonic()
+        lines = "".join(f"{encode(record)}\n" for record in batch.records).encode()
+        if not self._append(lines):
+            self._losses.count("record", "disk", len(batch.records))
+            return
+        self.written += len(batch.records)
+        now = time.monotonic()
+        self._waited += now - started
+        if self._waited > max(1.0, _SLOW_DISK * (now - self._started)):
+            say_once(f"writing {self.path} takes more than {_SLOW_DISK:.0%} of the run's time; record less or choose a faster disk")
+        if self._bytes >= self._max_bytes:
+            self._ended = "max_bytes"
+            say(f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._max_bytes} bytes); nothing more is written to disk")
+            self._write_metadata(ended_cleanly=None)
+        elif now - self._metadata_written > _METADATA_INTERVAL_S:
+            self._write_metadata(ended_cleanly=None)
+
+    def finish(self, deadline: float) -> None:
+        if self._file >= 0:
+            self._write_metadata(ended_cleanly=True)
+            os.close(self._file)
+            self._file = -1
+            say(f"{self.written} records in {self.path}")
+
+    def _open(self) -> None:
+        path = resolve(self._template, self._job)
+        try:
+            self.path = claim(path, self._job)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            self._ended = "disk"
+            say(f"no recording: {path} cannot be written ({error.strerror}); set OTEL_TORCH_JSONL to a path that can")
+        else:
+            self._write_metadata(ended_cleanly=None)
+
+    def _append(self, data: bytes) -> bool:
+        """Write all or nothing: a full disk must not leave half a line behind."""
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._file, memoryview(data)[done:])
+        except OSError as error:
+            self._ended = "disk"
+            say(f"{self.path} cannot be written any more ({error.strerror}); the recording ends here, the program goes on")
+            try:
+                os.ftruncate(self._file, self._bytes)
+            except OSError:
+                pass
+            return False
+        self._bytes += done
+        return True
+
+    def _write_metadata(self, *, ended_cleanly: bool | None) -> None:
+        """Replace the metadata at once: a reader sees the old or the new one, never half. `ended_cleanly` is None while
+        the run goes on, which is what a reader finds after a kill."""
+        assert self.path is not None
+        self._metadata_written = time.monotonic()
+        job = self._job
+        lost = [{"what": what, "reason": reason, "count": count} for what, reason, count in self._losses.items()]
+        content = {
+            "schema": SCHEMA,
+            "run_id": job.run_id,
+            "rank": job.rank,
+            "world_size": job.world_size,
+            "host": job.host,
+            "pid": job.pid,
+            "trace_id": f"{job.trace_id:032x}",
+            **self._facts(),
+            "settings": self._settings,
+            "start": self._started_at.isoformat(),
+            "end": datetime.datetime.now(datetime.UTC).isoformat() if ended_cleanly else None,
+            "records_written": self.written,
+            "lost": lost,
+            "regions": dict(sorted(self._regions.items())),
+            "writing_ended": self._ended,
+            "ended_cleanly": bool(ended_cleanly),
+        }
+        target = metadata_path(self.path)
+        temporary = target.with_name(f".{target.name}.{job.pid}")
+        try:
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(temporary, target)
+        except OSError as error:
+            say_once(f"{target} cannot be written ({error.strerror})")

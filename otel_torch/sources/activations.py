@@ -1,0 +1,283 @@
+"""What the numbers did: outputs, inputs, gradients and parameters of the selected modules become records.
+
+Statistics are taken the moment a tensor exists, because what comes next may change it in place; they stay on its device
+and are read once a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from otel_torch import torch_private
+from otel_torch.console import say, say_once
+from otel_torch.records import Record
+from otel_torch.session import Session
+from otel_torch.settings import Settings
+from otel_torch.sources import compiled
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.values import walk, walk_inputs
+from otel_torch.statistics.measure import Measured, measure
+from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.table import derive, primitives_of
+
+_HOOK = "otel_torch.activations"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a module: what the records of its tensors have in common."""
+
+    model: str
+    module: str
+    step: int
+    call: int
+    loop: int
+    phase: str
+    branch: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A measured tensor whose numbers are still on its device."""
+
+    call: _Call
+    tensor: str
+    measured: Measured
+    time_ns: int
+
+
+class _Observer(ForwardHook):
+    """Sees the outputs of one module."""
+
+    def __init__(self, activations: Activations, site: Site) -> None:
+        self._activations = activations
+        self._site = site
+        self._number = compiled.number(site, activations)
+
+    @classmethod
+    def name(cls) -> str:
+        return _HOOK
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            compiled.outputs(self._number, output)
+        else:
+            self._activations.left(self._site, output)
+        return output
+
+
+class _InputObserver(_Observer):
+    """Sees the inputs of one module too."""
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if torch.compiler.is_compiling():
+            compiled.inputs(self._number, args, kwargs)
+        else:
+            self._activations.entered(self._site, args, kwargs)
+        return args, kwargs
+
+
+class Activations:
+    """Attaches to the selected modules and measures what passes. Nothing in here raises into a forward."""
+
+    def __init__(self, running: Session) -> None:
+        settings = running.settings
+        self._settings = settings
+        self._recorder = running.recorder
+        self._primitives = primitives_of(settings.stats)
+        self._inputs = "inputs" in settings.capture
+        self._outputs = "outputs" in settings.capture
+        self._gradients = "gradients" in settings.capture
+        self._parameters = "parameters" in settings.capture
+        self._attached: list[nn.Module] = []
+        self._unmatched: list[str] = []
+        self._matched = 0
+
+    # -- attaching -----------------------------------------------------------------------------------------------------
+
+    def attach(self, model: Model, sites: list[Site]) -> None:
+        """Put a hook on every selected module of `sites`; a selection that matches nothing says so."""
+        settings = self._settings
+        if settings.models is not None and not settings.models.search(model.name):
+            return
+        chosen = [site for site in sites if any(self.selects(name) for name, _ in site.names)]
+        hook = _InputObserver if self._inputs else _Observer
+        hooked = 0
+        for site in chosen:
+            module = site.module()
+            if module is None or not (self._outputs or self._inputs or self._gradients):
+                continue
+            try:
+                ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
+                self._attached.append(module)
+                hooked += 1
+            except Exception as error:
+                say_once(f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})")
+        self._matched += len(chosen)
+        if not chosen and not any(self.selects(name) for site in model.sites.values() for name, _ in site.names):
+            example = next((name for site in reversed(sites) for name, _ in site.names if name), "")
+            say(f"no module of {model.name} is selected ({len(sites)} modules, for example {example!r}); see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE")
+        if hooked and any(isinstance(site.module(), nn.TransformerEncoderLayer) for site in chosen):
+            say_once(f"{model.name}: torch leaves the fused path of TransformerEncoderLayer where a hook is present; results can differ by rounding")
+
+    def selects(self, name: str) -> bool:
+        """Whether a canonical module name is selected by OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE."""
+        return selects(self._settings, name)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for module in self._attached:
+            manager = ModuleHookManager.get_from(module)
+            if manager is not None and manager.get_forward_hook(_HOOK) is not None:
+                manager.remove_forward_hook(_HOOK)
+                if not manager.module_hooks:
+                    ModuleHookManager.remove_from_manager(module)
+        self._attached.clear()
+
+    def say_what_never_matched(self) -> None:
+        """At the end: a run of models that recorded nothing has probably a typing mistake in its selection."""
+        if not self._matched and self._settings.models is not None:
+            say(f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran")
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is about to run on these arguments."""
+        try:
+            call, recording = self._begin(site)
+            if call is None:
+                return
+            site.open_calls.append(call.call)
+            if recording:
+                self._add(call, walk_inputs(args, kwargs))
+        except Exception as error:
+            self._failed(site, error)
+
+    def left(self, site: Site, output: Any) -> None:
+        """A module has returned this output."""
+        try:
+            call, recording = self._begin(site, site.open_calls.pop() if site.open_calls else None)
+            if call is None or not recording:
+                return
+            tensors = list(walk(output, "out"))
+            if self._outputs:
+                self._add(call, tensors)
+            if self._gradients and torch.is_grad_enabled():
+                self._watch_gradients(call, tensors)
+        except Exception as error:
+            self._failed(site, error)
+
+    def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
+        """A compiled program hands over one tensor of a call; `first` marks the call's first one."""
+        try:
+            model = site.model
+            if model.moment is None:
+                return
+            call, recording = self._begin(site, None if first and (entering or not self._inputs) else self._latest(site))
+            if call is not None and recording and (self._outputs or entering):
+                self._add(call, [(label, tensor)])
+        except Exception as error:
+            self._failed(site, error)
+
+    def _latest(self, site: Site) -> int:
+        moment = site.model.moment
+        assert moment is not None
+        return site.model.calls_so_far(site.name, self._phase(moment.phase), moment.loop, moment.step) - 1
+
+    def parameters(self, model: Model) -> None:
+        """Record the parameters of a model, once: right before its first forward, when its weights are loaded."""
+        if not self._parameters or (self._settings.models is not None and not self._settings.models.search(model.name)):
+            return
+        for name, module in self._selected(model):
+            call = _Call(model.name, name, 0, 0, 0, "attach", None)
+            self._add(call, [(f"param.{key}", tensor) for key, tensor in module._parameters.items() if tensor is not None])
+
+    def parameter_gradients(self, model: Model, held: frozenset[int], step: int, loop: int) -> None:
+        """Record the gradients with which an optimizer is about to step, of the parameters that it holds."""
+        if not (self._parameters and self._gradients) or step not in self._settings.steps:
+            return
+        for name, module in self._selected(model):
+            call = _Call(model.name, name, step, 0, loop, "backward", None)
+            for key, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in held and parameter.grad is not None:
+                    self._add(call, [(f"param_grad.{key}", parameter.grad)])
+
+    def _selected(self, model: Model) -> Iterator[tuple[str, nn.Module]]:
+        for site in list(model.sites.values()):
+            module = site.module()
+            if module is not None and site.names and self.selects(site.names[0][0]):
+                yield site.names[0][0], module
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def read(self, pending: list[_Seen]) -> list[Record]:
+        """Turn what was seen into records: the one transfer of a step from each device."""
+        names = self._settings.stats
+        rows = read_rows([seen.measured for seen in pending])
+        return [
+            Record(
+                seen.call.module, seen.tensor, seen.call.step, seen.call.call, seen.call.loop, seen.call.model, seen.call.phase,
+                seen.call.branch, derive(names, row, seen.measured), seen.time_ns,
+            )
+            for seen, row in zip(pending, rows, strict=True)
+        ]  # fmt: skip
+
+    @staticmethod
+    def _phase(phase: str) -> str:
+        return "recompute" if torch_private.graph_task_id() != -1 else phase
+
+    def _begin(self, site: Site, number: int | None = None) -> tuple[_Call | None, bool]:
+        """The call of a site that is beginning (or, with `number`, going on), and whether it is recorded."""
+        model = site.model
+        moment = model.moment
+        if moment is None:
+            return None, False
+        phase = self._phase(moment.phase)
+        name = site.name
+        if number is None:
+            number = model.next_call(name, phase, moment.loop, moment.step)
+        call = _Call(model.name, name, moment.step, number, moment.loop, phase, moment.branch)
+        return call, moment.recording and (len(site.names) == 1 or self.selects(name))
+
+    def _add(self, call: _Call, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        now = time.time_ns()
+        for label, tensor in tensors:
+            self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now))
+
+    def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Tensor-level hooks: they work for dicts and dataclasses, and where the next module changes its input in place."""
+        backward = _Call(call.model, call.module, call.step, call.call, call.loop, "backward", call.branch)
+        for label, tensor in tensors:
+            if tensor.requires_grad:
+                tensor.register_hook(_GradientHook(self, backward, "grad" + label.removeprefix("out")))
+
+    def _failed(self, site: Site, error: Exception) -> None:
+        self._recorder.losses.count("record", "error")
+        say_once(f"{site.model.name}: a tensor was not recorded: {type(error).__name__}: {error}")
+
+
+class _GradientHook:
+    def __init__(self, activations: Activations, call: _Call, label: str) -> None:
+        self._activations, self._call, self._label = activations, call, label
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        try:
+            self._activations._add(self._call, [(self._label, gradient)])
+        except Exception as error:
+            self._activations._recorder.losses.count("record", "error")
+            say_once(f"{self._call.model}: a gradient was not recorded: {type(error).__name__}: {error}")
+
+
+def selects(settings: Settings, name: str) -> bool:
+    """Whether the settings select a module of that canonical name."""
+    return (settings.modules is None or bool(settings.modules.search(name))) and not (
+        settings.exclude is not None and settings.exclude.search(name)
+    )
+

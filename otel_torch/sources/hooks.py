@@ -1,0 +1,177 @@
+"""The one way to attach to a module: forward hooks in FastVideo's contract, on torch's own hooks underneath.
+
+FastVideo replaces `module.forward`, which a compiler specialises per instance and a deep copy drags along. Torch's own hooks
+are traced once for all layers; a copy or a pickle of the module carries in their place a callable that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
+
+
+class ForwardHook:
+    """Something that runs around a module's forward:
+
+        args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        output = hook.post_forward(module, module.forward(*args, **kwargs))
+
+    Several hooks of a module nest: A then B appended means A.pre, B.pre, forward, B.post, A.post. What a hook raises
+    reaches the caller of the module; when forward raises, no post_forward runs.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The hook's name, unique on a module. Subclasses override it."""
+        raise NotImplementedError
+
+    def on_attach(self, module: nn.Module) -> None:
+        """Called once when the hook is attached."""
+
+    def on_detach(self, module: nn.Module) -> None:
+        """Called once when the hook is removed; not when the module is deleted while the hook is on it."""
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Called before forward; returns the arguments that forward gets."""
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Called after forward; returns the output that the caller gets."""
+        return output
+
+
+class _TorchHook:
+    """What torch calls. A copied or pickled module gets a callable that takes anything and returns None instead, and
+    needs none of our code to be loaded."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+_managers: WeakKeyDictionary[nn.Module, ModuleHookManager] = WeakKeyDictionary()
+
+
+class ModuleHookManager:
+    """The forward hooks of one module, by name, in the order in which they were appended.
+
+    Use `get_from_or_default`; a manager made by hand is not attached and refuses hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module_hooks: dict[str, ForwardHook] = {}
+        self._order: tuple[ForwardHook, ...] = ()
+        self._handles: list[Any] = []
+        self._reference = ref(module)
+
+    @classmethod
+    def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
+        """The module's manager, or None."""
+        return _managers.get(module)
+
+    @classmethod
+    def get_from_or_default(cls, module: nn.Module) -> ModuleHookManager:
+        """The module's manager, attached now if there was none."""
+        manager = _managers.get(module)
+        if manager is None:
+            manager = _managers[module] = cls(module)
+        return manager
+
+    @staticmethod
+    def remove_from_manager(module: nn.Module) -> None:
+        """Detach the module's manager and every hook in it. Raises ValueError where there is none."""
+        manager = _managers.get(module)
+        if manager is None:
+            raise ValueError(f"{type(module).__name__} has no hook manager")
+        for name in list(manager.module_hooks):
+            manager.remove_forward_hook(name)
+        _managers.pop(module, None)
+
+    def get_forward_hook(self, name: str) -> ForwardHook | None:
+        """The hook of that name, or None."""
+        return self.module_hooks.get(name)
+
+    def append_forward_hook(self, hook: ForwardHook) -> None:
+        """Attach a hook after those that are there. Raises ValueError when its name is taken."""
+        module = self._module()
+        name = hook.name()
+        if name in self.module_hooks:
+            raise ValueError(f"{type(module).__name__} already has a forward hook named {name!r}")
+        self.module_hooks[name] = hook
+        self._arrange(module)
+        hook.on_attach(module)
+
+    def replace_forward_hook(self, name: str, hook: ForwardHook, run_on_attach: bool = True) -> None:
+        """Put a hook in another's place. `run_on_attach` decides whether the old one's `on_detach` runs, as in
+        FastVideo. Raises ValueError when there is no hook of that name."""
+        module = self._module()
+        old = self.module_hooks.get(name)
+        if old is None:
+            raise ValueError(f"{type(module).__name__} has no forward hook named {name!r}")
+        if hook.name() != name and hook.name() in self.module_hooks:
+            raise ValueError(f"{type(module).__name__} already has a forward hook named {hook.name()!r}")
+        if run_on_attach:
+            old.on_detach(module)
+        self.module_hooks = {
+            (hook.name() if key == name else key): (hook if key == name else value) for key, value in self.module_hooks.items()
+        }
+        self._arrange(module)
+        hook.on_attach(module)
+
+    def remove_forward_hook(self, name: str, run_detach: bool = True) -> None:
+        """Remove a hook. Raises ValueError when there is none of that name."""
+        module = self._module()
+        hook = self.module_hooks.pop(name, None)
+        if hook is None:
+            raise ValueError(f"{type(module).__name__} has no forward hook named {name!r}")
+        self._arrange(module)
+        if run_detach:
+            hook.on_detach(module)
+
+    def _module(self) -> nn.Module:
+        module = self._reference()
+        if module is not None and _managers.get(module) is self:
+            return module
+        raise ValueError("this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)")
+
+    def _arrange(self, module: nn.Module) -> None:
+        """Register with torch just what is overridden: a module whose inputs nobody wants pays for no pre-hook."""
+        for handle in self._handles:
+            handle.remove()
+        hooks = tuple(self.module_hooks.values())
+        before = tuple(hook for hook in hooks if type(hook).pre_forward is not ForwardHook.pre_forward)
+        after = tuple(hook for hook in reversed(hooks) if type(hook).post_forward is not ForwardHook.post_forward)
+        self._handles = []
+        if before:
+            self._handles.append(module.register_forward_pre_hook(_TorchHook(_Before(before)), with_kwargs=True))
+        if after:
+            self._handles.append(module.register_forward_hook(_TorchHook(_After(after))))
+
+
+class _Before:
+    def __init__(self, hooks: tuple[ForwardHook, ...]) -> None:
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for hook in self.hooks:
+            args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        return args, kwargs
+
+
+class _After:
+    def __init__(self, hooks: tuple[ForwardHook, ...]) -> None:
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        for hook in self.hooks:
+            output = hook.post_forward(module, output)
+        return output

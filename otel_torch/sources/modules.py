@@ -1,0 +1,329 @@
+"""Finds every model that runs, without being told: which root owns a module, and by what name it goes.
+
+Torch tells when a module is registered in another, which gives the way up to the owner; and every call of a module passes
+`nn.Module.__call__`, where the first call of an unknown one is seen. A global forward hook would see it too, but breaks
+every compiled graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from otel_torch import torch_private
+from otel_torch.console import say_once
+from otel_torch.recorder import Recorder
+from otel_torch.records import Scope
+from otel_torch.sources.entry import Entry
+from otel_torch.sources.holders import held_as
+from otel_torch.sources.names import class_name, core, named_modules
+from otel_torch.sources.steps import Clock, Moment
+
+
+class Model:
+    """An outermost owner and what is known of it. `name` is its class, `Name#2` for the second instance that is used."""
+
+    def __init__(self, root: nn.Module, name: str) -> None:
+        self.root = weakref.ref(root)
+        self.name = name
+        self.stateless = _stateless(root)
+        self.completed = 0
+        self.started = False
+        self.moment: Moment | None = None
+        self.sites: dict[int, Site] = {}
+        self.entry = Entry(root)
+        self._calls: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
+        self._held_as: list[str] = []
+        self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
+
+    def parameter_ids(self) -> frozenset[int]:
+        """The identities of the root's parameters, as optimizers hold them."""
+        root = self.root()
+        if root is not None and self._parameter_ids[0] != len(self.sites):
+            self._parameter_ids = (len(self.sites), frozenset(map(id, root.parameters())))
+        return self._parameter_ids[1]
+
+    def held_as(self) -> list[str]:
+        """By which attributes the program holds the root; walks the heap until it has found one."""
+        if not self._held_as:
+            self._held_as = held_as(self.root())
+        return self._held_as
+
+    def next_call(self, module: str, phase: str, loop: int, step: int) -> int:
+        """How often the module has already run in this step of this loop and phase; counts this run."""
+        counts = self._calls.setdefault((module, phase), {})
+        call = counts.get((loop, step), 0)
+        if not call and len(counts) >= 8:  # older steps do not come again
+            del counts[next(iter(counts))]
+        counts[loop, step] = call + 1
+        return call
+
+    def calls_so_far(self, module: str, phase: str, loop: int, step: int) -> int:
+        """How often `next_call` has counted these."""
+        return self._calls.get((module, phase), {}).get((loop, step), 0)
+
+
+class Site:
+    """One module of one model: the place that records name.
+
+    names: (canonical name, key of the module that holds it), several where the module is shared; none on a wrapper.
+    """
+
+    __slots__ = ("__weakref__", "key", "model", "module", "names", "open_calls")
+
+    def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
+        key = id(module)
+        self.key = key
+        self.model = model
+        self.module = weakref.ref(module, lambda _: forget(key))
+        self.names: list[tuple[str, int]] = []
+        self.open_calls: list[int] = []
+
+    @property
+    def name(self) -> str:
+        """The name by which this call goes: of a shared module's names, the one whose holder is running."""
+        if len(self.names) > 1:
+            for above in reversed(_thread.stack):
+                for name, holder in self.names:
+                    if above.key == holder:
+                        return name
+        return self.names[0][0]
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Site] = []
+
+
+_thread = _Thread()
+
+
+class Registry:
+    """The models of a process, found as they run.
+
+    attach(model, sites): gets each new site once; starting(model): each model right before its first forward.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        recorder: Recorder,
+        attach: Callable[[Model, list[Site]], None],
+        starting: Callable[[Model], None],
+    ) -> None:
+        self.models: list[Model] = []
+        self.sites: dict[int, Site] = {}
+        self._clock = clock
+        self._recorder = recorder
+        self._attach = attach
+        self._starting = starting
+        self._holders: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
+        self._unsettled: tuple[Model, Moment] | None = None
+        self._lock = threading.RLock()
+        self._restore: list[Callable[[], None]] = []
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Watch registrations and calls from here on, and take in the modules that exist already."""
+        original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
+        sites, thread, watching = self.sites, _thread, [True]
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not watching:
+                return original_call(module, *args, **kwargs)
+            stack = thread.stack
+            site = sites.get(id(module))
+            if site is None:
+                site = self._discover(module, stack)
+                if site is None:
+                    return original_call(module, *args, **kwargs)
+            model = site.model
+            if stack and (stack[-1].model is model or any(above.model is model for above in stack)):
+                stack.append(site)
+                try:
+                    return original_call(module, *args, **kwargs)
+                finally:
+                    stack.pop()
+            return self._outermost(original_call, module, site, args, kwargs)
+
+        def set_state(module: nn.Module, state: Any) -> None:
+            original_state(module, state)
+            self._take_in(module)
+
+        def restore() -> None:
+            watching.clear()  # somebody may have wrapped ours meanwhile: then it stays and only passes on
+            if nn.Module.__call__ is call:
+                nn.Module.__call__ = original_call  # type: ignore[method-assign]
+            if nn.Module.__setstate__ is set_state:
+                nn.Module.__setstate__ = original_state  # type: ignore[method-assign, assignment]
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        nn.Module.__setstate__ = set_state  # type: ignore[method-assign, assignment]
+        self._restore += [restore, register_module_module_registration_hook(self._registered).remove]
+        for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
+            self._take_in(module)
+
+    def uninstall(self) -> None:
+        """Stop watching; nothing stays behind on torch."""
+        self.settle()
+        while self._restore:
+            self._restore.pop()()
+
+    def _take_in(self, holder: nn.Module) -> None:
+        """Learn which modules `holder` holds: one that was built before us, copied or unpickled registered nothing."""
+        for name, child in (holder.__dict__.get("_modules") or {}).items():
+            self._registered(holder, name, child)
+
+    def _registered(self, holder: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            try:
+                self._holders.setdefault(child, []).append(weakref.ref(holder))
+            except TypeError:  # a module that cannot be hashed or referenced weakly has no owner that we know
+                pass
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _outermost(
+        self, original: Callable[..., Any], module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        stack = _thread.stack
+        # a checkpoint's recomputation is called by autograd, not by the program: no forward of its own begins
+        moment = None if not stack and torch_private.graph_task_id() != -1 else self._begin(site.model, module)
+        scope = self._open_scope(site.model, moment) if moment is not None else None
+        error: BaseException | None = None
+        stack.append(site)
+        try:
+            return original(module, *args, **kwargs)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            stack.pop()
+            if moment is not None:
+                self._end(site.model, moment, error, scope)
+
+    def _begin(self, model: Model, module: nn.Module) -> Moment | None:
+        try:
+            if self._unsettled is not None:
+                if self._unsettled[0] is model and model.entry.running():
+                    return self._unsettled[1]
+                self.settle()
+            if not model.started:
+                model.started = True
+                self._starting(model)
+            model.moment = moment = self._clock.begin_forward(model)
+            root = model.root()
+            if root is not None and core(module) is not root and model.entry.enter():
+                self._unsettled = model, moment
+            return moment
+        except Exception as error:
+            say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
+            return None
+
+    def _open_scope(self, model: Model, moment: Moment) -> Scope:
+        scope = Scope("forward", "torch.forward", attributes={"torch.model": model.name, "torch.phase": moment.phase})
+        self._recorder.open(scope)
+        return scope
+
+    def _end(self, model: Model, moment: Moment, error: BaseException | None, scope: Scope | None) -> None:
+        try:
+            if scope is not None:
+                self._recorder.close(scope, error)
+            if self._unsettled is None or self._unsettled[1] is not moment:
+                self._clock.end_forward(model, moment, error)
+        except Exception as raised:
+            say_once(f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}")
+
+    def settle(self) -> None:
+        """End the forward of a model whose method has returned: nobody tells when `vae.decode` does."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            unsettled[0].entry.leave()
+            self._clock.end_forward(*unsettled)
+
+    # -- owners --------------------------------------------------------------------------------------------------------
+
+    def _discover(self, module: nn.Module, stack: list[Site]) -> Site | None:
+        """The site of a module that is called for the first time, with its whole model attached; None for glue: a
+        stateless module that nobody holds, made and called inside another's forward (`nn.Softmax(-1)(x)`)."""
+        try:
+            with self._lock:
+                root = self._owner(module)
+                if root is module and stack and _stateless(module):
+                    return None
+                self._take_model(root)
+                return self.sites.get(id(module))
+        except Exception as error:
+            say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
+            return None
+
+    def _owner(self, module: nn.Module) -> nn.Module:
+        seen = {id(module)}
+        while True:
+            for reference in self._holders.get(module, ()):
+                holder = reference()
+                if holder is not None and id(holder) not in seen and any(c is module for c in holder._modules.values()):
+                    break
+            else:
+                return module
+            seen.add(id(holder))
+            module = holder
+
+    def _take_model(self, outermost: nn.Module) -> None:
+        root = core(outermost)
+        model = self._model_of(root)
+        if model is None:
+            model = Model(root, self._name(root))
+            self.models.append(model)
+        named = named_modules(outermost)
+        keys = {name: id(module) for name, module in named}
+        new = []
+        for name, module in named:
+            site = self.sites.get(id(module))
+            if site is None:
+                site = self._add_site(model, module)
+                new.append(site)
+            # a module that ran before it came into this container stays with the model that it was
+            if site.model is model and all(name != known for known, _ in site.names):
+                site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
+        for module in outermost.modules():  # the wrappers: calls pass through them, but no record names them
+            if id(module) not in self.sites:
+                self._add_site(model, module)
+        if new:
+            self._attach(model, new)
+
+    def _model_of(self, root: nn.Module) -> Model | None:
+        """The model of a root that is known; stateless loose modules of one class (losses made anew) are one model."""
+        for model in self.models:
+            known = model.root()
+            if known is root or (model.stateless and _stateless(root) and model.name == class_name(root)):
+                return model
+        return None
+
+    def _add_site(self, model: Model, module: nn.Module) -> Site:
+        site = Site(model, module, self._forget)
+        self.sites[site.key] = model.sites[site.key] = site
+        return site
+
+    def _forget(self, key: int) -> None:
+        site = self.sites.pop(key, None)
+        if site is not None:
+            site.model.sites.pop(key, None)
+
+    def _name(self, root: nn.Module) -> str:
+        name = class_name(root)
+        used = [int(model.name.partition("#")[2] or 1) for model in self.models if model.name.partition("#")[0] == name]
+        return f"{name}#{max(used) + 1}" if used else name
+
+
+def _stateless(module: nn.Module) -> bool:
+    return not (module._modules or module._parameters or module._buffers)
+
