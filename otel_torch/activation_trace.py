@@ -30,7 +30,7 @@ from otel_torch.sources.steps import current_step_idx
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read import read_rows
-from otel_torch.statistics.table import derive
+from otel_torch.statistics.table import derive, primitives_of
 
 StatFunction = Callable[[torch.Tensor], Any]
 
@@ -143,5 +143,5 @@ def detach_activation_trace(manager: ActivationTraceManager | None) -> None:
 
 
 def _statistic(name: str, tensor: torch.Tensor) -> Any:
-    measured = measure(tensor)
+    measured = measure(tensor, primitives_of((name,)))
     return derive((name,), read_rows([measured])[0], measured).get(name)

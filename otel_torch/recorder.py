@@ -53,6 +53,10 @@ class Recorder:
         self._flushing = False
         self._when_idle: Callable[[], None] | None = None
 
+    def add_sink(self, sink: Sink) -> None:
+        """Hand everything from here on to `sink` as well."""
+        self._sinks.append(sink)
+
     def add(self, tensor: Any) -> None:
         """Keep one measured tensor until the next flush. The hot path: one append."""
         self._pending.append(tensor)

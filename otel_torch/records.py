@@ -48,7 +48,7 @@ class Record:
 class Scope:
     """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an outermost forward.
 
-    kind: `region`, `stage`, `step` or `forward`. name: the span's name, complete.
+    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step` or `forward`. name: the span's name, complete.
     lexical: opened and closed by one thread in nested order, so that it may become that thread's current span; a step
     of a training loop is not (it opens in the first forward and closes in the optimizer).
     attributes: OpenTelemetry attribute values only. error: what ended it, if it was an exception.

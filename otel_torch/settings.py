@@ -270,7 +270,7 @@ class Settings:
         for row in dataclasses.fields(cls):
             meta = row.metadata
             name = meta["name"]
-            if name not in environ and meta["alias"] in environ:
+            if name not in environ and meta["alias"] and meta["alias"] in environ:
                 name = meta["alias"]
             text = environ.get(name, meta["default"])
             if name != meta["name"] and not text.strip():

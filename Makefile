@@ -1,0 +1,68 @@
+# Everything a newcomer or a CI runs. Plain pip into .venv; a stamp file a group, so that nothing is installed twice.
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+PYTEST_ARGS ?=
+# more threads than cores only fight each other in tests of tiny tensors
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help quickstart test test-fastvideo test-oldest lint format docs clean
+help:
+	@echo "make quickstart      install into $(VENV), record an unmodified script, show what was recorded"
+	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
+	@echo "make test-fastvideo  the tests that run the real FastVideo"
+	@echo "make test-oldest     the tests on the oldest torch that is claimed, in $(OLDEST)"
+	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
+	@echo "make docs            rewrite docs/configuration.md from the settings table"
+
+# $(call install,VENV,CONSTRAINTS,WHAT)
+install = @echo "installing $(3) into $(1)" && $(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) $(3)
+
+$(VENV)/made $(OLDEST)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "make: $(PYTHON) is missing or older than 3.11; name another with make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -m venv $(@D)
+	@touch $@
+
+$(VENV)/installed-%: $(VENV)/made pyproject.toml constraints.txt packaging/otel_torch.pth packaging/otel_torch.start
+	$(call install,$(VENV),constraints.txt,-e '.[$*]')
+	@touch $@
+
+$(VENV)/installed-fastvideo: $(VENV)/installed-test
+	$(call install,$(VENV),constraints.txt,-e '.[fastvideo]')
+	$(call install,$(VENV),constraints.txt,--no-deps fastvideo==0.2.1)
+	@touch $@
+
+$(OLDEST)/installed-test: $(OLDEST)/made pyproject.toml constraints-oldest.txt packaging/otel_torch.pth packaging/otel_torch.start
+	$(call install,$(OLDEST),constraints-oldest.txt,-e '.[test]')
+	@touch $@
+
+quickstart: $(VENV)/installed-examples
+	OTEL_TORCH_ENABLED=1 OTEL_TORCH_JSONL=otel-torch/quickstart.jsonl $(VENV)/bin/python examples/quickstart.py
+	$(VENV)/bin/otel-torch show otel-torch/quickstart.jsonl
+	@echo "The recording: otel-torch/quickstart.jsonl, and what was around it: otel-torch/quickstart.meta.json"
+
+test: $(VENV)/installed-test
+	$(VENV)/bin/python -m pytest -m "not fastvideo" $(PYTEST_ARGS)
+
+test-fastvideo: $(VENV)/installed-fastvideo
+	$(VENV)/bin/python -m pytest -m fastvideo tests/fastvideo $(PYTEST_ARGS)
+
+test-oldest: $(OLDEST)/installed-test
+	$(OLDEST)/bin/python -m pytest -m "not fastvideo" $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/installed-lint
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+docs: $(VENV)/installed-test
+	$(VENV)/bin/python docs/make_configuration.py
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build dist otel-torch

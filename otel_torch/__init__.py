@@ -1,0 +1,87 @@
+"""Records what an unmodified torch program did and what its numbers did. This is its face: names, and where each lives.
+
+Nothing is loaded before it is used: `import otel_torch` imports neither torch nor OpenTelemetry, because the interpreter's
+start-up file imports it in every enabled process.
+"""
+
+__version__ = "0.1.0"
+
+TYPE_CHECKING = False  # typing's own costs an import; type checkers know the name
+if TYPE_CHECKING:
+    from otel_torch.activation_trace import ActivationStatHook as ActivationStatHook
+    from otel_torch.activation_trace import ActivationTraceManager as ActivationTraceManager
+    from otel_torch.activation_trace import JsonlSink as JsonlSink
+    from otel_torch.activation_trace import attach_activation_trace as attach_activation_trace
+    from otel_torch.activation_trace import detach_activation_trace as detach_activation_trace
+    from otel_torch.bootstrap import flush as flush
+    from otel_torch.bootstrap import start as start
+    from otel_torch.bootstrap import stop as stop
+    from otel_torch.capture.scan import scan as scan
+    from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
+    from otel_torch.parity.recording import read_recording as read_recording
+    from otel_torch.sources.hooks import ForwardHook as ForwardHook
+    from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
+    from otel_torch.sources.nvtx import nvtx_range as nvtx_range
+    from otel_torch.sources.profiler import TorchProfilerConfig as TorchProfilerConfig
+    from otel_torch.sources.profiler import TorchProfilerController as TorchProfilerController
+    from otel_torch.sources.profiler import get_global_controller as get_global_controller
+    from otel_torch.sources.profiler import get_or_create_profiler as get_or_create_profiler
+    from otel_torch.sources.profiler import set_global_controller as set_global_controller
+    from otel_torch.sources.region_names import ProfilerRegion as ProfilerRegion
+    from otel_torch.sources.region_names import list_profiler_regions as list_profiler_regions
+    from otel_torch.sources.region_names import register_profiler_region as register_profiler_region
+    from otel_torch.sources.region_names import resolve_profiler_region as resolve_profiler_region
+    from otel_torch.sources.regions import profile_region as profile_region
+    from otel_torch.sources.regions import profiler_region as profiler_region
+    from otel_torch.sources.regions import region as region
+    from otel_torch.sources.steps import current_step_idx as current_step_idx
+    from otel_torch.sources.steps import trace_step as trace_step
+
+# module -> the public names that live there; the imports above say the same to type checkers
+_HOMES = {
+    "bootstrap": ("start", "stop", "flush"),
+    "instrumentor": ("OtelTorchInstrumentor",),
+    "sources.steps": ("trace_step", "current_step_idx"),
+    "sources.hooks": ("ForwardHook", "ModuleHookManager"),
+    "activation_trace": (
+        "ActivationStatHook",
+        "JsonlSink",
+        "ActivationTraceManager",
+        "attach_activation_trace",
+        "detach_activation_trace",
+    ),
+    "sources.region_names": (
+        "ProfilerRegion",
+        "register_profiler_region",
+        "resolve_profiler_region",
+        "list_profiler_regions",
+    ),
+    "sources.regions": ("region", "profiler_region", "profile_region"),
+    "sources.nvtx": ("nvtx_range",),
+    "sources.profiler": (
+        "TorchProfilerConfig",
+        "TorchProfilerController",
+        "get_or_create_profiler",
+        "get_global_controller",
+        "set_global_controller",
+    ),
+    "capture.scan": ("scan",),
+    "parity.recording": ("read_recording",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value  # found once, an ordinary attribute from then on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

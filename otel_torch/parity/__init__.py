@@ -1,0 +1,1 @@
+"""Two recordings compared: read, aligned, judged, reported. Needs no OpenTelemetry and no torch."""

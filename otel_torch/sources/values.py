@@ -1,0 +1,108 @@
+"""Which tensors a structured value holds, and what each is called: `out`, `out[0]`, `out.key`, `out.a[1][0]`.
+
+FastVideo's own walk gives no record for a dataclass and loses the field names of a named tuple. What runs here is never
+the program's code (no property, no lazy attribute), and a compiler can trace it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import UserDict
+from collections.abc import Iterator, Mapping, Sequence
+from types import MemberDescriptorType
+from typing import Any
+
+import torch
+
+from otel_torch.console import say_once
+
+# what no model's value needs, so that a list that holds itself twice ends
+_MAX_DEPTH = 32
+_MAX_VALUES = 100_000
+
+
+def walk(value: Any, label: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """(label, tensor) of every tensor in `value`, in order; never raises.
+
+    Tuples and lists are walked by index, named tuples and dataclasses by field, mappings (Hugging Face's `ModelOutput`
+    among them) by key; any other object gives nothing.
+
+    >>> [name for name, _ in walk({"a": [torch.ones(1), (torch.ones(1), None)]}, "out")]
+    ['out.a[0]', 'out.a[1][0]']
+    """
+    if type(value) is torch.Tensor:
+        return iter([(label, value)])
+    search = _Search()
+    search.enter(value, label, ())
+    return iter(search.found)
+
+
+def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(label, tensor) of a call's arguments: `in[0]` for positional ones, `in.key` for those given by keyword.
+
+    >>> [name for name, _ in walk_inputs((torch.ones(1),), {"mask": torch.ones(1)})]
+    ['in[0]', 'in.mask']
+    """
+    search = _Search()
+    for index, value in enumerate(args):
+        search.enter(value, f"in[{index}]", ())
+    for key, value in kwargs.items():
+        search.enter(value, f"in.{key}", ())
+    return iter(search.found)
+
+
+class _Search:
+    """What has been found so far, and how many values may still be looked at."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, torch.Tensor]] = []
+        self.left = _MAX_VALUES
+
+    def enter(self, value: Any, label: str, above: tuple[Any, ...]) -> None:
+        """Add the tensors of `value`; `above` are the values that it lies in."""
+        # by type(), because isinstance() asks a lazy proxy for its class, which makes it evaluate
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            self.found.append((label, value))
+            return
+        if not (issubclass(kind, (tuple, list, dict, UserDict)) or hasattr(kind, "__dataclass_fields__")):
+            return
+        for outer in above:
+            if value is outer:
+                return
+        try:
+            children = _children(value, kind)
+        except Exception:
+            return  # a key that cannot be written
+        self.left -= len(children)
+        if self.left < 0 or len(above) == _MAX_DEPTH:
+            if not torch.compiler.is_compiling():
+                say_once(f"a value holds more than {_MAX_VALUES} values or {_MAX_DEPTH} levels; what lies beyond is not recorded")
+            return
+        for name, child in children:
+            self.enter(child, label + name, (*above, value))
+
+
+def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
+    if issubclass(kind, dict):
+        return [(f".{key}", item) for key, item in dict.items(value)]
+    if issubclass(kind, UserDict):
+        return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
+    if issubclass(kind, tuple):
+        items = list(tuple.__iter__(value))
+        fields = getattr(kind, "_fields", ())
+        if len(fields) == len(items):
+            return [(f".{fields[index]}", item) for index, item in enumerate(items)]
+        return [(f"[{index}]", item) for index, item in enumerate(items)]
+    if issubclass(kind, list):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    children = []
+    for field in dataclasses.fields(value):
+        computed = getattr(kind, field.name, None)
+        if hasattr(type(computed), "__set__") and type(computed) is not MemberDescriptorType:
+            continue  # a property that stands for the field
+        try:
+            children.append((f".{field.name}", getattr(value, field.name)))
+        except AttributeError:
+            continue  # never set
+    return children

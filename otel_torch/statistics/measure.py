@@ -1,0 +1,184 @@
+"""The numbers of one tensor, taken while it exists and left on its device: nothing here waits, copies it whole or is seen.
+
+FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a forward, and a wrong standard
+deviation where the mean is large. Here a tensor becomes one fp64 row of sums, which is read with all others of its step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otel_torch.console import say_once
+from otel_torch.statistics.plain import Plain, plain
+from otel_torch.torch_private import unobserved
+
+# the row's columns; of a complex tensor min, max and sum are those of the magnitudes and mean nothing
+PRIMITIVES = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
+
+# how the columns of several pieces become one; all others add up
+_COMBINE = {"min": torch.amin, "max": torch.amax}
+
+# a piece whose fp64 copy stays in a core's cache, and one that keeps an accelerator busy: 2 MB a thread pair, 64 MB
+_PIECE_PER_THREAD, _PIECE_CPU_LEAST, _PIECE_CPU_MOST, _PIECE_DEVICE = 2**17, 2**18, 2**21, 2**23
+
+# from here on the extremes are faster in the tensor's own type, where it has vectorised ones
+_EXTREMES_IN_OWN_TYPE = 2**15
+_FAST_EXTREMES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One tensor's numbers on their way to the host.
+
+    row: float64 (float32 on devices without it), 1-D, one value for each of `primitives`, on the tensor's device; None
+    where the tensor holds no numbers that could be read (meta, fake, inside vmap) or none at all (empty).
+    stored: how many elements the row is of; numel: how many the tensor has (more, if it is sparse: the rest are zeros).
+    shape: ragged or symbolic sizes are -1; None for a tensor without one. dtype: as `str(tensor.dtype)`.
+    """
+
+    row: Tensor | None
+    primitives: tuple[str, ...]
+    stored: int
+    numel: int
+    shape: list[int] | None
+    dtype: str
+
+
+@unobserved
+def measure(tensor: Tensor, primitives: Sequence[str] = PRIMITIVES) -> Measured:
+    """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
+
+    primitives: which columns the row has, by default all, always in the table's order. A DTensor is measured by its
+    local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
+    """
+    columns = _in_order(primitives if isinstance(primitives, tuple) else tuple(primitives))
+    facts = Plain(None, -1, None)
+    try:
+        facts = plain(tensor)
+        row = None
+        if facts.values is not None and columns:
+            stored = facts.values.numel()
+            row = _row(facts.values, columns) if stored else None
+        else:
+            stored = facts.numel
+        return Measured(row, columns, stored, facts.numel, facts.shape, str(tensor.dtype))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")
+        return Measured(None, columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype))
+
+
+@functools.lru_cache
+def _in_order(primitives: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in PRIMITIVES if name in primitives)
+
+
+def _row(values: Tensor, columns: tuple[str, ...]) -> Tensor:
+    limit = _PIECE_DEVICE
+    if values.is_cpu:
+        limit = min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)
+    if values.numel() <= limit:
+        return torch.stack(_columns_of(values, columns))
+    pieces = [_columns_of(piece, columns) for piece in _split(values, limit)]
+    return torch.stack(
+        [
+            _COMBINE.get(name, torch.sum)(torch.stack(parts))
+            for name, parts in zip(columns, zip(*pieces, strict=True), strict=True)
+        ]
+    )
+
+
+def _split(values: Tensor, limit: int) -> Sequence[Tensor]:
+    """Views of at most `limit` elements that hold each element once: flat where memory is dense, whatever the order."""
+    if values.numel() <= limit:
+        return [values]
+    strides = values.stride()
+    values = values.permute(sorted(range(values.dim()), key=lambda dim: -strides[dim]))
+    if values.is_contiguous():
+        return torch.split(values.view(-1), limit)
+    inner = values[0].numel()
+    if inner > limit:
+        return [piece for outer in values.unbind(0) for piece in _split(outer, limit)]
+    return torch.split(values, max(1, limit // inner))
+
+
+def _columns_of(piece: Tensor, columns: tuple[str, ...]) -> list[Tensor]:
+    wide = _widen(piece)
+    on_cpu = wide.is_cpu
+    found: dict[str, Tensor] = {}
+    if "min" in columns or "max" in columns:
+        own = piece.numel() > _EXTREMES_IN_OWN_TYPE and piece.dtype in _FAST_EXTREMES and piece.is_contiguous()
+        low, high = torch.aminmax(piece if own else wide)
+        found["min"], found["max"] = (low.to(wide.dtype), high.to(wide.dtype)) if own else (low, high)
+    if "sum" in columns:
+        found["sum"] = wide.sum()
+    if "squares" in columns:
+        # elsewhere no BLAS: it would make a handle, and refuse to run in deterministic mode
+        found["squares"] = torch.dot(wide, wide) if on_cpu else torch.linalg.vector_norm(wide).square()
+    if "zeros" in columns:
+        found["zeros"] = (wide.numel() - torch.count_nonzero(wide)).to(wide.dtype)
+    if "magnitudes" in columns or "nonfinite" in columns:
+        found["magnitudes"] = wide.abs_().sum()
+        # on a CPU the number is there already, and nothing has to be counted where a sum of magnitudes is finite
+        total: Any = found["magnitudes"].tolist() if on_cpu else math.nan
+        if math.isfinite(total):
+            found["nonfinite"] = _zero()
+        elif "nonfinite" in columns:
+            found["nonfinite"] = wide.numel() - wide.lt_(math.inf).sum()
+    return [found[name] for name in columns]
+
+
+def _widen(piece: Tensor) -> Tensor:
+    """A flat copy of the piece, of its own and in fp64; of complex numbers, their magnitudes."""
+    if piece.is_quantized:
+        piece = piece.dequantize()
+    if piece.is_complex():
+        return piece.to(torch.complex128).abs().flatten()
+    if not piece.is_cpu:
+        # MPS has no fp64
+        dtype = torch.float32 if piece.is_mps else torch.float64
+        return piece.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1)
+    # one warm buffer a thread: a fresh one costs more in page faults than the arithmetic in it
+    scratch = getattr(_local, "scratch", None)
+    if scratch is None or scratch.numel() < piece.numel():
+        size = max(_PIECE_CPU_LEAST, piece.numel())
+        scratch = _local.scratch = torch.empty(size, dtype=torch.float64, device="cpu")
+    flat: Tensor = scratch.narrow(0, 0, piece.numel())
+    (flat if piece.dim() == 1 else flat.view(piece.shape)).copy_(piece)
+    return flat
+
+
+def _zero() -> Tensor:
+    zero: Tensor | None = getattr(_local, "zero", None)
+    if zero is None:
+        zero = _local.zero = torch.zeros((), dtype=torch.float64, device="cpu")
+    return zero
+
+
+def traceable_row(tensor: Tensor, primitives: Sequence[str] = PRIMITIVES) -> Tensor:
+    """The same row in plain operations, for the inside of a compiled graph, where the compiler fuses them into one pass.
+
+    tensor: strided, of any dtype, with at least one element. Returns float64, 1-D, on its device; see `measure`.
+    """
+    values = tensor.detach()
+    wide = (values.abs() if values.is_complex() else values).to(torch.float32 if values.is_mps else torch.float64)
+    compute: dict[str, Callable[[], Tensor]] = {
+        "min": wide.amin,
+        "max": wide.amax,
+        "sum": wide.sum,
+        "squares": lambda: (wide * wide).sum(),
+        "magnitudes": lambda: wide.abs().sum(),
+        "nonfinite": lambda: (~wide.isfinite()).sum().to(wide.dtype),
+        "zeros": lambda: (wide == 0).sum().to(wide.dtype),
+    }
+    return torch.stack([compute[name]() for name in PRIMITIVES if name in primitives])

@@ -1,0 +1,96 @@
+"""The contract's names: what a record and a scope are called in OpenTelemetry, and values that every backend can carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from otel_torch.records import Record
+
+ACTIVATION = "torch.module.activation"
+# statistics that are no gauges: counted elsewhere, or not a quantity that changes
+NO_GAUGE = frozenset({"nonfinite", "numel"})
+
+
+def spell(value: float) -> str:
+    """A non-finite number as a string: one NaN double makes Jaeger answer 500 for the whole service.
+
+    >>> spell(float("-inf"))
+    '-Infinity'
+    """
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def plain(value: Any) -> Any:
+    """A value as an attribute may hold it: no numpy or torch scalar, no non-finite double, no integer beyond 64 bits.
+
+    >>> plain([1, float("nan")]), plain(2**70), plain(None)
+    (['1', 'NaN'], '1180591620717411303424', 'None')
+    """
+    kind = type(value)
+    if kind is str or kind is bool:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else spell(value)
+    if kind is int:
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if isinstance(value, (list, tuple)):
+        items = [plain(item) for item in value]
+        return items if len({type(item) for item in items}) < 2 else [str(item) for item in items]
+    for base in (bool, int, float, str):
+        if isinstance(value, base):
+            return plain(base(value))
+    if hasattr(value, "item") and getattr(value, "size", 1) in (0, 1):
+        return plain(value.item())
+    return str(value)
+
+
+def plain_all(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """`plain` for every value of a mapping; None is left out."""
+    return {key: plain(value) for key, value in attributes.items() if value is not None}
+
+
+def identify(record: Record) -> dict[str, str]:
+    """The attributes of a record that make a metric series, without the step."""
+    found = {
+        "torch.model": record.model,
+        "torch.module": record.module,
+        "torch.tensor": record.tensor,
+        "torch.phase": record.phase,
+    }
+    if record.branch is not None:
+        found["torch.branch"] = record.branch
+    return found
+
+
+def describe_activation(record: Record) -> dict[str, Any]:
+    """The attributes of a record's event: who, when, and `torch.stat.<statistic>`."""
+    found: dict[str, Any] = identify(record)
+    found |= {"torch.step": record.step, "torch.call": record.call, "torch.loop": record.loop}
+    for name, value in record.stats.items():
+        found[f"torch.stat.{name}"] = plain(value)
+    return found
+
+
+def gauges(record: Record) -> list[tuple[str, float]]:
+    """(statistic, value) of a record's numeric statistics; non-finite ones are left out, the counter has them."""
+    return [
+        (name, float(value))
+        for name, value in record.stats.items()
+        if isinstance(value, (int, float)) and name not in NO_GAUGE and math.isfinite(value)
+    ]
+
+
+def count_nonfinite(record: Record) -> int:
+    """How many elements were not finite; 1 where only another statistic tells that there are some."""
+    counted = record.stats.get("nonfinite")
+    if isinstance(counted, (int, float)):
+        return int(counted)
+    return int(any(isinstance(value, float) and not math.isfinite(value) for value in record.stats.values()))
+
+
+def estimate(record: Record) -> int:
+    """Bytes that a record takes as an event, no fewer than it really does."""
+    words = sum(len(value) for value in record.stats.values() if isinstance(value, (str, list)))
+    return 320 + 3 * (len(record.module) + len(record.model) + len(record.tensor)) + 48 * len(record.stats) + 4 * words

@@ -1,0 +1,92 @@
+"""Each run of FastVideo takes 10 to 25 seconds, so each runs once and is read by many tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fastvideo.runs import HERE, Run, generate, run, train, train_anew
+
+# programs for child processes; looking for doctests in them would run them here
+collect_ignore_glob = ["cpu/*", "programs/*"]
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Wan model in `model` and a data set in `data`."""
+    if importlib.util.find_spec("fastvideo") is None:
+        pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
+    folder = tmp_path_factory.mktemp("wan")
+    making = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model')); tiny_wan.make_dataset(Path('data'))"
+    environ = {**os.environ, "PYTHONPATH": str(HERE), "OTEL_TORCH_ENABLED": "0"}
+    subprocess.run([sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def generation(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """Two videos of three steps with guidance, one worker, nothing set but the master switch."""
+    return generate(tmp_path_factory.mktemp("generation") / "run", wan)
+
+
+@pytest.fixture(scope="session")
+def unrecorded(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The same with the master switch off."""
+    return generate(tmp_path_factory.mktemp("unrecorded") / "run", wan, OTEL_TORCH_ENABLED="0")
+
+
+@pytest.fixture(scope="session")
+def own_variables(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The same with FastVideo's own trace and profiler asked for, by its own variables."""
+    return generate(
+        tmp_path_factory.mktemp("own_variables") / "run",
+        wan,
+        FASTVIDEO_TRACE_ACTIVATIONS="1",
+        FASTVIDEO_TRACE_LAYERS=r"^blocks\.[0-9]+$",
+        FASTVIDEO_TRACE_STATS="abs_mean,shape",
+        FASTVIDEO_TRACE_STEPS="0,2",
+        FASTVIDEO_TRACE_OUTPUT="trace.jsonl",
+        FASTVIDEO_TORCH_PROFILER_DIR="profile",
+        FASTVIDEO_TORCH_PROFILE_REGIONS="inference_denoising",
+    )
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The same with the sequence shared by two workers."""
+    return generate(tmp_path_factory.mktemp("two_workers") / "run", wan, GPUS="2")
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The same, but the transformer's fifth forward, the first one of step 2, raises between two of its blocks."""
+    return generate(tmp_path_factory.mktemp("broken") / "run", wan, BREAK_AT_FORWARD="4")
+
+
+@pytest.fixture(scope="session")
+def families(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """Denoising stages as other model families write them."""
+    return run(tmp_path_factory.mktemp("families") / "run", wan, [str(HERE / "programs" / "families.py")])
+
+
+@pytest.fixture(scope="session")
+def training(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The classic trainer, one process."""
+    return train(tmp_path_factory.mktemp("training") / "run", wan)
+
+
+@pytest.fixture(scope="session")
+def training_in_two_ranks(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The classic trainer under torchrun, its weights sharded over two ranks, with DataLoader workers."""
+    return train(tmp_path_factory.mktemp("training_in_two_ranks") / "run", wan, ranks=2)
+
+
+@pytest.fixture(scope="session")
+def new_training(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """The newer trainer, one process."""
+    return train_anew(tmp_path_factory.mktemp("new_training") / "run", wan)

@@ -1,0 +1,101 @@
+"""What tests share: child processes as a user would start them, and sessions that record into a list."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from otel_torch import session
+from otel_torch.job import Job
+from otel_torch.recorder import Sink
+from otel_torch.records import Batch, Record, Scope
+
+
+class ListSink(Sink):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.opened: list[Scope] = []
+        self.closed: list[Scope] = []
+        self.batches: list[Batch] = []
+
+    def open(self, scope: Scope) -> None:
+        self.opened.append(scope)
+
+    def close(self, scope: Scope) -> None:
+        self.closed.append(scope)
+
+    def write(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self.records += batch.records
+
+    def rows(self, *fields: str, **where: Any) -> list[Any]:
+        """The named fields of the records for which every given field has the given value."""
+        chosen = [r for r in self.records if all(getattr(r, name) == value for name, value in where.items())]
+        return [getattr(r, fields[0]) if len(fields) == 1 else tuple(getattr(r, f) for f in fields) for r in chosen]
+
+
+@contextmanager
+def recording(**settings: str) -> Iterator[ListSink]:
+    """A session in this process whose records go into a list; stopped, with everything removed, at the end."""
+    from otel_torch import bootstrap
+
+    assert session.current() is None, "a session of an earlier test is still running"
+    sink = ListSink()
+    assert bootstrap.start(**({"jsonl": "off"} | settings))
+    running = session.current()
+    assert running is not None
+    running.recorder.add_sink(sink)
+    try:
+        yield sink
+    finally:
+        bootstrap.stop()
+
+
+def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
+    """An environment with tracing on and nothing else of ours or OpenTelemetry's set."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))}
+    keep |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OTEL_TORCH_ENABLED": "1"}
+    return keep | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
+
+
+def run_python(
+    tmp_path: Path, code: str | Path, *arguments: str, check: bool = True, timeout: float = 240, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script, or code written to one, in a child process with nothing but environment variables set."""
+    script = code
+    if isinstance(code, str):
+        script = tmp_path / "program.py"
+        script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env=environment(tmp_path, **variables), cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    if check and done.returncode:
+        raise AssertionError(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a recording; strict JSON or an error."""
+
+    def refuse(token: str) -> Any:
+        raise ValueError(f"{token} is not strict JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    """What lies beside a recording."""
+    found: dict[str, Any] = json.loads(path.with_name(path.name.removesuffix(".jsonl") + ".meta.json").read_text())
+    return found
+
+
+JOB = Job("run-test", rank=0, local_rank=0, world_size=1, host="host", pid=1)

@@ -1,0 +1,200 @@
+"""The command line: statuses, one line on stderr, never a traceback, and a doctor that gives no secret away."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from otel_torch import __version__, cli, doctor
+from otel_torch.settings import Settings
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "FASTVIDEO_")) or name == "RANK":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def undelivered(monkeypatch):
+    """A doctor that sends nothing: whether things arrive is tested where they are sent."""
+    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check is not doctor.find_delivery))
+
+
+def call(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "otel_torch", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_names_every_command_and_loads_none_of_them():
+    code = "import sys; from otel_torch.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert all(f"    {name}" in shown for name in cli.COMMANDS)
+    loaded = shown.splitlines()[-1]
+    assert not any(f"'{module}'" in loaded for module in ("torch", "opentelemetry", *(home for home, _ in cli.COMMANDS.values())))
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: otel-torch {name}")
+
+
+def test_version():
+    result = call("--version")
+    assert (result.returncode, result.stdout) == (0, f"otel-torch {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "required: COMMAND"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["doctor", "--loud"], "unrecognized arguments: --loud"),
+        (["run"], "nothing to run"),
+        (["run", "no_such_program"], "no_such_program: no such command"),
+        (["run", "train.py"], "did you mean: otel-torch run python train.py"),
+        (["show", "no/such/recording.jsonl"], "no/such/recording.jsonl"),
+    ],
+)
+def test_bad_usage_is_status_2_and_one_line(arguments, said):
+    result = call(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("otel_torch: ") and said in line
+
+
+def test_a_fault_of_our_own_is_one_line_too(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "run", lambda arguments: [][1])
+    assert cli.main(["doctor"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "doctor: IndexError" in line
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = "import sys; from otel_torch import cli, doctor; doctor.run = lambda _: [print('x' * 10000) for _ in range(100)] and 0"
+    program = f"{code}; sys.exit(cli.main(['doctor']))"
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    writer.stdout.read(1)
+    writer.stdout.close()
+    assert (writer.stderr.read(), writer.wait(60)) == (b"", 0)
+
+
+def test_run_takes_the_programs_own_options_and_double_dash(tmp_path):
+    for separator in ([], ["--"]):
+        result = call("run", *separator, sys.executable, "-c", "import sys; print(sys.argv)", "--version", "-x")
+        assert (result.returncode, result.stdout) == (0, "['-c', '--version', '-x']\n")
+
+
+# doctor
+
+
+def findings(capsys, expected=None, **variables):
+    status = cli.main(["doctor", "--json"])
+    printed = capsys.readouterr().out
+    report = json.loads(printed)
+    assert report["schema"] == "otel_torch.doctor/1"
+    assert status == (0 if report["ok"] else 2)
+    return report["ok"], [(row["about"], row["ok"], row["text"]) for row in report["findings"]], printed
+
+
+def test_doctor_with_nothing_set_is_fine(capsys, undelivered, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fine, rows, _ = findings(capsys)
+    assert fine
+    texts = [text for _, _, text in rows]
+    assert any(text.startswith("torch 2") for text in texts)
+    assert "OTEL_TORCH_ENABLED is off: nothing is recorded" in texts
+    assert sum("no endpoint is named" in text for text in texts) == 3
+    assert os.listdir(tmp_path) == []
+
+
+def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch):
+    monkeypatch.setenv("OTEL_TORCH_MODULES", r"^blocks\.")
+    monkeypatch.setenv("FASTVIDEO_TRACE_STEPS", "0-3")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization={SECRET}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"https://me:{SECRET}@collector.example:4318/{SECRET}?key={SECRET}")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"token={SECRET}")
+    fine, rows, printed = findings(capsys)
+    assert fine and SECRET not in printed
+    texts = [text for _, _, text in rows]
+    assert r"OTEL_TORCH_MODULES=^blocks\." in texts and "FASTVIDEO_TRACE_STEPS=0-3" in texts
+    assert "OTEL_EXPORTER_OTLP_HEADERS (value not shown)" in texts
+    assert "traces: to https://collector.example:4318" in texts
+    assert any(about == "record" and r"/^blocks\./" in text for about, _, text in rows)
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("OTEL_TORCH_MODULES", "(", "not a regular expression"),
+        ("OTEL_TORCH_STEPS", "soon", "0,2,10-20"),
+        ("OTEL_TORCH_STATS", "mean,average", "'average' is not known"),
+        ("OTEL_TORCH_ENABLED", "perhaps", "1/true/yes/on"),
+        ("OTEL_TORCH_STAT", "mean", "did you mean OTEL_TORCH_STATS?"),
+        ("OTEL_TORCH_JSONL", "/dev/null/recording.jsonl", "cannot be written"),
+        ("OTEL_TORCH_JSONL", "/", "is a folder"),
+    ],
+)
+def test_doctor_finds_what_cannot_work(capsys, undelivered, monkeypatch, name, value, said):
+    monkeypatch.setenv(name, value)
+    fine, rows, _ = findings(capsys)
+    assert not fine
+    assert any(ok is False and said in text for _, ok, text in rows), rows
+
+
+def test_doctor_as_text_marks_what_is_wrong(capsys, undelivered, monkeypatch):
+    monkeypatch.setenv("OTEL_TORCH_MODULES", "(")
+    assert cli.main(["doctor"]) == 2
+    assert any(line.startswith("NO set") for line in capsys.readouterr().out.splitlines())
+
+
+def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
+    def find_trouble(environ):
+        raise RuntimeError("trouble")
+        yield
+
+    monkeypatch.setattr(doctor, "CHECKS", (find_trouble, doctor.find_versions))
+    fine, rows, _ = findings(capsys)
+    assert not fine and rows[0] == ("find_trouble", False, "RuntimeError: trouble") and len(rows) > 1
+
+
+@pytest.mark.parametrize(
+    "variables, traces",
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}, "to http://a:1"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1]:2/v1"},
+            "to http://[::1]:2",
+        ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "a:1"}, "to a:1"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:port"}, "to an address that cannot be read"),
+        ({"OTEL_TRACES_EXPORTER": "console"}, "to the exporter that OTEL_TRACES_EXPORTER names"),
+        (
+            {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"},
+            "not exported, OTEL_TRACES_EXPORTER is none",
+        ),
+    ],
+)
+def test_doctor_says_where_each_signal_goes(variables, traces):
+    assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
+
+
+def test_the_environment_module_knows_every_setting():
+    from otel_torch import environment_variables
+
+    names = {row.metadata["name"] for row in dataclasses.fields(Settings)}
+    assert names <= set(dir(environment_variables))

@@ -1,0 +1,368 @@
+"""Every model that runs is found, and its modules have canonical names, whatever wraps them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from otel_torch.sources.names import class_name, named_modules
+from tests.support import recording, run_python
+
+X = torch.ones(2, 3)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Autoencoder(nn.Module):
+    """Called by its methods only, as diffusers' are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 3)
+        self.decoder = nn.Linear(3, 3)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.decoder(part) for part in x])
+
+
+ALL = ["blocks.0.linear", "blocks.0.act", "blocks.0", "blocks.1.linear", "blocks.1.act", "blocks.1", ""]
+
+
+def test_every_module_is_recorded_in_order_of_completion() -> None:
+    with recording() as sink:
+        Net()(X)
+    assert sink.rows("model", "module", "tensor") == [("Net", name, "out") for name in ALL]
+
+
+def test_models_built_before_the_session_are_found() -> None:
+    net = Net()
+    with recording() as sink:
+        net(X)
+    assert sink.rows("module") == ALL
+
+
+def test_a_part_called_directly_belongs_to_its_owner_and_one_method_call_is_one_forward() -> None:
+    with recording() as sink:
+        vae = Autoencoder()
+        for _ in range(2):
+            vae.decode(vae.encode(X))
+    assert sink.rows("model", "module", "step", "call") == [
+        ("Autoencoder", "encoder", 0, 0), ("Autoencoder", "decoder", 1, 0), ("Autoencoder", "decoder", 1, 1),
+        ("Autoencoder", "encoder", 2, 0), ("Autoencoder", "decoder", 3, 0), ("Autoencoder", "decoder", 3, 1),
+    ]  # fmt: skip
+
+
+def test_a_part_called_from_outside_is_a_forward_each_time() -> None:
+    with recording() as sink:
+        net = Net()
+        for _ in range(2):
+            net.blocks[1](X)
+    assert sink.rows("model", "module", "step") == [("Net", name, step) for step in (0, 1) for name in ALL[3:6]]
+
+
+def test_forward_called_by_name_is_one_forward() -> None:
+    with recording() as sink:
+        Net().forward(X)
+    assert sink.rows("module", "step") == [(name, 0) for name in ALL[:-1]]
+
+
+def test_nothing_of_the_program_is_kept_alive() -> None:
+    with recording():
+        vae, x = Autoencoder(), X.clone()
+        net = Net()
+        net(x)
+        vae.decode(x)
+        references = [weakref.ref(vae), weakref.ref(net), weakref.ref(x)]
+        del vae, x, net
+        gc.collect()
+        assert [reference() for reference in references] == [None, None, None]
+
+
+def test_several_models_of_one_class_are_numbered_in_order_of_first_use() -> None:
+    with recording() as sink:
+        unused, first, second = Net(), Net(), Net()
+        second(X)
+        first(X)
+        second(X)
+    assert sink.rows("model", "step", module="") == [("Net", 0), ("Net#2", 0), ("Net", 1)]
+    assert unused is not None
+
+
+def test_losses_made_anew_each_time_are_one_model() -> None:
+    with recording() as sink:
+        for _ in range(3):
+            nn.MSELoss()(X, X)
+    assert sink.rows("model", "step") == [("MSELoss", 0), ("MSELoss", 1), ("MSELoss", 2)]
+
+
+def test_a_module_made_inside_a_forward_is_glue() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Softmax(dim=-1)(self.linear(x))
+
+    with recording() as sink:
+        Attention()(X)
+    assert sink.rows("model", "module") == [("Attention", "linear"), ("Attention", "")]
+
+
+def test_a_shared_module_goes_by_the_name_under_which_it_runs() -> None:
+    class Half(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(self.shared(x))
+
+    class Twins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Linear(3, 3)
+            self.left, self.right = Half(shared), Half(shared)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.right(self.left(x))
+
+    with recording() as sink:
+        Twins()(X)
+    assert sink.rows("module", "call") == [
+        ("left.shared", 0), ("left.shared", 1), ("left", 0), ("right.shared", 0), ("right.shared", 1), ("right", 0), ("", 0),
+    ]  # fmt: skip
+
+
+def test_a_module_added_after_the_first_forward_is_recorded() -> None:
+    with recording() as sink:
+        net = Net()
+        net(X)
+        net.blocks.append(Block())
+        net(X)
+    assert "blocks.2.linear" in sink.rows("module", step=1)
+
+
+def test_modules_are_selected_by_their_canonical_names() -> None:
+    with recording(modules=r"^blocks\.1", exclude="act$") as sink:
+        Net()(X)
+    assert sink.rows("module") == ["blocks.1.linear", "blocks.1"]
+
+
+def test_models_are_selected_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    with recording(models="Auto") as sink:
+        Net()(X)
+    assert not sink.records
+    assert "OTEL_TORCH_MODELS='Auto' selects none" in capfd.readouterr().err
+
+
+def test_a_selection_that_matches_no_module_says_so_with_an_example(capfd: pytest.CaptureFixture[str]) -> None:
+    with recording(modules="^transformer") as sink:
+        Net()(X)
+    assert not sink.records
+    said = capfd.readouterr().err
+    assert "no module of Net is selected" in said and "'blocks.1.act'" in said
+
+
+WRAPPERS = {
+    "compile": lambda net: torch.compile(net, backend="eager"),
+    "data_parallel": lambda net: nn.DataParallel(net),
+    "checkpoint": lambda net: checkpoint_wrapper(net),
+    "both": lambda net: torch.compile(checkpoint_wrapper(net), backend="eager"),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrappers_are_looked_through(wrapper: str) -> None:
+    torch._dynamo.reset()
+    with recording() as sink:
+        WRAPPERS[wrapper](Net())(X)
+    assert sink.rows("model", "module") == [("Net", name) for name in ALL]
+
+
+def test_wrapped_parts_have_canonical_names() -> None:
+    with recording() as sink:
+        net = Net()
+        net.blocks[0] = checkpoint_wrapper(net.blocks[0])
+        net.blocks[1].compile(backend="eager")
+        net(X)
+    assert sink.rows("module") == ALL
+
+
+def test_a_model_wrapped_after_its_first_call_stays_the_same_model() -> None:
+    with recording() as sink:
+        net = Net()
+        net(X)
+        nn.DataParallel(net)(X)
+    assert sink.rows("model", "step", module="") == [("Net", 0), ("Net", 1)]
+
+
+def test_copies_and_pickles_made_while_attached_carry_nothing_of_ours() -> None:
+    with recording() as sink:
+        net = Net()
+        net(X)
+        twin = copy.deepcopy(net)
+        data = pickle.dumps(net)
+        assert b"otel_torch" not in data
+        twin(X)
+        pickle.loads(data)(X)
+    assert sink.rows("model", "step", module="") == [("Net", 0), ("Net#2", 0), ("Net#3", 0)]
+    assert len(sink.rows("module", module="blocks.0")) == 3
+
+
+def test_several_threads_run_models_of_their_own() -> None:
+    with recording() as sink:
+        nets = [Net() for _ in range(4)]
+        threads = [threading.Thread(target=net, args=(X,)) for net in nets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(sink.rows("model", module="")) == ["Net", "Net#2", "Net#3", "Net#4"]
+    assert len(sink.records) == 4 * len(ALL)
+
+
+def test_a_forward_that_raises_raises_the_same_and_leaves_what_was_recorded() -> None:
+    class Failing(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            super().forward(x)
+            raise KeyError("mine")
+
+    with recording() as sink:
+        net = Failing()
+        for _ in range(2):
+            with pytest.raises(KeyError, match="mine"):
+                net(X)
+    assert sink.rows("step", module="blocks.1") == [0, 1]
+    assert {type(scope.error) for scope in sink.closed if scope.kind == "forward"} == {KeyError}
+
+
+def test_a_module_deleted_while_attached_is_forgotten() -> None:
+    with recording() as sink:
+        net = Net()
+        net(X)
+        del net.blocks[0]
+        gc.collect()
+        net(X)
+    assert sink.rows("module", step=1) == ["blocks.1.linear", "blocks.1.act", "blocks.1", ""]
+
+
+def test_ten_thousand_modules_are_attached_once() -> None:
+    with recording(stats="shape") as sink:
+        net = nn.Sequential(*[nn.Identity() for _ in range(10_000)])
+        net(X)
+        net(X)
+    assert len(sink.records) == 20_002
+
+
+def test_stopping_leaves_nothing_behind() -> None:
+    call, set_state = nn.Module.__call__, nn.Module.__setstate__
+    init, backward = torch.optim.Optimizer.__init__, torch.autograd.backward
+    net = Net()
+    with recording():
+        net(X)
+        assert nn.Module.__call__ is not call
+    assert (nn.Module.__call__, nn.Module.__setstate__) == (call, set_state)
+    assert (torch.optim.Optimizer.__init__, torch.autograd.backward) == (init, backward)
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in net.modules())
+
+
+def test_a_session_after_a_session_records_again() -> None:
+    net = Net()
+    for _ in range(2):
+        with recording() as sink:
+            net(X)
+        assert sink.rows("step", module="") == [0]
+
+
+def test_canonical_names_of_a_wrapped_tree() -> None:
+    net = Net()
+    net.blocks[0] = checkpoint_wrapper(net.blocks[0])
+    assert [name for name, _ in named_modules(torch.compile(net))] == [
+        "", "blocks", "blocks.0", "blocks.0.linear", "blocks.0.act", "blocks.1", "blocks.1.linear", "blocks.1.act",
+    ]  # fmt: skip
+    assert class_name(net) == "Net"
+
+
+RANKED = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = Net()
+if sys.argv[1] == "ddp":
+    net = DistributedDataParallel(net)
+elif sys.argv[1] == "fsdp1":
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}))
+else:
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (2,))
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp1", "fsdp2"])
+def test_distributed_wrappers_are_looked_through(tmp_path, wrapper: str) -> None:
+    from tests.support import lines, metadata
+
+    script = tmp_path / "ranked.py"
+    script.write_text(RANKED)
+    run_python(tmp_path, "import torch.distributed.run as r; r.main()", "--standalone", "--nproc-per-node=2",
+               str(script), wrapper)  # fmt: skip
+    for rank in range(2):
+        path = tmp_path / f"run.rank{rank}.jsonl"
+        keys = [(row["model"], row["module"], row["step"]) for row in lines(path) if row["phase"] == "forward"]
+        assert keys == [("Net", name, step) for step in (0, 1) for name in ("blocks.0", "blocks.1", "")]
+        assert metadata(path)["rank"] == rank and metadata(path)["ended_cleanly"]
+    assert not (tmp_path / "run.jsonl").exists()

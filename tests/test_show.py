@@ -1,0 +1,197 @@
+"""`otel-torch show`: what a person sees of a recording."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from otel_torch import show
+from otel_torch.table import Line, colourful, escape, render, write
+
+
+def row(module="block", step=0, **fields):
+    return {
+        "module": module, "tensor": "out", "step": step, "call": 0, "loop": 0, "model": "M", "phase": "forward",
+        "abs_mean": 1.0, "min": -1.0, "max": 1.0, "nonfinite": 0, "shape": [2, 3], "dtype": "torch.float32", **fields,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def recording(tmp_path):
+    def make(*rows, meta=None, end=""):
+        path = tmp_path / "run.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows) + end)
+        if meta is not None:
+            (tmp_path / "run.meta.json").write_text(json.dumps(meta))
+        return str(path)
+
+    return make
+
+
+def run(*words):
+    parser = argparse.ArgumentParser()
+    show.add_arguments(parser)
+    return show.run(parser.parse_args(words))
+
+
+def table(text):
+    """The lines under the heading, in words, by module."""
+    body = text.split("\n\n", 1)[1].splitlines()
+    header = body[0].split()
+    return header, [dict(zip(header, line.removeprefix("!").split(), strict=True)) for line in body[1:]]
+
+
+def test_steps_are_summed_up_so_that_no_extreme_is_missed(recording, capsys):
+    path = recording(row(min=-5.0, abs_mean=7.0), row(step=1, max=9.0, abs_mean=8.0), row("other"))
+    assert run(path) == 0
+    header, lines = table(capsys.readouterr().out)
+    assert header == ["module", "tensor", "records", "abs_mean", "min", "max", "nonfinite", "shape", "dtype"]
+    assert lines[0] == {
+        "module": "block", "tensor": "out", "records": "2", "abs_mean": "8", "min": "-5", "max": "9",
+        "nonfinite": "0", "shape": "2x3", "dtype": "float32",
+    }  # fmt: skip
+    assert [line["module"] for line in lines] == ["block", "other"]
+
+
+def test_what_is_not_finite_comes_first_marked_and_named(recording, capsys):
+    path = recording(
+        row("fine"),
+        row("bad"),
+        row("bad", step=3, nonfinite=2, max="NaN"),
+        row("bad", step=4, max=2.0),
+        row("inf", step=5, min="-Infinity"),
+    )
+    assert run(path) == 0
+    out = capsys.readouterr().out
+    assert "! first non-finite value: M bad out, loop 0, step 3, call 0" in out
+    marked = [line.split()[:2] for line in out.splitlines() if line.startswith("!  ")]
+    assert marked == [["!", "bad"], ["!", "inf"]]
+    bad = next(line for line in out.splitlines() if line.startswith("!  bad"))
+    assert "step 3" in bad and "nan" in bad
+    body = out.split("\n\n", 1)[1].splitlines()
+    assert body[3].split()[0] == "fine"
+
+
+def test_fastvideos_own_recording_without_a_count_is_judged_by_its_values(recording, capsys):
+    path = recording(
+        {"module": "a", "tensor": "out", "step": None, "abs_mean": 1.0},
+        {"module": "b", "tensor": "out", "step": 0, "abs_mean": float("nan")},
+    )
+    assert run(path) == 0
+    out = capsys.readouterr().out
+    assert "first non-finite value: b out, step 0" in out
+
+
+def test_steps_and_modules_are_selected_and_each_record_has_its_line(recording, capsys):
+    path = recording(*[row(f"layer.{n}", step, call=call) for step in range(5) for n in range(3) for call in range(2)])
+    assert run(path, "--module", r"\.1$", "--step", "2,4") == 0
+    header, lines = table(capsys.readouterr().out)
+    assert header[:4] == ["module", "tensor", "step", "call"]
+    assert [(line["module"], line["step"], line["call"]) for line in lines] == [
+        ("layer.1", step, call) for step in "24" for call in "01"
+    ]
+
+
+def test_models_phases_and_branches_are_told_apart_where_there_are_several(recording, capsys):
+    path = recording(row(model="A"), row(model="B", phase="eval"), row(model="B", phase="eval", branch="cond"))
+    assert run(path) == 0
+    body = capsys.readouterr().out.split("\n\n", 1)[1].splitlines()
+    assert body[0].split()[:5] == ["model", "module", "tensor", "phase", "branch"]
+    assert len(body) == 4
+
+
+def test_the_heading_says_what_became_of_the_run(recording, capsys):
+    path = recording(
+        row(), end='{"module": "cut',
+        meta={"run_id": "r7", "rank": 3, "world_size": 8, "ended_cleanly": False,
+              "lost": [{"what": "record", "reason": "disk", "count": 4}]},
+    )  # fmt: skip
+    assert run(path) == 0
+    out = capsys.readouterr().out
+    assert "1 records" in out and "run r7, rank 3 of 8" in out
+    assert "lost: 4 records (disk)" in out
+    assert "killed" in out and "line 2 was cut off" in out
+
+
+def test_json_is_one_strict_object(recording, capsys):
+    def refuse(token):
+        raise AssertionError(token)
+
+    path = recording(row(max="Infinity"), row("b"), meta={"run_id": "r", "odd": float("nan")})
+    assert run(path, "--json") == 0
+    shown = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert shown["schema"] == "otel_torch.show/1"
+    assert [(one["module"], one["max"], one["finite"]) for one in shown["rows"]] == [
+        ("block", "Infinity", False),
+        ("b", 1.0, True),
+    ]
+    assert shown["first_nonfinite"]["module"] == "block"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--module", "("), "--module '(' is not a regular expression"),
+        (("--step", "x"), "--step"),
+        (("--module", "nothing"), "none of its 1 records is selected; it has 1 modules (block) and steps 0 to 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(recording, capsys, words, said):
+    assert run(recording(row()), *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and said in captured.err.splitlines()[-1]
+
+
+def test_a_missing_or_broken_recording_is_one_line_and_status_2(recording, capsys, tmp_path):
+    assert run(str(tmp_path / "none.jsonl")) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert run(recording(row(), end="{}\n" * 2)) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_error(recording):
+    path = recording(*[row(f"layer.{n}") for n in range(20_000)])
+    given = f"recording={path!r}, module=None, step=None, json=False"
+    code = f"import sys, argparse; from otel_torch import show; sys.exit(show.run(argparse.Namespace({given})))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+
+
+def test_names_cannot_command_the_terminal(recording, capsys):
+    assert run(recording(row("a\x1b[2Jb"))) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_text_that_the_stream_cannot_encode_is_escaped():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    write(stream, "blöck")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"bl\\xf6ck\n"  # type: ignore[attr-defined]
+
+
+def test_colours_only_in_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert colourful(Terminal()) and not colourful(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colourful(Terminal())
+    assert "\x1b[31m" in render(["a"], [Line(["1"], "red")], colour=True)
+    assert "\x1b" not in render(["a"], [Line(["1"], "red")])
+
+
+def test_columns_line_up_whatever_the_script():
+    lines = render(["module", "max"], [Line(["层", "1"]), Line(["block", "20"])]).splitlines()
+    assert [escape(line) for line in lines] == ["module  max", "层        1", "block    20"]
