@@ -17,7 +17,7 @@ from typing import Any
 from otel_torch import session
 from otel_torch.console import say, say_once
 from otel_torch.imports import after_import
-from otel_torch.job import Job, name_run, this_job
+from otel_torch.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
 from otel_torch.settings import Settings, Unusable
@@ -50,14 +50,14 @@ def start(**settings: str) -> bool:
     a selection is unusable (one line says why). Does nothing where one runs already. Raises TypeError for an unknown
     setting.
     """
-    environ = dict(os.environ)
+    overrides = {}
     known = Settings.__dataclass_fields__
     for name, value in settings.items():
         if name not in known:
             raise TypeError(f"start() knows no setting {name!r}; it takes {', '.join(known)}")
-        environ[known[name].metadata["name"]] = str(value)
+        overrides[known[name].metadata["name"]] = str(value)
     try:
-        return _start(Settings.from_env(environ, say_once), environ)
+        return _start(Settings.from_env(os.environ | overrides, say_once), overrides)
     except Unusable as error:
         say(f"{error}. Nothing is recorded")
         return False
@@ -80,17 +80,16 @@ def stop() -> None:
         running.stop()
 
 
-def _start(settings: Settings, environ: dict[str, str] | None = None) -> bool:
+def _start(settings: Settings, overrides: dict[str, str] | None = None) -> bool:
     global _running, _at_exit_registered
     with _lock:
         if _running is not None:
             return True
-        environ = dict(os.environ) if environ is None else environ
-        run_id = name_run(environ)
+        overrides = overrides or {}
+        run_id = name_run(os.environ | overrides)
         os.environ.setdefault("OTEL_TORCH_RUN_ID", run_id)
-        environ["OTEL_TORCH_RUN_ID"] = run_id
         try:
-            _running = _Running(settings, environ)
+            _running = _Running(settings, overrides | {"OTEL_TORCH_RUN_ID": run_id})
         except Exception as error:
             say(f"could not start, nothing is recorded: {type(error).__name__}: {error}")
             return False
@@ -105,24 +104,23 @@ def _start(settings: Settings, environ: dict[str, str] | None = None) -> bool:
 class _Running:
     """What one session consists of, put together; stopped in the mirror image of its start."""
 
-    def __init__(self, settings: Settings, environ: dict[str, str]) -> None:
+    def __init__(self, settings: Settings, overrides: dict[str, str]) -> None:
         # sources know torch, and torch may be what is being imported: only from here on may they be loaded
         from otel_torch.sources import profiler, record_function, steps
         from otel_torch.sources.activations import Activations
         from otel_torch.sources.modules import Registry
         from otel_torch.sources.training import Training
 
-        self.settings, self.environ = settings, environ
+        self.settings, self.overrides = settings, overrides
         losses = Losses()
-        recorder = Recorder(lambda pending: self.activations.read(pending), (), losses)
-        self.session = session.Session(this_job(environ), settings, recorder, losses)
+        recorder = Recorder(lambda pending: self.activations.read(pending), self._connect, losses)
+        self.session = session.Session(this_job(os.environ | overrides), settings, recorder, losses)
         self.clock = steps.Clock(self.session)
         self.activations = Activations(self.session)
         self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
         self.training = Training(self.clock, self._stepping)
         self._undo: list[Callable[[], None]] = []
 
-        self._connect()
         self.clock.settle = self.registry.settle
         session.become(self.session)
         steps.become(self.clock)
@@ -139,28 +137,26 @@ class _Running:
             self._watch(name)
         self._undo.append(_on_sigterm(recorder))
 
-    def _connect(self) -> None:
-        """Give the recorder its sinks, for the job that this process is."""
+    def _connect(self) -> list[Sink]:
+        """The sinks for the job that this process is. Asked at the first scope or record: some learn their rank late."""
         from otel_torch import telemetry
         from otel_torch.sinks.jsonl import JsonlSink
 
-        settings, job, losses = self.settings, self.session.job, self.session.recorder.losses
+        self.session.job = job = this_job(os.environ | self.overrides)
+        settings, losses = self.settings, self.session.recorder.losses
         sinks: list[Sink] = []
         place = {"rank": job.rank, "local_rank": job.local_rank, "world_size": job.world_size}
         if settings.jsonl is not None and settings.jsonl_ranks.includes(**place):
+            chosen = settings.chosen(os.environ | self.overrides)
             sinks.append(
-                JsonlSink(
-                    settings.jsonl, job, losses,
-                    max_bytes=settings.max_bytes, settings=settings.chosen(self.environ), facts=self._facts,
-                )
-            )  # fmt: skip
-        sinks += telemetry.build_sinks(settings, job, losses)
-        self.session.recorder.restart(sinks, losses)
+                JsonlSink(settings.jsonl, job, losses, max_bytes=settings.max_bytes, settings=chosen, facts=self._facts)
+            )
+        return sinks + telemetry.build_sinks(settings, job, losses)
 
     def _watch(self, name: str) -> None:
         framework = importlib.import_module(f"otel_torch.frameworks.{name}")
         for module_name, apply in framework.HOOKS.items():
-            after_import(module_name, _guarded(apply, module_name))
+            self._undo.append(after_import(module_name, _guarded(apply, module_name)))
         self._undo.append(framework.uninstall)
 
     def _attach(self, model: Any, sites: list[Any]) -> None:
@@ -178,17 +174,16 @@ class _Running:
             if (module := sys.modules.get(name)) is not None:
                 versions[name] = str(getattr(module, "__version__", ""))
         models = {
-            model.name: {"modules": len([s for s in list(model.sites.values()) if s.names]), "forwards": model.completed, "held_as": model.held_as()}
+            model.name: {"modules": model.size, "forwards": model.completed, "held_as": model.held_as}
             for model in list(self.registry.models)
         }  # fmt: skip
         return {"versions": versions, "kernels": "torch", "models": models}
 
-    def forked(self, job: Job) -> None:
-        """In a forked child: the same sources, sinks of its own."""
-        self.session.job, self.session.losses = job, Losses()
-        self.session.recorder.restart((), self.session.losses)
+    def forked(self) -> None:
+        """In a forked child: the same sources, sinks of its own once there is something to record."""
+        self.session.losses = Losses()
+        self.session.recorder.restart(self.session.losses)
         self.clock.forked()
-        self._connect()
 
     def stop(self) -> None:
         deadline = time.monotonic() + EXIT_S
@@ -241,7 +236,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     if _running is None:
         return
-    _guarded(_running.forked, "going on in a forked process")(this_job(_running.environ))
+    _guarded(_running.forked, "going on in a forked process")()
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         # a forked worker of multiprocessing clears its exit functions after us, and never runs atexit

@@ -58,8 +58,8 @@ class _Watch(MetaPathFinder):
 _watch = _Watch()
 
 
-def after_import(name: str, action: Action) -> None:
-    """Call `action(module)` once `name` has been imported: now, if it has been already.
+def after_import(name: str, action: Action) -> Callable[[], None]:
+    """Call `action(module)` once `name` has been imported: now, if it has been already. Returns what calls that off.
 
     Actions run in the order in which they were asked for, in the importing thread; one that raises makes the import
     fail, so they must not.
@@ -67,14 +67,18 @@ def after_import(name: str, action: Action) -> None:
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         action(module)
-        return
+        return lambda: None
     if _watch not in sys.meta_path:
         sys.meta_path.insert(0, _watch)
     _watch.actions.setdefault(name, []).append(action)
 
+    def call_off() -> None:
+        waiting = _watch.actions.get(name, [])
+        if action in waiting:
+            waiting.remove(action)
+        if not waiting:
+            _watch.actions.pop(name, None)
+        if not _watch.actions and _watch in sys.meta_path:
+            sys.meta_path.remove(_watch)
 
-def forget_all() -> None:
-    """Stop watching."""
-    _watch.actions.clear()
-    if _watch in sys.meta_path:
-        sys.meta_path.remove(_watch)
+    return call_off

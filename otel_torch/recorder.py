@@ -39,13 +39,17 @@ class Recorder:
     """Collects what sources see and fans it out to the sinks.
 
     read: turns pending tensors, in order, into records; the one device synchronisation of a step happens there.
+    connect: makes the sinks, at the first scope or record: only then a process is sure to know its rank.
     """
 
-    def __init__(self, read: Callable[[list[Any]], Iterable[Record]], sinks: Sequence[Sink], losses: Losses) -> None:
+    def __init__(
+        self, read: Callable[[list[Any]], Iterable[Record]], connect: Callable[[], Sequence[Sink]], losses: Losses
+    ) -> None:
         self.losses = losses
         self.written = 0
         self._read = read
-        self._sinks = list(sinks)
+        self._connect = connect
+        self._sinks: list[Sink] | None = None
         self._pending: list[Any] = []
         self._lock = threading.RLock()
         self._last_flush = time.monotonic()
@@ -55,7 +59,16 @@ class Recorder:
 
     def add_sink(self, sink: Sink) -> None:
         """Hand everything from here on to `sink` as well."""
-        self._sinks.append(sink)
+        self.sinks.append(sink)
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Where everything goes; made now, if this is the first time that somebody asks."""
+        if self._sinks is None:
+            with self._lock:
+                if self._sinks is None:
+                    self._sinks = list(self._connect())
+        return self._sinks
 
     def add(self, tensor: Any) -> None:
         """Keep one measured tensor until the next flush. The hot path: one append."""
@@ -118,22 +131,23 @@ class Recorder:
                 return
             self.flush(step)
             self._closed = True
-            self._each("finish", deadline)
+            if self._sinks is not None:
+                self._each("finish", deadline)
         lost = ", ".join(f"{number} {what}s ({reason})" for what, reason, number in self.losses.items())
         if lost:
             say(f"lost: {lost}")
 
-    def restart(self, sinks: Sequence[Sink], losses: Losses) -> None:
+    def restart(self, losses: Losses) -> None:
         """Begin anew in a forked child: what is pending, the sinks and their threads belong to the parent."""
         self._lock = threading.RLock()
-        self._pending, self._sinks, self.losses = [], list(sinks), losses
+        self._pending, self._sinks, self.losses = [], None, losses
         self.written, self._closed = 0, False
 
     def _each(self, method: str, argument: Any, backwards: bool = False) -> None:
-        for sink in reversed(self._sinks) if backwards else self._sinks.copy():
+        for sink in self.sinks[::-1] if backwards else self.sinks.copy():
             try:
                 getattr(sink, method)(argument)
             except Exception as error:
-                if sink in self._sinks:
-                    self._sinks.remove(sink)
+                if sink in self.sinks:
+                    self.sinks.remove(sink)
                 say_once(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")

@@ -20,10 +20,13 @@ _wrapped: list[tuple[type, str, Any]] = []
 
 def _watch_subclasses(base: type, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:
     """Wrap methods of every subclass of `base` that defines them, of those to come as well."""
-    inherited = base.__init_subclass__
+    own = vars(base).get("__init_subclass__")
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
-        inherited.__func__(cls, **kwargs) if hasattr(inherited, "__func__") else None
+        if own is not None:
+            own.__func__(cls, **kwargs)
+        else:
+            super(base, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
         wrap(cls)
 
     def wrap(cls: type) -> None:
@@ -39,8 +42,7 @@ def _watch_subclasses(base: type, wrappers: dict[str, Callable[[Callable[..., An
             wrap_all(subclass)
 
     wrap_all(base)
-    had = "__init_subclass__" in vars(base)
-    _wrapped.append((base, "__init_subclass__", vars(base)["__init_subclass__"] if had else None))
+    _wrapped.append((base, "__init_subclass__", own))
     base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -96,8 +97,7 @@ class Activations:
         self._outputs = "outputs" in settings.capture
         self._gradients = "gradients" in settings.capture
         self._parameters = "parameters" in settings.capture
-        self._attached: list[nn.Module] = []
-        self._unmatched: list[str] = []
+        self._attached: WeakSet[nn.Module] = WeakSet()
         self._matched = 0
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Activations:
                 continue
             try:
                 ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
-                self._attached.append(module)
+                self._attached.add(module)
                 hooked += 1
             except Exception as error:
                 say_once(f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})")
@@ -133,7 +133,7 @@ class Activations:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for module in self._attached:
+        for module in list(self._attached):
             manager = ModuleHookManager.get_from(module)
             if manager is not None and manager.get_forward_hook(_HOOK) is not None:
                 manager.remove_forward_hook(_HOOK)

@@ -32,7 +32,8 @@ class Denoising:
 
     def schedule_used_up(self) -> None:
         """The schedule's last step is done."""
-        self._switch("inference_post_denoising" if self._pipelines else None)
+        if self._open is not None and self._open[0] == "inference_denoising":
+            self._switch("inference_post_denoising" if self._pipelines else None)
 
     def finish(self) -> None:
         """The program ends."""

@@ -35,12 +35,13 @@ class Model:
         self.name = name
         self.stateless = _stateless(root)
         self.completed = 0
+        self.size = 0  # how many modules records can name
+        self.held_as: list[str] = []  # the attributes by which the program holds the root
         self.started = False
         self.moment: Moment | None = None
         self.sites: dict[int, Site] = {}
         self.entry = Entry(root)
         self._calls: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
-        self._held_as: list[str] = []
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
 
     def parameter_ids(self) -> frozenset[int]:
@@ -49,12 +50,6 @@ class Model:
         if root is not None and self._parameter_ids[0] != len(self.sites):
             self._parameter_ids = (len(self.sites), frozenset(map(id, root.parameters())))
         return self._parameter_ids[1]
-
-    def held_as(self) -> list[str]:
-        """By which attributes the program holds the root; walks the heap until it has found one."""
-        if not self._held_as:
-            self._held_as = held_as(self.root())
-        return self._held_as
 
     def next_call(self, module: str, phase: str, loop: int, step: int) -> int:
         """How often the module has already run in this step of this loop and phase; counts this run."""
@@ -218,6 +213,7 @@ class Registry:
                 self.settle()
             if not model.started:
                 model.started = True
+                model.held_as = [] if model.stateless else held_as(model.root())
                 self._starting(model)
             model.moment = moment = self._clock.begin_forward(model)
             root = model.root()
@@ -298,6 +294,7 @@ class Registry:
             if id(module) not in self.sites:
                 self._add_site(model, module)
         if new:
+            model.size += len(new)
             self._attach(model, new)
 
     def _model_of(self, root: nn.Module) -> Model | None:

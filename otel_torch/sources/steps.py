@@ -228,23 +228,21 @@ class Clock:
             hint = self._hint()
             optimizer_steps = self._optimizer_steps(model)
             traced = current_step_idx()
-            loop = self._loop
+            loop = hint.loop if hint is not None and hint.loop is not None else self._loop
             if traced is not None:
                 rule, step = "trace_step", traced
             elif hint is not None and hint.step is not None:
                 rule, step = "framework", hint.step
-                loop = hint.loop if hint.loop is not None else loop
             elif optimizer_steps is not None:
                 rule, step = "optimizer", optimizer_steps
             elif self.schedule_running():
                 rule, step = "schedule", max(s.done for s in list(self._schedules.values()) if s.running)
             else:
                 rule, step = "forward", model.completed
-                loop = hint.loop if hint is not None and hint.loop is not None else loop
             phase = "eval" if optimizer_steps is not None and not torch.is_grad_enabled() else "forward"
             moment = Moment(step, loop, phase, hint.branch if hint else None, rule, step in self._steps)
             turn = self._turn
-            if turn is not None and turn.rule != "trace_step" and turn.model is model and (turn.step, turn.loop) != (step, loop):
+            if turn is not None and (turn.step, turn.loop) != (step, loop) and self._ends(turn, rule, model):
                 self.end_turn(turn)
                 turn = None
             if turn is None:
@@ -261,6 +259,14 @@ class Clock:
             self.recorded_steps += moment.recording
             self.seen_steps += 1
             return moment
+
+    @staticmethod
+    def _ends(turn: _Turn, rule: str, model: Forwards) -> bool:
+        """Whether a forward of another step ends the open one: a framework's step is one for all models, any other is
+        its model's own, and `trace_step` ends by itself."""
+        if turn.rule == "framework":
+            return rule == "framework"
+        return turn.rule != "trace_step" and turn.model is model
 
     def end_forward(self, model: Forwards, moment: Moment, error: BaseException | None = None) -> None:
         """The outermost forward is over; a forward that is a step of its own ends that step."""

@@ -59,7 +59,7 @@ def own_variables(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
     """The same with the sequence shared by two workers."""
-    return generate(tmp_path_factory.mktemp("two_workers") / "run", wan, GPUS="2")
+    return generate(tmp_path_factory.mktemp("two_workers") / "run", wan, gpus=2)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +72,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 def families(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
     """Denoising stages as other model families write them."""
     return run(tmp_path_factory.mktemp("families") / "run", wan, [str(HERE / "programs" / "families.py")])
+
+
+@pytest.fixture(scope="session")
+def start_and_stop(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
+    """A program that starts us by hand after it has imported FastVideo, and stops us again."""
+    program = str(HERE / "programs" / "start_and_stop.py")
+    return run(tmp_path_factory.mktemp("start_and_stop") / "run", wan, [program], OTEL_TORCH_ENABLED="0")
 
 
 @pytest.fixture(scope="session")

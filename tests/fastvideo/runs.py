@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
 TIMEOUT_S = 180
 
 
@@ -73,8 +74,9 @@ def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
         return Run(status, output.read(), folder)
 
 
-def generate(folder: Path, wan: Path, **environ: str) -> Run:
-    return run(folder, wan, [str(HERE / "programs" / "generate.py"), "model", "videos"], **environ)
+def generate(folder: Path, wan: Path, gpus: int = 1, **environ: str) -> Run:
+    """Two videos of three steps with guidance."""
+    return run(folder, wan, [str(EXAMPLES / "fastvideo_generate.py"), "model", "videos", str(gpus)], **environ)
 
 
 def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:

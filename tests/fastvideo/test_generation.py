@@ -124,3 +124,9 @@ def test_families_that_hand_over_a_timestep_get_steps_all_the_same(families: Run
         "Unasked": [(0, 0, None), (1, 0, None)],
         "Raising": [(0, 0, None)],
     }
+
+
+def test_everything_is_taken_over_by_start_and_given_back_by_stop(start_and_stop: Run) -> None:
+    assert start_and_stop.status == 0, start_and_stop.output
+    said = json.loads(start_and_stop.output.splitlines()[-1])
+    assert said == {"not replaced": [], "not restored": [], "resolved": [True, True, True]}

@@ -1,0 +1,100 @@
+"""One sink for all that goes to OpenTelemetry: it wakes when there is somewhere to send to, and ends all signals together,
+so that the end of the program takes one deadline and not three."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from otel_torch.console import say_once
+from otel_torch.job import Job
+from otel_torch.recorder import Sink
+from otel_torch.records import Batch, Losses, Scope
+from otel_torch.settings import Settings
+from otel_torch.telemetry import NEEDS
+from otel_torch.telemetry.providers import find_provider
+
+if TYPE_CHECKING:
+    from otel_torch.telemetry.pipeline import Pipelines
+
+
+class Telemetry(Sink):
+    """Spans, log events and metrics of one process. Asleep, and nothing of OpenTelemetry loaded, until `outlets` names an
+    exporter or the program has installed a provider; then it hands everything to the sinks of the chosen signals."""
+
+    def __init__(
+        self, settings: Settings, job: Job, losses: Losses, outlets: dict[str, list[str]], at_exit: Callable[[], Any] | None = None
+    ) -> None:
+        self._settings, self._job, self._losses = settings, job, losses
+        needed = {NEEDS[signal] for signal in settings.signals}
+        self._outlets = {signal: names for signal, names in outlets.items() if signal in needed}
+        self._needed = tuple(needed)
+        self._at_exit = at_exit
+        self._sinks: list[Sink] | None = None
+        self._pipelines: Pipelines | None = None
+        self._last_step: Scope | None = None
+        self._lock = threading.Lock()
+
+    def open(self, scope: Scope) -> None:
+        for sink in self._awake():
+            sink.open(scope)
+
+    def close(self, scope: Scope) -> None:
+        for sink in reversed(self._awake()):
+            sink.close(scope)
+
+    def write(self, batch: Batch) -> None:
+        sinks = self._awake()
+        if self._pipelines is not None and (batch.step is None or batch.step is not self._last_step):
+            self._last_step = batch.step
+            self._pipelines.patience.renew()
+        for sink in sinks:
+            sink.write(batch)
+
+    def finish(self, deadline: float) -> None:
+        """End what is open, then send everything, all signals at once; counts what is left at the deadline."""
+        if self._sinks is None or self._pipelines is None:
+            return
+        for sink in self._sinks:
+            try:
+                sink.finish(deadline)
+            except Exception as error:
+                say_once(f"{type(sink).__name__} could not end: {type(error).__name__}: {error}")
+        self._pipelines.finish(deadline)
+
+    def _awake(self) -> list[Sink]:
+        if self._sinks is None:
+            if not self._outlets and not any(find_provider(signal) for signal in self._needed):
+                return []
+            self._wake()
+        return self._sinks or []
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._sinks is not None:
+                return
+            from otel_torch.sinks.events import EventSink
+            from otel_torch.sinks.metrics import MetricSink
+            from otel_torch.sinks.spans import SpanSink
+            from otel_torch.telemetry.pipeline import Pipelines
+
+            self._pipelines = pipelines = Pipelines(self._job, self._losses, self._outlets, self._end_before_providers)
+            sinks: list[Sink] = []
+            spans: SpanSink | None = None
+            if "spans" in self._settings.signals:
+                spans = SpanSink(self._settings, self._job, self._losses, pipelines)
+                sinks.append(spans)
+            if "log_events" in self._settings.signals:
+                sinks.append(EventSink(pipelines, spans))
+            if "metrics" in self._settings.signals:
+                sinks.append(MetricSink(self._settings, self._losses, pipelines))
+            self._sinks = sinks
+
+    def _end_before_providers(self) -> None:
+        """The program's provider shuts down at exit, in an exit function that was registered after ours, so before it."""
+        if self._at_exit is not None:
+            atexit.register(self._at_exit)
+
+
