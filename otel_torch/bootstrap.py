@@ -149,9 +149,9 @@ class _Running:
         if settings.jsonl is not None and settings.jsonl_ranks.includes(**place):
             chosen = settings.chosen(os.environ | self.overrides)
             sinks.append(
-                JsonlSink(settings.jsonl, job, losses, max_bytes=settings.max_bytes, settings=chosen, facts=self._facts)
+                JsonlSink(settings.jsonl, job, losses, max_bytes=settings.max_bytes, settings=chosen, facts=self._facts, trace_id=telemetry.trace_id(job))
             )
-        return sinks + telemetry.build_sinks(settings, job, losses)
+        return sinks + telemetry.build_sinks(settings, job, losses, stop)
 
     def _watch(self, name: str) -> None:
         framework = importlib.import_module(f"otel_torch.frameworks.{name}")
@@ -160,7 +160,8 @@ class _Running:
         self._undo.append(framework.uninstall)
 
     def _attach(self, model: Any, sites: list[Any]) -> None:
-        if self.settings.activations:
+        # a rank that neither writes nor exports pays for no hook
+        if self.settings.activations and any(sink.wanted for sink in self.session.recorder.sinks):
             self.activations.attach(model, sites)
 
     def _stepping(self, optimizer: Any, step: int) -> None:

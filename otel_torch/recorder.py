@@ -22,6 +22,11 @@ FLUSH_INTERVAL_S = 1.0
 class Sink:
     """Takes records and scopes somewhere. Every method may be called from any thread, one call at a time for `write`."""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether records would go anywhere from here."""
+        return True
+
     def open(self, scope: Scope) -> None:
         """A scope begins; called in its thread, so that its span may become the thread's current one."""
 

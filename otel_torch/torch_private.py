@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # below the layers that `ADInplaceOrView` tops (autograd, autocast, tracer, functorch, modes) these too change or watch
 _WATCHERS = ("Python", "Fake", "Functionalize", "FuncTorchDynamicLayerBackMode", "PythonDispatcher")
@@ -60,6 +62,64 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 resume(trace)
 
     return below
+
+
+def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run `function` so that no function mode of the user sees what it asks of a tensor; autograd and the rest stay."""
+    modes_off = getattr(torch._C, "DisableTorchFunction", nullcontext)
+
+    @functools.wraps(function)
+    def below(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with modes_off():
+            return function(*args, **kwargs)
+
+    return below
+
+
+def hide_from_torchscript(hidden: type) -> Callable[[], None]:
+    """Have TorchScript, which compiles a module's hooks too, leave out those of the class `hidden`; returns what ends
+    that. Where TorchScript has no such place any more this does nothing."""
+    recursive: Any = sys.modules.get("torch.jit._recursive")
+    create = getattr(recursive, "create_script_module", None)
+    if create is None:
+        return lambda: None
+
+    def create_without(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        tables = [table for part in module.modules() for table in (part._forward_hooks, part._forward_pre_hooks)]
+        whole = [(table, dict(table)) for table in tables]
+        for table, hooks in whole:
+            for key in [key for key, hook in hooks.items() if isinstance(hook, hidden)]:
+                del table[key]
+        try:
+            return create(module, *args, **kwargs)
+        finally:
+            for table, hooks in whole:
+                table.clear()
+                table.update(hooks)
+
+    def restore() -> None:
+        if recursive.create_script_module is create_without:
+            recursive.create_script_module = create
+
+    recursive.create_script_module = create_without
+    return restore
+
+
+def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
+    """Have the compiler leave `function` alone where it meets it as a frame of its own: it runs eagerly there, and with
+    `with_callees` all that it calls too. Inlined into a graph it is traced as ever. Older torch compiles both."""
+    try:
+        frames = torch._C._dynamo.eval_frame
+        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skip, skip if with_callees else default)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    except Exception:
+        pass
+    return function
+
+
+# whether `torch.export` is at work; older torch does not tell it from `torch.compile`
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -18,32 +18,32 @@ _busy = threading.local()
 _wrapped: list[tuple[type, str, Any]] = []
 
 
-def _watch_subclasses(base: type, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:
+def _watch_subclasses(base: Any, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:
     """Wrap methods of every subclass of `base` that defines them, of those to come as well."""
     own = vars(base).get("__init_subclass__")
 
-    def init_subclass(cls: type, **kwargs: Any) -> None:
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         if own is not None:
             own.__func__(cls, **kwargs)
         else:
-            super(base, cls).__init_subclass__(**kwargs)  # type: ignore[misc]
+            super(base, cls).__init_subclass__(**kwargs)
         wrap(cls)
 
-    def wrap(cls: type) -> None:
+    def wrap(cls: Any) -> None:
         for name, wrapper in wrappers.items():
             method = vars(cls).get(name)
             if callable(method):
                 _wrapped.append((cls, name, method))
                 setattr(cls, name, wrapper(method))
 
-    def wrap_all(cls: type) -> None:
+    def wrap_all(cls: Any) -> None:
         for subclass in cls.__subclasses__():
             wrap(subclass)
             wrap_all(subclass)
 
     wrap_all(base)
     _wrapped.append((base, "__init_subclass__", own))
-    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    base.__init_subclass__ = classmethod(init_subclass)
 
 
 def uninstall() -> None:

@@ -60,12 +60,13 @@ class JsonlSink(Sink):
         *,
         max_bytes: int,
         settings: dict[str, str],
+        trace_id: str,
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.path: Path | None = None
         self.written = 0
         self._template, self._job, self._losses, self._facts = template, job, losses, facts
-        self._max_bytes, self._settings = max_bytes, settings
+        self._max_bytes, self._settings, self._trace_id = max_bytes, settings, trace_id
         self._file = -1
         self._bytes = 0
         self._ended: str | None = None
@@ -159,7 +160,7 @@ class JsonlSink(Sink):
             "world_size": job.world_size,
             "host": job.host,
             "pid": job.pid,
-            "trace_id": f"{job.trace_id:032x}",
+            "trace_id": self._trace_id,
             **self._facts(),
             "settings": self._settings,
             "start": self._started_at.isoformat(),

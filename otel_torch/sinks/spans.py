@@ -41,6 +41,7 @@ from otel_torch.telemetry.attributes import ACTIVATION, describe_activation, est
 from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.items import CHUNK_BYTES, SpanItem, chunk
 from otel_torch.telemetry.pipeline import Pipelines
+from otel_torch.telemetry.providers import read_event_limit
 
 # Tempo refuses what makes a trace larger than 5 MB
 TRACE_BYTES = 4_000_000
@@ -61,6 +62,7 @@ class _Open:
 
     scope: Scope
     span: Span | None
+    tracing: _Tracing
     attached: tuple[Token[Context], int] | None = None
     records: list[Record] = field(default_factory=list)
     size: int = 0
@@ -87,7 +89,9 @@ def _size_of(span: ReadableSpan) -> int:
 
 
 def _size_of_attributes(attributes: Any) -> int:
-    return sum(24 + len(key) + (4 * len(value) if isinstance(value, (str, tuple, list)) else 8) for key, value in attributes.items())
+    return sum(
+        24 + len(key) + (4 * len(value) if isinstance(value, (str, tuple, list)) else 8) for key, value in attributes.items()
+    )
 
 
 class _Tracing:
@@ -104,7 +108,10 @@ class _Tracing:
     def own(cls, pipelines: Pipelines) -> _Tracing:
         ids, processor = PrivateIds(), _ToQueue(pipelines)
         provider = TracerProvider(
-            resource=pipelines.resource, shutdown_on_exit=False, id_generator=ids, span_limits=SpanLimits(max_events=SpanLimits.UNSET)
+            resource=pipelines.resource,
+            shutdown_on_exit=False,
+            id_generator=ids,
+            span_limits=SpanLimits(max_events=SpanLimits.UNSET),
         )
         provider.add_span_processor(processor)
         return cls(provider.get_tracer("otel_torch", otel_torch.__version__), ids, processor, provider)
@@ -113,7 +120,7 @@ class _Tracing:
         """How many activation events a span takes; None is as many as fit into a message."""
         if self.processor is not None:
             return None
-        limit: int | None = getattr(getattr(span, "_limits", None), "max_events", 128)
+        limit = read_event_limit(span)
         return None if limit is None else max(limit - _RESERVED_EVENTS, limit // 2)
 
 
@@ -150,11 +157,11 @@ class SpanSink(Sink):
             current = get_current_span()
             parent, context = self._parent(current, run)
             if scope.kind == "forward" and self._in_region():
-                opened = _Open(scope, None)
+                opened = _Open(scope, None, tracing)
                 if parent is current:
                     return
             else:
-                opened = _Open(scope, self._start(tracing, scope, parent, context, run))
+                opened = _Open(scope, self._start(tracing, scope, parent, context, run), tracing)
                 context = set_span_in_context(opened.span or INVALID_SPAN, context)
             self._open[scope] = opened
             if not scope.lexical:
@@ -223,7 +230,7 @@ class SpanSink(Sink):
     def _end(self, opened: _Open, span: Span, end_ns: int) -> None:
         """Everything that is known at the end goes on the span."""
         scope = opened.scope
-        tracing = self._tracing_of(span)
+        processor = opened.tracing.processor
         if span.is_recording():
             span.set_attributes(plain_all(scope.attributes))
             if scope.device_s is not None:
@@ -234,8 +241,8 @@ class SpanSink(Sink):
                 self._mark_error(span, scope.error, end_ns)
         context = span.get_span_context()
         self._grow(context.trace_id, opened.size + _estimate_span(scope))
-        if tracing is not None and tracing.processor is not None and opened.records:
-            tracing.processor.events[context.span_id] = opened.records, opened.size
+        if processor is not None and opened.records:
+            processor.events[context.span_id] = opened.records, opened.size
         span.end(end_ns)
         self._ours.discard(context.span_id)
         if scope.kind == "step":
@@ -273,13 +280,12 @@ class SpanSink(Sink):
             span = opened.span
             if not span.is_recording():
                 return  # sampled out, as the program asked for
-            tracing = self._tracing_of(span) or tracing
-            rest = self._fill(tracing, opened, span, batch.records)
-            self._spread(tracing, rest, span, set_span_in_context(span))
+            rest = self._fill(opened, span, batch.records)
+            self._spread(opened.tracing, rest, span, set_span_in_context(span))
 
-    def _fill(self, tracing: _Tracing, opened: _Open, span: Span, records: Sequence[Record]) -> Sequence[Record]:
+    def _fill(self, opened: _Open, span: Span, records: Sequence[Record]) -> Sequence[Record]:
         """Put as many records on a step's own span as it takes; the rest is returned."""
-        limit = tracing.event_limit(span)
+        limit = opened.tracing.event_limit(span)
         trace = span.get_span_context().trace_id
         for position, record in enumerate(records):
             size = estimate(record)
@@ -291,7 +297,7 @@ class SpanSink(Sink):
                 return records[position:]
             opened.size += size
             opened.records.append(record)
-            if tracing.processor is None:
+            if opened.tracing.processor is None:
                 span.add_event(ACTIVATION, describe_activation(record), record.time_ns)
         return ()
 
@@ -361,14 +367,6 @@ class SpanSink(Sink):
                     self._tracings[key] = tracing
         return tracing
 
-    def _tracing_of(self, span: Span) -> _Tracing | None:
-        """What made a span: the program may have installed its provider since."""
-        own = self._tracings.get(None)
-        processor = getattr(span, "_span_processor", None)
-        if own is not None and processor is getattr(own.provider, "_active_span_processor", own):
-            return own
-        return next((tracing for key, tracing in self._tracings.items() if key is not None), own)
-
     def _run_span(self, tracing: _Tracing, start_ns: int) -> Span:
         """The span of this process's run, started at the first call; its trace is handed on to processes started later."""
         if self._run is not None:
@@ -401,7 +399,9 @@ class SpanSink(Sink):
             decision = sampler.should_sample(None, self._job.trace_id, "torch.run").decision
             sampled = TraceFlags.SAMPLED if decision.is_sampled() else TraceFlags.DEFAULT
         span_id = int.from_bytes(hashlib.sha256(f"run:{self._job.run_id}".encode()).digest()[:8], "big") or 1
-        return set_span_in_context(NonRecordingSpan(SpanContext(self._job.trace_id, span_id, True, TraceFlags(sampled))), Context())
+        return set_span_in_context(
+            NonRecordingSpan(SpanContext(self._job.trace_id, span_id, True, TraceFlags(sampled))), Context()
+        )
 
     def finish(self, deadline: float) -> None:
         """End what is still open, marked as such: an open span never leaves the process."""

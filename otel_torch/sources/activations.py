@@ -7,7 +7,7 @@ and are read once a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -68,7 +68,8 @@ class _Observer(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            compiled.outputs(self._number, output)
+            if not torch_private.is_exporting():  # an exported program is the user's product
+                compiled.outputs(self._number, output)
         else:
             self._activations.left(self._site, output)
         return output
@@ -79,7 +80,8 @@ class _InputObserver(_Observer):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
-            compiled.inputs(self._number, args, kwargs)
+            if not torch_private.is_exporting():
+                compiled.inputs(self._number, args, kwargs)
         else:
             self._activations.entered(self._site, args, kwargs)
         return args, kwargs
@@ -98,6 +100,7 @@ class Activations:
         self._gradients = "gradients" in settings.capture
         self._parameters = "parameters" in settings.capture
         self._attached: WeakSet[nn.Module] = WeakSet()
+        self._on_leaves: dict[tuple[str, str], list[_GradientHook]] = {}
         self._matched = 0
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -140,6 +143,10 @@ class Activations:
                 if not manager.module_hooks:
                     ModuleHookManager.remove_from_manager(module)
         self._attached.clear()
+        for hooks in self._on_leaves.values():
+            for gradient_hook in hooks:
+                gradient_hook.remove()
+        self._on_leaves.clear()
 
     def say_what_never_matched(self) -> None:
         """At the end: a run of models that recorded nothing has probably a typing mistake in its selection."""
@@ -251,12 +258,24 @@ class Activations:
         for label, tensor in tensors:
             self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now))
 
+    @torch_private.unseen_by_function_modes
     def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Tensor-level hooks: they work for dicts and dataclasses, and where the next module changes its input in place."""
         backward = _Call(call.model, call.module, call.step, call.call, call.loop, "backward", call.branch)
         for label, tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(_GradientHook(self, backward, "grad" + label.removeprefix("out")))
+                hook = _GradientHook(self, backward, "grad" + label.removeprefix("out"))
+                handle = tensor.register_hook(hook)
+                if tensor.is_leaf:  # a parameter that its module returns outlives the graph
+                    hook.remove = handle.remove
+                    self._leave_leaves(call)
+                    self._on_leaves.setdefault((call.model, call.module), []).append(hook)
+
+    def _leave_leaves(self, call: _Call) -> None:
+        """Remove the hooks that earlier steps left on the leaves which the same module returned."""
+        hooks = self._on_leaves.get((call.model, call.module), [])
+        while hooks and (hooks[0].fired or (hooks[0].call.step, hooks[0].call.loop) != (call.step, call.loop)):
+            hooks.pop(0).remove()
 
     def _failed(self, site: Site, error: Exception) -> None:
         self._recorder.losses.count("record", "error")
@@ -264,15 +283,24 @@ class Activations:
 
 
 class _GradientHook:
-    def __init__(self, activations: Activations, call: _Call, label: str) -> None:
-        self._activations, self._call, self._label = activations, call, label
+    """Records a tensor's gradient. A further backward pass through the same call gives `grad#2`, `grad#3`."""
 
+    def __init__(self, activations: Activations, call: _Call, label: str) -> None:
+        self.call = call
+        self.fired = 0
+        self.remove: Callable[[], None] = lambda: None
+        self._activations, self._label = activations, label
+
+    @torch_private.keep_out_of_frames
     def __call__(self, gradient: torch.Tensor) -> None:
+        self.fired += 1
+        self.remove()
+        label = self._label if self.fired == 1 else f"{self._label}#{self.fired}"
         try:
-            self._activations._add(self._call, [(self._label, gradient)])
+            self._activations._add(self.call, [(label, gradient)])
         except Exception as error:
             self._activations._recorder.losses.count("record", "error")
-            say_once(f"{self._call.model}: a gradient was not recorded: {type(error).__name__}: {error}")
+            say_once(f"{self.call.model}: a gradient was not recorded: {type(error).__name__}: {error}")
 
 
 def selects(settings: Settings, name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from otel_torch.torch_private import unobserved
 from otel_torch.sources.values import walk, walk_inputs
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _sites: list[tuple[weakref.ref[Site], weakref.ref[Activations]]] = []
 
 
+@unobserved
 def number(site: Site, activations: Activations) -> torch.Tensor:
     """A tensor that stands for a site in compiled graphs; int64, shape (1,), on the CPU."""
     _sites.append((weakref.ref(site), weakref.ref(activations)))

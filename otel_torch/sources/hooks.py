@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
+from otel_torch import torch_private
+
 
 class ForwardHook:
     """Something that runs around a module's forward:
@@ -44,13 +46,14 @@ class ForwardHook:
         return output
 
 
-class _TorchHook:
+class TorchHook:
     """What torch calls. A copied or pickled module gets a callable that takes anything and returns None instead, and
     needs none of our code to be loaded."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
+    @torch_private.keep_out_of_frames
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
 
@@ -152,9 +155,9 @@ class ModuleHookManager:
         after = tuple(hook for hook in reversed(hooks) if type(hook).post_forward is not ForwardHook.post_forward)
         self._handles = []
         if before:
-            self._handles.append(module.register_forward_pre_hook(_TorchHook(_Before(before)), with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(TorchHook(_Before(before)), with_kwargs=True))
         if after:
-            self._handles.append(module.register_forward_hook(_TorchHook(_After(after))))
+            self._handles.append(module.register_forward_hook(TorchHook(_After(after))))
 
 
 class _Before:

@@ -11,6 +11,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.entry import Entry
 from otel_torch.sources.holders import held_as
+from otel_torch.sources.hooks import TorchHook
 from otel_torch.sources.names import class_name, core, named_modules
 from otel_torch.sources.steps import Clock, Moment
 
@@ -160,9 +162,14 @@ class Registry:
             if nn.Module.__setstate__ is set_state:
                 nn.Module.__setstate__ = original_state  # type: ignore[method-assign, assignment]
 
+        torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign, assignment]
-        self._restore += [restore, register_module_module_registration_hook(self._registered).remove]
+        self._restore += [
+            restore,
+            register_module_module_registration_hook(self._registered).remove,
+            torch_private.hide_from_torchscript(TorchHook),
+        ]
         for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
             self._take_in(module)
 
@@ -186,6 +193,7 @@ class Registry:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
+    @partial(torch_private.keep_out_of_frames, with_callees=False)
     def _outermost(
         self, original: Callable[..., Any], module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -205,6 +213,7 @@ class Registry:
             if moment is not None:
                 self._end(site.model, moment, error, scope)
 
+    @torch_private.keep_out_of_frames
     def _begin(self, model: Model, module: nn.Module) -> Moment | None:
         try:
             if self._unsettled is not None:
@@ -224,11 +233,13 @@ class Registry:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
             return None
 
+    @torch_private.keep_out_of_frames
     def _open_scope(self, model: Model, moment: Moment) -> Scope:
         scope = Scope("forward", "torch.forward", attributes={"torch.model": model.name, "torch.phase": moment.phase})
         self._recorder.open(scope)
         return scope
 
+    @torch_private.keep_out_of_frames
     def _end(self, model: Model, moment: Moment, error: BaseException | None, scope: Scope | None) -> None:
         try:
             if scope is not None:
@@ -247,6 +258,7 @@ class Registry:
 
     # -- owners --------------------------------------------------------------------------------------------------------
 
+    @torch_private.keep_out_of_frames
     def _discover(self, module: nn.Module, stack: list[Site]) -> Site | None:
         """The site of a module that is called for the first time, with its whole model attached; None for glue: a
         stateless module that nobody holds, made and called inside another's forward (`nn.Softmax(-1)(x)`)."""

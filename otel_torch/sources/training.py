@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from otel_torch import torch_private
 from otel_torch.records import Scope
 from otel_torch.sources import regions
 from otel_torch.sources.steps import Clock
@@ -48,13 +49,15 @@ class Training:
                 raise
             regions.close_region(scope)
 
+        torch_private.keep_out_of_frames(traced_backward, with_callees=False)
+
         def restore() -> None:
             if Optimizer.__init__ is init:
                 Optimizer.__init__ = make  # type: ignore[method-assign]
             if torch.autograd.backward is traced_backward:
                 torch.autograd.backward = backward
 
-        Optimizer.__init__ = init  # type: ignore[method-assign]
+        Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
         torch.autograd.backward = traced_backward
         self._restore += [
             restore,
@@ -70,11 +73,13 @@ class Training:
         while self._restore:
             self._restore.pop()()
 
+    @torch_private.keep_out_of_frames
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             self._scopes[id(optimizer)] = regions.open_region("training_optimizer", lexical=False)
             self._stepping(optimizer, self._clock.steps_of(optimizer))
 
+    @torch_private.keep_out_of_frames
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             regions.close_region(self._scopes.pop(id(optimizer), None))

@@ -30,7 +30,9 @@ def outlets(environ: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return {}
-    chosen = {signal: [name for name in map(_resolver(signal, environ), _named(signal, environ)) if name] for signal in TRACE_SIGNALS}
+    chosen = {
+        signal: [name for name in map(_resolver(signal, environ), _named(signal, environ)) if name] for signal in TRACE_SIGNALS
+    }
     return {signal: names for signal, names in chosen.items() if names}
 
 
@@ -53,7 +55,9 @@ def _resolver(signal: str, environ: Mapping[str, str]) -> Callable[[str], str | 
         if name != "otlp":
             return name
         if protocol not in _EXPORTER_OF_PROTOCOL:
-            say_once(f"{name_of_protocol}={protocol!r} is not supported, {signal} are not sent; use {' or '.join(_EXPORTER_OF_PROTOCOL)}")
+            say_once(
+                f"{name_of_protocol}={protocol!r} is not supported, {signal} are not sent; use {' or '.join(_EXPORTER_OF_PROTOCOL)}"
+            )
         return _EXPORTER_OF_PROTOCOL.get(protocol)
 
     return resolve

@@ -25,7 +25,12 @@ class Telemetry(Sink):
     exporter or the program has installed a provider; then it hands everything to the sinks of the chosen signals."""
 
     def __init__(
-        self, settings: Settings, job: Job, losses: Losses, outlets: dict[str, list[str]], at_exit: Callable[[], Any] | None = None
+        self,
+        settings: Settings,
+        job: Job,
+        losses: Losses,
+        outlets: dict[str, list[str]],
+        at_exit: Callable[[], Any] | None = None,
     ) -> None:
         self._settings, self._job, self._losses = settings, job, losses
         needed = {NEEDS[signal] for signal in settings.signals}
@@ -36,6 +41,10 @@ class Telemetry(Sink):
         self._pipelines: Pipelines | None = None
         self._last_step: Scope | None = None
         self._lock = threading.Lock()
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._outlets) or any(find_provider(signal) for signal in self._needed)
 
     def open(self, scope: Scope) -> None:
         for sink in self._awake():
@@ -66,7 +75,7 @@ class Telemetry(Sink):
 
     def _awake(self) -> list[Sink]:
         if self._sinks is None:
-            if not self._outlets and not any(find_provider(signal) for signal in self._needed):
+            if not self.wanted:
                 return []
             self._wake()
         return self._sinks or []
@@ -96,5 +105,3 @@ class Telemetry(Sink):
         """The program's provider shuts down at exit, in an exit function that was registered after ours, so before it."""
         if self._at_exit is not None:
             atexit.register(self._at_exit)
-
-

@@ -31,3 +31,11 @@ def find_provider(signal: str) -> Any | None:
     if type(provider).__module__.startswith(name):
         return None
     return provider
+
+
+def read_event_limit(span: Any) -> int | None:
+    """How many events a span of the program's keeps before it drops the oldest in silence; None is no limit.
+
+    The SDK keeps this to itself: where it cannot be read, it is the specification's 128.
+    """
+    return getattr(getattr(span, "_limits", None), "max_events", 128)

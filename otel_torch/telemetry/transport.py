@@ -32,8 +32,8 @@ _THREADS = "otel_torch-"
 @dataclass(frozen=True)
 class Answer:
     """What became of a message. kind: `accepted`, `unavailable` (not taken, worth another try), `refused`, `too_large`,
-    `shutdown` (never sent, the end came first) or `unconfirmed`: no answer came, so it may have arrived. rejected: how many of the message's spans, log records or
-    points a receiver that accepted it left out."""
+    `shutdown` (never sent, the end came first) or `unconfirmed` (no answer came, so it may have arrived). rejected: how many
+    of the message's spans, log records or points a receiver that accepted it left out."""
 
     kind: str
     detail: str = ""
@@ -72,12 +72,15 @@ _HTTP_KINDS = {429: "unavailable", 502: "unavailable", 503: "unavailable", 504: 
 
 # what of an error's text says which fault it is, and what people can do about it
 _EXPLANATIONS = (
-    (r"WRONG_VERSION_NUMBER|wrong version number|record layer failure", "it speaks no TLS: use http:// in the endpoint, or switch TLS on there"),
-    (r"CERTIFICATE_VERIFY|certificate", "its certificate is not trusted: name the authority's in OTEL_EXPORTER_OTLP_CERTIFICATE"),
-    (r"[Hh]andshake|SSL|TLS", "the TLS handshake failed: does the endpoint's http:// or https:// match what it speaks?"),
+    (r"(?i)WRONG_VERSION_NUMBER|wrong version number|record layer failure", "it speaks no TLS: use http:// in the endpoint"),
+    (r"(?i)certificate", "its certificate is not trusted: name the authority's in OTEL_EXPORTER_OTLP_CERTIFICATE"),
+    (r"(?i)handshake|SSL|TLS", "the TLS handshake failed: does the endpoint's http:// or https:// match what it speaks?"),
     (r"UNAUTHENTICATED|PERMISSION_DENIED|\b40[13]\b", "it does not let us in: check OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"UNIMPLEMENTED|\b404\b|\b405\b", "it has no place for this signal: give it a pipeline there, or set its OTEL_…_EXPORTER to none"),
-    (r"[Rr]efused|ailed to connect|Name or service|name resolution|DNS|unreachable|No route", "start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT"),
+    (r"UNIMPLEMENTED|\b404\b|\b405\b", "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none"),
+    (
+        r"(?i)refused|failed to connect|Name or service|name resolution|DNS|unreachable|No route",
+        "start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
     (r"[Tt]imed? ?out|DEADLINE", "it takes too long: look at its load, or raise OTEL_EXPORTER_OTLP_TIMEOUT"),
 )  # fmt: skip
 

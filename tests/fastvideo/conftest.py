@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fastvideo.runs import HERE, Run, generate, run, train, train_anew
+from tests.otlp_receiver import Receiver
 
 # programs for child processes; looking for doctests in them would run them here
 collect_ignore_glob = ["cpu/*", "programs/*"]
@@ -30,8 +31,11 @@ def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def generation(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """Two videos of three steps with guidance, one worker, nothing set but the master switch."""
-    return generate(tmp_path_factory.mktemp("generation") / "run", wan)
+    """Two videos of three steps with guidance, one worker, nothing set but the master switch and where to send to."""
+    with Receiver() as receiver:
+        run = generate(tmp_path_factory.mktemp("generation") / "run", wan, **receiver.environment("grpc"))
+    run.receiver = receiver
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +69,12 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
     """The same, but the transformer's fifth forward, the first one of step 2, raises between two of its blocks."""
-    return generate(tmp_path_factory.mktemp("broken") / "run", wan, BREAK_AT_FORWARD="4")
+    with Receiver() as receiver:
+        run = generate(
+            tmp_path_factory.mktemp("broken") / "run", wan, BREAK_AT_FORWARD="4", **receiver.environment("http/protobuf")
+        )
+    run.receiver = receiver
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ class Run:
     status: int
     output: str
     folder: Path
+    receiver: Any = None  # the OTLP receiver that it sent to, if it had one
 
     def recordings(self) -> list[Path]:
         return sorted((self.folder / "otel-torch").glob("*.jsonl"))

@@ -1,0 +1,134 @@
+"""Unmodified programs, environment alone: what is on disk is complete, and all of it arrives at an OTLP receiver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.otlp_receiver import Receiver
+from tests.support import environment, lines, metadata, run_python
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+KEY = ("model", "module", "tensor", "loop", "step", "call", "phase")
+
+
+def keys_on_disk(path: Path) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row[name] for name in KEY) for row in lines(path))
+
+
+def keys_of_events(attributes: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(found[f"torch.{name}"] for name in KEY) for found in attributes)
+
+
+def of_logs(receiver: Receiver) -> list[dict[str, Any]]:
+    return [record["attributes"] for record in receiver.log_records()]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_training_loop_arrives_whole(tmp_path: Path, protocol: str) -> None:
+    with Receiver() as receiver:
+        done = run_python(
+            tmp_path, EXAMPLES / "transformers_train.py",
+            OTEL_TORCH_CAPTURE="outputs,gradients", OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics",
+            **receiver.environment(protocol),
+        )  # fmt: skip
+    assert "lost" not in done.stderr
+    rows = lines(tmp_path / "run.jsonl")
+    on_disk = keys_on_disk(tmp_path / "run.jsonl")
+    assert set(on_disk.values()) == {1}
+    forwards = [(r["step"], r["call"], r["phase"]) for r in rows if r["module"] == "model.layers.0" and r["tensor"] == "out"]
+    assert forwards == [
+        (0, 0, "forward"), (0, 1, "forward"), (1, 0, "forward"), (1, 1, "forward"), (2, 0, "forward"), (2, 1, "forward"),
+        (3, 0, "eval"), (3, 0, "forward"), (3, 1, "forward"), (4, 0, "forward"), (4, 1, "forward"), (5, 0, "forward"),
+        (5, 1, "forward"), (6, 0, "eval"),
+    ]  # fmt: skip
+    # the same records, as span events and as log events
+    assert keys_of_events(receiver.events()) == on_disk
+    assert keys_of_events(of_logs(receiver)) == on_disk
+    # every training step is a trace of its own, linked from and to the run's span
+    steps = receiver.spans("torch.step")
+    run = receiver.spans("torch.run")[0]
+    assert [span["attributes"]["torch.step"] for span in steps] == list(range(7))
+    assert len({span["trace_id"] for span in steps} | {run["trace_id"]}) == 8
+    assert all(span["links"] == [(run["trace_id"], run["span_id"])] for span in steps)
+    assert set(run["links"]) == {(span["trace_id"], span["span_id"]) for span in steps}
+    assert metadata(tmp_path / "run.jsonl")["trace_id"] == run["trace_id"]
+    regions = Counter(span["name"].rpartition("profiler_region_")[2] for span in receiver.spans() if "::" in span["name"])
+    assert regions == {"training_step": 6, "training_backward": 12, "training_optimizer": 6}
+    # every step's value of a series is a point
+    points = receiver.metric_points("torch.module.activation.std")
+    layer = [p for p in points if p["attributes"]["torch.module"] == "model.layers.0" and p["attributes"]["torch.phase"] == "forward"]
+    assert len(layer) == 6
+
+
+def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        run_python(tmp_path, EXAMPLES / "quickstart.py", **receiver.environment("grpc"))
+    on_disk = keys_on_disk(tmp_path / "run.jsonl")
+    assert set(on_disk.values()) == {1}
+    assert keys_of_events(receiver.events()) == on_disk
+    model = "WanTransformer3DModel"
+    assert [key[3:6] for key in on_disk if key[:2] == (model, "")] == [(0, step, call) for step in range(5) for call in (0, 1)]
+    spans = {span["span_id"]: span for span in receiver.spans()}
+    step_spans = receiver.spans("torch.step")
+    assert [span["attributes"]["torch.step"] for span in step_spans] == list(range(5))
+    parents = {spans[span["parent_id"]]["name"] for span in step_spans}
+    assert parents == {"fastvideo.region::profiler_region_inference_denoising"}
+    assert {spans[span["parent_id"]]["name"] for span in receiver.spans("torch.forward")} == {"torch.step"}
+    assert len({span["trace_id"] for span in spans.values()}) == 1
+    # a bounded loop: the step is an attribute of the metric
+    points = receiver.metric_points("torch.module.activation.abs_mean")
+    assert {point["attributes"]["torch.step"] for point in points} == set(range(5))
+
+
+def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        environ = environment(tmp_path, **receiver.environment("grpc"))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / "two_ranks.py")]
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    paths = [tmp_path / f"run.rank{rank}.jsonl" for rank in range(2)]
+    assert keys_on_disk(paths[0]) == keys_on_disk(paths[1])
+    runs = receiver.spans("torch.run")
+    assert sorted(span["resource"]["dl.rank"] for span in runs) == [0, 1]
+    assert len({span["trace_id"] for span in runs}) == 1
+    assert {metadata(path)["run_id"] for path in paths} == {runs[0]["resource"]["otel_torch.run.id"]}
+    for rank, path in enumerate(paths):
+        events = [event for span in receiver.spans() if span["resource"]["dl.rank"] == rank for event in span["events"]]
+        assert keys_of_events(event["attributes"] for event in events) == keys_on_disk(path)
+
+
+def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
+    code = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+x = torch.ones(2, 4)
+for step in range(4):
+    if step == 2:
+        with torch.no_grad():
+            model[0].weight[0, 0] = float("nan")
+    with torch.no_grad():
+        model(x)
+"""
+    with Receiver() as receiver:
+        run_python(tmp_path, code, OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics", **receiver.environment("http/protobuf"))
+    from otel_torch import read_recording
+
+    rows = read_recording(tmp_path / "run.jsonl")
+    assert [row["nonfinite"] for row in rows if row["module"] == "0"] == [0, 0, 2, 2]
+    assert all(row["mean"] != row["mean"] for row in rows if row["step"] >= 2)
+    for found in (receiver.events(), of_logs(receiver)):
+        means = [attributes["torch.stat.mean"] for attributes in found if attributes["torch.module"] == "0"]
+        assert means[2:] == ["NaN", "NaN"] and all(isinstance(mean, float) for mean in means[:2])
+    counted = receiver.metric_points("torch.module.activation.nonfinite")
+    assert max(point["value"] for point in counted if point["attributes"]["torch.module"] == "0") == 4
+    show = subprocess.run(
+        [sys.executable, "-m", "otel_torch", "show", str(tmp_path / "run.jsonl")], capture_output=True, text=True, check=False
+    )
+    assert show.returncode == 0 and "step 2" in show.stdout and "nan" in show.stdout

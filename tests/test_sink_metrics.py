@@ -1,0 +1,129 @@
+"""Metrics as a receiver gets them: every step's value, non-finite ones counted, series bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.otlp_receiver import Receiver
+from tests.telemetry_support import drive
+
+GAUGE = "torch.module.activation.mean"
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as running:
+        yield running
+
+
+def values(receiver, name=GAUGE):
+    """(module, step label, value), sorted by time."""
+    points = sorted(receiver.metric_points(name), key=lambda point: point["time"])
+    return [(p["attributes"]["torch.module"], p["attributes"].get("torch.step"), p["value"]) for p in points]
+
+
+STEPS = "for n in range(5): run_step(n, [record(step=n, mean=float(n))], bounded={bounded})\nfinish()"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(("mode", "bounded", "labelled"), [
+    ("label", False, True), ("time", True, False), ("auto", True, True), ("auto", False, False),
+])  # fmt: skip
+def test_every_steps_value_is_delivered_in_each_mode(tmp_path, receiver, protocol, mode, bounded, labelled):
+    drive(tmp_path, STEPS.format(bounded=bounded), OTEL_TORCH_METRIC_STEP=mode, **receiver.environment(protocol))
+    assert values(receiver) == [("layer", n if labelled else None, float(n)) for n in range(5)]
+    points = receiver.metric_points(GAUGE)
+    assert {(point["kind"], point["unit"]) for point in points} == {("gauge", "")}
+    assert len({point["time"] for point in points}) == 5
+    assert [point["value"] for point in receiver.metric_points("torch.step")] == list(range(5))
+
+
+def test_a_point_has_the_contracts_attributes(tmp_path, receiver):
+    drive(tmp_path, "run_step(0, [record(mean=1.0)]); finish()", **receiver.environment())
+    (point,) = receiver.metric_points(GAUGE)
+    assert point["attributes"] == {"torch.model": "Net", "torch.module": "layer", "torch.tensor": "out", "torch.phase": "forward"}
+    assert point["resource"]["dl.rank"] == 0
+
+
+def test_of_several_calls_the_gauge_keeps_the_last_and_the_histogram_takes_all(tmp_path, receiver):
+    drive(tmp_path, """
+run_step(0, [record(call=0, mean=1.0, abs_mean=2.0), record(call=1, mean=3.0, abs_mean=6.0)])
+finish()
+""", **receiver.environment())  # fmt: skip
+    assert values(receiver) == [("layer", None, 3.0)]
+    histogram = receiver.metric_points("torch.module.activation.magnitude")[-1]
+    assert (histogram["kind"], histogram["count"], histogram["sum"]) == ("exponential_histogram", 2, 8.0)
+    assert (histogram["min"], histogram["max"]) == (2.0, 6.0)
+
+
+def test_nonfinite_values_are_counted_and_not_sent_as_gauges(tmp_path, receiver):
+    drive(tmp_path, """
+nan = float("nan")
+run_step(0, [record(step=0, mean=nan, abs_mean=nan, min=-1.0, nonfinite=3)])
+run_step(1, [record(step=1, mean=0.5, abs_mean=0.5, min=-1.0, nonfinite=2, numel=7)])
+finish()
+""", **receiver.environment())  # fmt: skip
+    assert values(receiver) == [("layer", None, 0.5)]
+    assert [value for *_, value in values(receiver, "torch.module.activation.min")] == [-1.0, -1.0]
+    counter = receiver.metric_points("torch.module.activation.nonfinite")[-1]
+    assert (counter["value"], counter["unit"], counter["kind"]) == (5, "{element}", "sum")
+    assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 1
+    assert not receiver.metric_points("torch.module.activation.numel")
+    assert [p["kind"] for p in receiver.metric_points() if p["name"] == "torch.module.activation.nonfinite"] == ["sum"]
+
+
+def test_regions_have_a_histogram_of_their_duration(tmp_path, receiver):
+    drive(tmp_path, """
+for seconds in (1, 2):
+    scope = Scope("region", "fastvideo.region::r", attributes={"torch.region": "r"}, start_ns=10**9)
+    recorder.open(scope); scope.end_ns = (1 + seconds) * 10**9; recorder.close(scope)
+finish()
+""", **receiver.environment())  # fmt: skip
+    point = receiver.metric_points("torch.region.duration")[-1]
+    assert (point["unit"], point["attributes"], point["count"], point["sum"]) == ("s", {"torch.region": "r"}, 2, 3.0)
+
+
+def test_series_beyond_the_limit_are_not_sent_but_counted_and_said(tmp_path, receiver):
+    done = drive(tmp_path, """
+run_step(0, [record(f"layer.{n}", mean=1.0) for n in range(50)])
+finish()
+""", OTEL_TORCH_METRIC_SERIES="20", OTEL_TORCH_METRIC_STEP="label", **receiver.environment())  # fmt: skip
+    assert len(receiver.metric_points(GAUGE)) == 20
+    assert "more than 20 metric series" in done.stderr and "OTEL_TORCH_METRIC_SERIES" in done.stderr
+    assert "30 metric_points (series_limit)" in done.stderr
+    dropped = receiver.metric_points("otel_torch.records.dropped")[-1]
+    assert (dropped["value"], dropped["unit"], dropped["attributes"]["reason"]) == (30, "{record}", "series_limit")
+
+
+def test_auto_goes_on_without_the_label_where_it_would_take_too_many_series(tmp_path, receiver):
+    done = drive(tmp_path, """
+for step in range(10):
+    run_step(step, [record(f"layer.{n}", step, mean=float(step)) for n in range(10)], bounded=True)
+finish()
+""", OTEL_TORCH_METRIC_SERIES="60", **receiver.environment())  # fmt: skip
+    sent = values(receiver)
+    assert sorted({step for _, step, value in sent if step is not None}) == [0, 1, 2, 3, 4]
+    assert sorted(value for _, step, value in sent if step is None) == sorted(float(step) for step in range(5, 10) for _ in range(10))
+    assert len(sent) == 100
+    assert "without torch.step as an attribute" in done.stderr
+    assert "lost" not in done.stderr
+
+
+def test_the_programs_own_meter_provider_is_used_and_its_limit_is_said(tmp_path, receiver):
+    done = drive(tmp_path, """
+from opentelemetry import metrics
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=os.environ["PROGRAM"]), export_interval_millis=3600_000)
+provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}))
+metrics.set_meter_provider(provider)
+for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
+finish()
+assert metrics.get_meter_provider() is provider
+""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
+    assert values(receiver)[-1] == ("layer", None, 2.0)
+    assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
+    assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {"the program"}
+    assert "only the last value" in done.stderr

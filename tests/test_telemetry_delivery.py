@@ -1,0 +1,262 @@
+"""What arrives, what does not, and that the latter is counted: real receivers that are healthy, broken, slow or gone."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from tests.otlp_receiver import Receiver
+from tests.telemetry_support import drive
+
+ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
+
+
+def lost(done):
+    """{(what, reason): number} of the line that says what was lost."""
+    (line,) = re.findall(r"otel_torch: lost: (.*)", done.stderr) or [""]
+    return {(what, reason): int(number) for number, what, reason in re.findall(r"(\d+) (\w+?)s \((\w+)\)", line)}
+
+
+def closed_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+BURST = """
+STATS = {"abs_mean": 0.5, "sum": 1.5, "min": -1.0, "max": 1.0, "mean": 0.25, "std": 0.125, "nonfinite": 0, "shape": [2, 3], "dtype": "float32"}
+for step in range(100):
+    run_step(step, [record(f"blocks.{n}.attention.to_out", step, **STATS) for n in range(1000)])
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_burst_of_a_hundred_thousand_records_arrives_whole_and_fits_into_messages(tmp_path, protocol):
+    with Receiver() as receiver:
+        done = drive(tmp_path, BURST + "finish(60)", **ALL, **receiver.environment(protocol))
+    assert lost(done) == {}
+    assert len(receiver.events()) == 100_000
+    assert len(receiver.log_records()) == 100_000
+    assert len(receiver.metric_points("torch.module.activation.mean")) == 100_000
+    assert max(receiver.sizes) < 4 * 2**20
+    assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 100
+
+
+def test_records_arrive_while_the_program_runs(tmp_path):
+    """The child waits for the receiver's answer: nothing is kept back until the end."""
+    with Receiver() as receiver:
+        done = drive(tmp_path, """
+run_step(0, [record()], training=True)
+import threading
+deadline = time.monotonic() + 60
+queues = [q for sink in recorder.sinks for qs in sink._pipelines._queues.values() for q in qs]
+while time.monotonic() < deadline and not all(q.sent for q in queues):
+    threading.Event().wait(0.05)
+print([sorted(q.sent) for q in queues])
+os._exit(0)
+""", **receiver.environment())  # fmt: skip
+    assert "span_event" in done.stdout and "metric_point" in done.stdout
+    assert len(receiver.events()) == 1
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_without_a_collector_everything_is_counted_and_one_line_says_why(tmp_path, protocol):
+    endpoint = f"http://user:secret@127.0.0.1:{closed_port()}"
+    done = drive(tmp_path, """
+for step in range(10): run_step(step, [record(f"layer.{n}", step) for n in range(100)])
+started = time.monotonic()
+finish(1.8)
+assert time.monotonic() - started < 20
+""", **ALL, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
+    counts: dict[str, int] = {}
+    for (what, _), number in lost(done).items():
+        counts[what] = counts.get(what, 0) + number
+    assert (counts["span"], counts["span_event"], counts["log_event"]) == (11, 1000, 1000)
+    assert counts["metric_point"] >= 2 * 1000 + 10
+    lines = [line for line in done.stderr.splitlines() if "127.0.0.1" in line]
+    assert len(lines) == 1 and "start a collector there" in lines[0] and "secret" not in done.stderr
+    assert "Traceback" not in done.stderr and "Transient" not in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_collector_that_never_answers_does_not_hold_the_program(tmp_path, protocol):
+    with Receiver("never") as receiver:
+        done = drive(tmp_path, """
+run_step(0, [record()])
+started = time.monotonic()
+finish(1.5)
+assert time.monotonic() - started < 20
+print("ended")
+""", **receiver.environment(protocol))  # fmt: skip
+    assert done.stdout.strip() == "ended"
+    counts = lost(done)
+    assert counts["span_event", "unconfirmed"] == 1
+    assert {reason for _, reason in counts} <= {"unconfirmed", "shutdown"}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_a_receiver_rejects_is_counted_and_said(tmp_path, protocol):
+    with Receiver("reject", rejecting=2) as receiver:
+        done = drive(tmp_path, "run_step(0, [record(f'layer.{n}') for n in range(9)]); finish()",
+                     OTEL_TORCH_SIGNALS="log_events", **receiver.environment(protocol))  # fmt: skip
+    assert lost(done) == {("log_event", "rejected"): 2}
+    assert "accepts only in part (2 of the logs rejected: not all of it)" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_receiver_that_refuses_is_not_asked_again(tmp_path, protocol):
+    with Receiver("refuse") as receiver:
+        done = drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_SIGNALS="log_events", **receiver.environment(protocol))
+    assert lost(done) == {("log_event", "refused"): 1}
+    assert "refuses what is sent" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_an_unavailable_receiver_did_not_take_is_sent_again(tmp_path, protocol):
+    """The child waits until it has failed, then the receiver recovers."""
+    with Receiver("unavailable") as receiver:
+        receiver.recover = lambda: setattr(receiver, "mode", "accept")  # type: ignore[attr-defined]
+        import threading
+
+        threading.Timer(2, receiver.recover).start()  # type: ignore[attr-defined]
+        done = drive(tmp_path, """
+import threading
+run_step(0, [record()])
+(queue,) = [q for sink in recorder.sinks for qs in sink._pipelines._queues.values() for q in qs]
+deadline = time.monotonic() + 120
+while time.monotonic() < deadline and not queue.sent:
+    threading.Event().wait(0.05)
+finish()
+""", OTEL_TORCH_SIGNALS="log_events", **receiver.environment(protocol))  # fmt: skip
+    assert lost(done) == {}
+    assert len(receiver.log_records()) == 1
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_tls_mismatch_is_explained(tmp_path, protocol):
+    with Receiver() as receiver:
+        endpoint = (receiver.grpc_endpoint if protocol == "grpc" else receiver.http_endpoint).replace("http:", "https:")
+        done = drive(tmp_path, "run_step(0, [record()]); finish(1.8)", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
+                     OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
+    assert "speaks no TLS" in done.stderr or "TLS handshake" in done.stderr
+    assert lost(done)["span_event", "refused"] == 1
+
+
+def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
+    with Receiver() as receiver:
+        drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
+              OTEL_EXPORTER_OTLP_HEADERS="x-team=video", **receiver.environment("http"))  # fmt: skip
+    assert len(receiver.events()) == 1
+    assert {(headers["content-encoding"], headers["x-team"]) for headers in receiver.headers} == {("gzip", "video")}
+
+
+def test_a_full_queue_drops_the_new_and_counts_them():
+    """A sender that is stuck in its first message: the rest waits, up to the limit."""
+    import threading
+    import time
+
+    from otel_torch.records import Losses
+    from otel_torch.telemetry.items import LogItem
+    from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.transport import Answer
+    from tests.telemetry_support import make_record
+
+    started, release, sent = threading.Event(), threading.Event(), []
+
+    class Stuck:
+        def encode(self, item):
+            return [item], 10
+
+        def send(self, payload):
+            started.set()
+            assert release.wait(60)
+            sent.extend(payload)
+            return Answer("accepted")
+
+        def shutdown(self):
+            pass
+
+    losses = Losses()
+    queue = ExportQueue("logs", Stuck, losses, limit=1000)
+    items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(30)]
+    queue.put(items[:1], Patience())
+    assert started.wait(60)
+    queue.put(items[1:], Patience())
+    assert losses.items() == [("log_event", "queue_full", 19)]
+    release.set()
+    queue.close(time.monotonic() + 30)
+    queue.wait()
+    assert sent == items[:11]
+    assert queue.sent == {"log_event": 11}
+
+
+def test_a_message_that_a_receiver_finds_too_large_is_halved():
+    import time
+
+    from otel_torch.records import Losses
+    from otel_torch.telemetry.items import LogItem
+    from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.transport import Answer
+    from tests.telemetry_support import make_record
+
+    sent = []
+
+    class Small:
+        def encode(self, item):
+            return [item], 10
+
+        def send(self, payload):
+            if len(payload) > 3 or any(item.records[0].module == "7" for item in payload):
+                return Answer("too_large")
+            sent.extend(payload)
+            return Answer("accepted")
+
+        def shutdown(self):
+            pass
+
+    losses = Losses()
+    queue = ExportQueue("logs", Small, losses)
+    items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(20)]
+    queue.put(items, Patience())
+    queue.close(time.monotonic() + 30)
+    queue.wait()
+    assert sent == items[:7] + items[8:]
+    assert losses.items() == [("log_event", "too_large", 1)]
+
+
+def test_a_forked_child_sends_neither_what_its_parent_queued_nor_waits_for_it(tmp_path):
+    with Receiver() as receiver:
+        drive(tmp_path, """
+run_step(0, [record("parent")])
+child = os.fork()
+if child == 0:
+    losses = Losses()
+    recorder.restart(losses)
+    job = this_job()
+    run_step(1, [record("child", 1)])
+    finish()
+    os._exit(0)
+os.waitpid(child, 0)
+finish()
+""", **receiver.environment("http"))  # fmt: skip
+    assert sorted(event["torch.module"] for event in receiver.events()) == ["child", "parent"]
+    assert len({span["resource"]["process.pid"] for span in receiver.spans("torch.run")}) == 2
+    assert len({span["resource"]["service.instance.id"] for span in receiver.spans("torch.run")}) == 2
+    assert len({span["trace_id"] for span in receiver.spans()}) == 1
+
+
+def test_the_programs_own_exporters_keep_their_warnings(tmp_path):
+    done = drive(tmp_path, """
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+recorder.open(Scope("stage", "ours"))
+time.sleep(0)
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(timeout=0.5)))
+with provider.get_tracer("program").start_as_current_span("s"): pass
+finish(1)
+""", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}", OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf")  # fmt: skip
+    assert "Failed to export spans" in done.stderr or "Transient error" in done.stderr
