@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import os
 import platform
@@ -26,6 +27,8 @@ from otel_torch.settings import Settings, Unusable
 FRAMEWORKS = ("diffusers", "fastvideo")
 # what the end of the program may take longer because of us, whatever a collector does
 EXIT_S = 1.8
+# ... and what SIGTERM may, where the device hangs: less than what launchers wait before they kill
+SIGTERM_S = 5.0
 
 _running: _Running | None = None
 _lock = threading.RLock()
@@ -72,12 +75,12 @@ def flush() -> None:
 
 def stop() -> None:
     """End the session: every hook and watcher is removed, everything recorded goes out, losses are said. A second call
-    does nothing."""
+    does nothing, one from another thread waits for the first."""
     global _running
     with _lock:
         running, _running = _running, None
-    if running is not None:
-        running.stop()
+        if running is not None:
+            running.stop()
 
 
 def _start(settings: Settings, overrides: dict[str, str] | None = None) -> bool:
@@ -96,6 +99,7 @@ def _start(settings: Settings, overrides: dict[str, str] | None = None) -> bool:
         if not _at_exit_registered:
             _at_exit_registered = True
             atexit.register(stop)
+            _stop_in_multiprocessing()
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_after_fork)
         return True
@@ -135,7 +139,7 @@ class _Running:
         self._undo.append(profiler.close)
         for name in FRAMEWORKS:
             self._watch(name)
-        self._undo.append(_on_sigterm(recorder))
+        self._undo.append(_on_sigterm())
 
     def _connect(self) -> list[Sink]:
         """The sinks for the job that this process is. Asked at the first scope or record: some learn their rank late."""
@@ -149,7 +153,15 @@ class _Running:
         if settings.jsonl is not None and settings.jsonl_ranks.includes(**place):
             chosen = settings.chosen(os.environ | self.overrides)
             sinks.append(
-                JsonlSink(settings.jsonl, job, losses, max_bytes=settings.max_bytes, settings=chosen, facts=self._facts, trace_id=telemetry.trace_id(job))
+                JsonlSink(
+                    settings.jsonl,
+                    job,
+                    losses,
+                    max_bytes=settings.max_bytes,
+                    settings=chosen,
+                    facts=self._facts,
+                    trace_id=telemetry.trace_id(job),
+                )
             )
         return sinks + telemetry.build_sinks(settings, job, losses, stop)
 
@@ -185,6 +197,7 @@ class _Running:
         self.session.losses = Losses()
         self.session.recorder.restart(self.session.losses)
         self.clock.forked()
+        self.clock.seen_steps = self.clock.recorded_steps = 0
 
     def stop(self) -> None:
         deadline = time.monotonic() + EXIT_S
@@ -196,8 +209,10 @@ class _Running:
         self.session.recorder.finish(max(deadline, time.monotonic() + 0.5))
 
     def _say_what_never_matched(self) -> None:
+        if not self.clock.seen_steps:
+            return  # a helper, such as a worker of a data loader, has no model of its own
         self.activations.say_what_never_matched()
-        if self.clock.seen_steps and not self.clock.recorded_steps:
+        if not self.clock.recorded_steps:
             say(f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded")
 
 
@@ -211,18 +226,20 @@ def _guarded(action: Callable[..., Any], what: str) -> Callable[..., None]:
     return call
 
 
-def _on_sigterm(recorder: Recorder) -> Callable[[], None]:
+def _on_sigterm() -> Callable[[], None]:
     """Flush when the process is told to end, and end as it would have: only where nobody else handles SIGTERM."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return lambda: None
 
-    def end() -> None:
-        stop()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+    ending: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        recorder.when_idle(end)
+        if ending != [os.getpid()]:
+            ending[:] = [os.getpid()]
+            try:
+                threading.Thread(target=_stop_and_die, name="otel_torch-sigterm").start()
+            except RuntimeError:  # the interpreter is ending, and the recording with it
+                _die()
 
     def restore() -> None:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is handle:
@@ -232,13 +249,35 @@ def _on_sigterm(recorder: Recorder) -> Callable[[], None]:
     return restore
 
 
+def _stop_and_die() -> None:
+    """In a thread of its own, because the main one may have been interrupted with any lock in its hands; and not waited
+    for without end, because a device may never come back."""
+    stopping = threading.Thread(target=stop, name="otel_torch-stop", daemon=True)
+    stopping.start()
+    stopping.join(SIGTERM_S)
+    _die()
+
+
+def _die() -> None:
+    """Die of SIGTERM now, whatever the main thread is doing: Python itself resets a handler only there."""
+    ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop_in_multiprocessing() -> None:
+    """A child of multiprocessing clears its exit functions at its start, and most never run atexit."""
+    from multiprocessing import process, util
+
+    def at_end(_: object) -> None:
+        util.Finalize(None, stop, exitpriority=0)
+
+    util.register_after_fork(stop, at_end)
+    if process.parent_process() is not None:
+        at_end(None)
+
+
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    if _running is None:
-        return
-    _guarded(_running.forked, "going on in a forked process")()
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        # a forked worker of multiprocessing clears its exit functions after us, and never runs atexit
-        util.register_after_fork(_running, lambda _: util.Finalize(None, stop, exitpriority=0))
+    if _running is not None:
+        _guarded(_running.forked, "going on in a forked process")()

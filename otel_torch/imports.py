@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -20,8 +19,8 @@ Action = Callable[[ModuleType], None]
 class _Running(Loader):
     """Another loader, followed by what was to happen after it."""
 
-    def __init__(self, loader: Any, actions: list[Action]) -> None:
-        self._loader, self._actions = loader, actions
+    def __init__(self, loader: Any, name: str) -> None:
+        self._loader, self._name = loader, name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
@@ -32,7 +31,7 @@ class _Running(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for action in self._actions:
+        for action in _watch.actions.pop(self._name, ()):
             action(module)
 
     def __getattr__(self, name: str) -> Any:
@@ -44,15 +43,16 @@ class _Watch(MetaPathFinder):
         self.actions: dict[str, list[Action]] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """What the others find. Nothing has happened yet: many only ask whether a module exists, and never load it."""
         if fullname not in self.actions:
             return None
-        actions = self.actions.pop(fullname)  # popped first: the look-up below comes back here
-        spec = find_spec(fullname)
-        if spec is None or spec.loader is None:
-            self.actions[fullname] = actions
-            return spec
-        spec.loader = _Running(spec.loader, actions)
-        return spec
+        for finder in [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Running(spec.loader, fullname)
+                return spec
+        return None
 
 
 _watch = _Watch()

@@ -41,13 +41,14 @@ class Job:
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     value = environ.get(name, "")
-    return int(value) if value.isdigit() else default
+    return int(value) if value.isdecimal() else default
 
 
 def name_run(environ: Mapping[str, str] = os.environ) -> str:
     """The run id: as set, else the launcher's job id with its restart count, else a new one. Safe in file names.
 
-    A torchrun agent makes an id before its workers learn their job's: a made id, known by its form, yields to that.
+    A torchrun agent makes an id before its workers learn their job's: a made id, known by its form, yields to that. Where
+    the job has none (torchrun's `none`), the made one tells restarts apart too.
     """
     chosen = environ.get("OTEL_TORCH_RUN_ID", "").strip()
     if chosen and not re.fullmatch(r"run-[0-9a-f]{12}", chosen):
@@ -55,7 +56,9 @@ def name_run(environ: Mapping[str, str] = os.environ) -> str:
     for job, restart in _JOBS:
         if (value := environ.get(job, "none")) != "none" and value:
             return re.sub(r"[^\w.+=-]", "_", f"{value}.{_number(environ, restart, 0)}")
-    return chosen or f"run-{uuid.uuid4().hex[:12]}"
+    made = chosen or f"run-{uuid.uuid4().hex[:12]}"
+    restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
+    return f"{made}.{restarts}" if restarts else made
 
 
 def distributed_rank() -> tuple[int, int] | None:
@@ -74,7 +77,7 @@ def this_job(environ: Mapping[str, str] = os.environ) -> Job:
     rank = local_rank = 0
     world_size = 1
     for names in _LAUNCHERS:
-        if environ.get(names[0], "").isdigit():
+        if environ.get(names[0], "").isdecimal():
             rank, world_size = _number(environ, names[0], 0), _number(environ, names[2], 1)
             local_rank = _number(environ, names[1], rank)
             break

@@ -60,7 +60,9 @@ class Recorder:
         self._last_flush = time.monotonic()
         self._closed = False
         self._flushing = False
-        self._when_idle: Callable[[], None] | None = None
+        self._undelivered: list[tuple[Sink, Batch]] = []
+        self._left_out = 0
+        self._finish_by: float | None = None
 
     def add_sink(self, sink: Sink) -> None:
         """Hand everything from here on to `sink` as well."""
@@ -72,8 +74,15 @@ class Recorder:
         if self._sinks is None:
             with self._lock:
                 if self._sinks is None:
-                    self._sinks = list(self._connect())
+                    self._sinks = self._make_sinks()
         return self._sinks
+
+    def _make_sinks(self) -> list[Sink]:
+        try:
+            return list(self._connect())
+        except Exception as error:
+            say_once(f"nothing is recorded: {type(error).__name__}: {error}")
+            return []
 
     def add(self, tensor: Any) -> None:
         """Keep one measured tensor until the next flush. The hot path: one append."""
@@ -97,26 +106,25 @@ class Recorder:
         self._each("close", scope, backwards=True)
 
     def flush(self, step: Scope | None) -> None:
-        """Read all pending tensors and hand their records to the sinks; `step` is the step scope they belong to."""
+        """Read all pending tensors and hand their records to the sinks; `step` is the step scope they belong to.
+
+        What the program raises in the middle of it (a Ctrl-C) loses nothing: the next flush goes on where this one was.
+        """
         with self._lock:
+            if self._flushing:  # called by a signal handler of the program, which came in the middle of a flush
+                return
             self._flushing = True
             try:
-                self._hand_on(step)
+                self._deliver()
+                self._read_pending(step)
+                self._deliver()
             finally:
                 self._flushing = False
-            action, self._when_idle = self._when_idle, None
-            if action is not None:
-                action()
+            if self._finish_by is not None:
+                self.finish(self._finish_by)
 
-    def when_idle(self, action: Callable[[], None]) -> None:
-        """Run `action` now, or, called by a signal that came in the middle of a flush, right after that flush."""
-        if self._flushing:
-            self._when_idle = action
-        else:
-            action()
-
-    def _hand_on(self, step: Scope | None) -> None:
-        pending, self._pending = self._pending, []
+    def _read_pending(self, step: Scope | None) -> None:
+        pending = self._pending[:]
         self._last_flush = time.monotonic()
         if not pending or self._closed:
             return
@@ -125,34 +133,57 @@ class Recorder:
         except Exception as error:
             self.losses.count("record", "unreadable", len(pending))
             say_once(f"the numbers of {len(pending)} tensors could not be read: {type(error).__name__}: {error}")
-            return
+            records = []
+        batch = Batch(records, step)
+        # other threads append meanwhile; what is read leaves only once it is kept elsewhere
+        self._undelivered = [(sink, batch) for sink in self.sinks] if records else []
+        del self._pending[: len(pending)]
         self.written += len(records)
-        self._each("write", Batch(records, step))
+        self.losses.count("record", "sink_failed", self._left_out * len(records))
+
+    def _deliver(self) -> None:
+        while self._undelivered:
+            sink, batch = self._undelivered[0]
+            try:
+                sink.write(batch)
+            except Exception as error:
+                self._leave_out(sink, error)
+                self.losses.count("record", "sink_failed", len(batch.records))
+            del self._undelivered[0]
 
     def finish(self, deadline: float, step: Scope | None = None) -> None:
         """Flush, then finish every sink, and say what was lost. Safe to call twice."""
         with self._lock:
             if self._closed:
                 return
+            if self._flushing:  # see `flush`: that one first
+                self._finish_by = deadline
+                return
             self.flush(step)
             self._closed = True
             if self._sinks is not None:
-                self._each("finish", deadline)
+                # the recording, which is the first, last: its metadata tells what the others lost
+                self._each("finish", deadline, backwards=True)
         lost = ", ".join(f"{number} {what}s ({reason})" for what, reason, number in self.losses.items())
         if lost:
             say(f"lost: {lost}")
 
     def restart(self, losses: Losses) -> None:
-        """Begin anew in a forked child: what is pending, the sinks and their threads belong to the parent."""
+        """Begin anew in a forked child: what is pending, the sinks, their threads and a flush that another thread was in
+        belong to the parent."""
         self._lock = threading.RLock()
-        self._pending, self._sinks, self.losses = [], None, losses
-        self.written, self._closed = 0, False
+        self._pending, self._undelivered, self._sinks, self.losses = [], [], None, losses
+        self.written, self._left_out, self._closed, self._flushing, self._finish_by = 0, 0, False, False, None
 
     def _each(self, method: str, argument: Any, backwards: bool = False) -> None:
         for sink in self.sinks[::-1] if backwards else self.sinks.copy():
             try:
                 getattr(sink, method)(argument)
             except Exception as error:
-                if sink in self.sinks:
-                    self.sinks.remove(sink)
-                say_once(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")
+                self._leave_out(sink, error)
+
+    def _leave_out(self, sink: Sink, error: Exception) -> None:
+        if sink in self.sinks:
+            self.sinks.remove(sink)
+            self._left_out += 1
+        say_once(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")

@@ -118,6 +118,17 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     return function
 
 
+def local_while_tracing(context: Any, name: str) -> Any:
+    """The value of a local variable at the place that the compiler is tracing, None where it does not say.
+
+    context: what `torch._dynamo.comptime` hands to a function.
+    """
+    try:
+        return context.get_local(name)._ComptimeVar__variable.value
+    except Exception:
+        return None
+
+
 # whether `torch.export` is at work; older torch does not tell it from `torch.compile`
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 

@@ -26,7 +26,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 
 _SIGNALS: dict[str, tuple[str, Any, Any, str]] = {
     "traces": ("trace.v1.TraceService", traces.ExportTraceServiceRequest, traces.ExportTraceServiceResponse, "rejected_spans"),
-    "metrics": ("metrics.v1.MetricsService", metrics.ExportMetricsServiceRequest, metrics.ExportMetricsServiceResponse, "rejected_data_points"),
+    "metrics": (
+        "metrics.v1.MetricsService", metrics.ExportMetricsServiceRequest, metrics.ExportMetricsServiceResponse,
+        "rejected_data_points",
+    ),
     "logs": ("logs.v1.LogsService", logs.ExportLogsServiceRequest, logs.ExportLogsServiceResponse, "rejected_log_records"),
 }  # fmt: skip
 _GRPC_ERRORS = {"unavailable": grpc.StatusCode.UNAVAILABLE, "refuse": grpc.StatusCode.INVALID_ARGUMENT}
@@ -39,6 +42,7 @@ class Receiver:
 
     def __init__(self, mode: str = "accept", *, rejecting: int = 1) -> None:
         self.mode, self.rejecting = mode, rejecting
+        self.recover_after_failures: int | None = None  # so many requests are answered as `mode` says, then it accepts
         self.requests: dict[str, list[Any]] = {signal: [] for signal in _SIGNALS}
         self.sizes: list[int] = []
         self.headers: list[dict[str, str]] = []
@@ -178,7 +182,14 @@ class Receiver:
             response.partial_success.error_message = "not all of it"
         return response
 
+    def _take_turn(self) -> None:
+        if self.recover_after_failures is not None and self.mode != "accept":
+            if not self.recover_after_failures:
+                self.mode = "accept"
+            self.recover_after_failures -= 1
+
     def _answer_grpc(self, signal: str, request: Any, context: Any) -> Any:
+        self._take_turn()
         if self.mode in _GRPC_ERRORS:
             context.abort(_GRPC_ERRORS[self.mode], "told to")
         if self.mode == "never":
@@ -187,6 +198,7 @@ class Receiver:
         return self._respond(signal)
 
     def _answer_http(self, handler: BaseHTTPRequestHandler) -> None:
+        self._take_turn()
         body = handler.rfile.read(int(handler.headers["content-length"]))
         unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(handler.headers.get("content-encoding", ""), bytes)
         signal = handler.path.rsplit("/", 1)[-1]

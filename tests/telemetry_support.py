@@ -10,7 +10,7 @@ from otel_torch.records import Record
 from tests.support import run_python
 
 # a child's program begins with this: a recorder whose sinks are those of the environment
-DRIVER = '''
+DRIVER = """
 import os, time
 from otel_torch import telemetry
 from otel_torch.console import say
@@ -28,7 +28,8 @@ def record(module="layer", step=0, call=0, tensor="out", **stats):
     return Record(module, tensor, step, call, 0, "Net", "forward", None, stats, time.time_ns())
 
 def run_step(step, records, bounded=False, training=False):
-    scope = Scope("step", "torch.step", False, {"torch.step": step, "torch.loop": 0, "torch.model": "Net"}, bounded=bounded, training=training)
+    attributes = {"torch.step": step, "torch.loop": 0, "torch.model": "Net"}
+    scope = Scope("step", "torch.step", False, attributes, bounded=bounded, training=training)
     recorder.open(scope)
     for one in records:
         recorder.add(one)
@@ -38,7 +39,7 @@ def run_step(step, records, bounded=False, training=False):
 
 def finish(seconds=30):
     recorder.finish(time.monotonic() + seconds)
-'''
+"""
 
 
 def drive(tmp_path: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -103,7 +103,9 @@ finish()
 """, OTEL_TORCH_METRIC_SERIES="60", **receiver.environment())  # fmt: skip
     sent = values(receiver)
     assert sorted({step for _, step, value in sent if step is not None}) == [0, 1, 2, 3, 4]
-    assert sorted(value for _, step, value in sent if step is None) == sorted(float(step) for step in range(5, 10) for _ in range(10))
+    assert sorted(value for _, step, value in sent if step is None) == sorted(
+        float(step) for step in range(5, 10) for _ in range(10)
+    )
     assert len(sent) == 100
     assert "without torch.step as an attribute" in done.stderr
     assert "lost" not in done.stderr

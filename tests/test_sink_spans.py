@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.otlp_receiver import Receiver
+from tests.support import run_python
 from tests.telemetry_support import drive
 
 
@@ -56,11 +57,12 @@ finish()
 
 def test_the_resource_says_who_and_never_how_it_was_called(tmp_path, receiver):
     drive(tmp_path, "run_step(0, []); finish()", RANK="1", LOCAL_RANK="1", WORLD_SIZE="2",
-          OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="process", OTEL_RESOURCE_ATTRIBUTES="team=video", **receiver.environment())  # fmt: skip
+          OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="process", OTEL_RESOURCE_ATTRIBUTES="team=video",
+          **receiver.environment())  # fmt: skip
     resource = receiver.spans("torch.run")[0]["resource"]
-    assert {key: resource[key] for key in ("dl.rank", "dl.local_rank", "dl.world_size", "otel_torch.run.id", "service.name", "team")} == {
-        "dl.rank": 1, "dl.local_rank": 1, "dl.world_size": 2, "otel_torch.run.id": "test", "service.name": "tests", "team": "video",
-    }  # fmt: skip
+    expected = {"dl.rank": 1, "dl.local_rank": 1, "dl.world_size": 2, "otel_torch.run.id": "test", "service.name": "tests"}
+    assert {key: resource[key] for key in expected} == expected
+    assert resource["team"] == "video"
     assert {"service.instance.id", "host.name", "process.pid"} <= resource.keys()
     assert not any("command" in key for key in resource)
 
@@ -123,7 +125,10 @@ recorder.open(natural); forward(); recorder.close(natural)
 finish()
 """, **receiver.environment())  # fmt: skip
     names = {span["span_id"]: span["name"] for span in receiver.spans()}
-    assert sorted(names[s["parent_id"]] for s in receiver.spans("torch.forward")) == ["fastvideo.region::training_step", "torch.run"]
+    assert sorted(names[s["parent_id"]] for s in receiver.spans("torch.forward")) == [
+        "fastvideo.region::training_step",
+        "torch.run",
+    ]
 
 
 def test_the_programs_spans_in_a_forward_are_children_of_the_step(tmp_path, receiver):
@@ -200,7 +205,9 @@ finish(60)
 
 def test_the_run_joins_the_trace_of_the_environment(tmp_path, receiver):
     carrier = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    done = drive(tmp_path, "run_step(0, []); print(os.environ['TRACEPARENT']); finish()", TRACEPARENT=carrier, **receiver.environment())
+    done = drive(
+        tmp_path, "run_step(0, []); print(os.environ['TRACEPARENT']); finish()", TRACEPARENT=carrier, **receiver.environment()
+    )
     (run,) = receiver.spans("torch.run")
     assert (run["trace_id"], run["parent_id"]) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
     assert done.stdout.strip() == carrier
@@ -261,3 +268,15 @@ def test_the_sampler_of_the_environment_decides(tmp_path, receiver):
     assert not receiver.spans()
     assert receiver.metric_points("torch.module.activation.mean")
     assert "lost" not in done.stderr
+
+
+def test_a_provider_of_the_program_gets_even_the_spans_that_end_with_the_program(tmp_path, receiver):
+    """Its own exit function was registered after ours and so runs first, unless we see to it."""
+    run_python(tmp_path, "import os\nimport torch\n" + PROVIDER + """
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(1, 2)).sum().backward()  # the step is never ended
+""", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
+    (step,) = receiver.spans("torch.step")
+    assert [event["attributes"]["torch.tensor"] for event in step["events"]] == ["out"]
+    assert receiver.spans("torch.run")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import copy
 import linecache
+import logging
 import os
 import random
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from otel_torch.capture.scan import Call, Module, Scan, Value
-from otel_torch.sources.modules import unwatched
+from otel_torch.sources import modules
 from otel_torch.sources.names import class_name, core, named_modules
 from otel_torch.sources.values import walk, walk_inputs
 
@@ -37,6 +39,15 @@ from otel_torch.sources.values import walk, walk_inputs
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 # operators that make a fake tensor of a constant whose value stays known: `torch.tensor(3)` in a forward
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
+
+# methods that change their tensor, beside those whose name ends in an underscore
+_WRITES = {
+    "__setitem__",
+    *(
+        f"__i{name}__"
+        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
+    ),
+}
 
 # what torch raises where a fake tensor cannot go on, by class name (most are private), and what it says where it has no class
 _WANTS_DATA = {
@@ -58,25 +69,25 @@ def run_fake(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise TypeError(f"scan() takes a module or a bound method of one (model, vae.decode), not {type(target).__name__}")
     root = core(owner)
     with ExitStack() as stack:
-        stack.enter_context(unwatched())
+        stack.enter_context(getattr(modules, "unwatched", ExitStack)())
         stack.enter_context(_no_modes())
         stack.enter_context(_random_states_kept())
+        stack.enter_context(_quiet())
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        twins = _Twins(mode, _usual_device([root, args, kwargs]))
+        twins = _Twins(mode, _usual_device(root, args, kwargs))
         twin = twins.of_model(root)
-        run = target if target is owner else target.__func__  # type: ignore[attr-defined]
-        call_it = twin if run is owner else run.__get__(twin)
+        forward: Any = twin if target is owner else MethodType(getattr(target, "__func__", target), twin)
         args, kwargs = twins.of_inputs(args), twins.of_inputs(kwargs)
         watch = _Watch(root, twins)
         ended = None
         failed = False
-        with mode, watch:
+        with mode, watch, _WritesAreFake(twins):
             try:
-                call_it(*args, **kwargs)
+                forward(*args, **kwargs)
             except Exception as error:
                 failed = not _wants_data(error)
                 ended = _describe(error, watch.place())
-    return Scan(class_name(root), watch.modules, watch.rows(), *_bytes_of(root), ended, failed)
+    return Scan(class_name(root), watch.modules, watch.rows(), *_bytes_of(root), *watch.work(), ended, failed)
 
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
@@ -97,7 +108,8 @@ class _Twins:
         for module in root.modules():
             inner = core(module)
             if id(inner) not in self._twins:
-                self._twins[id(inner)] = inner if isinstance(inner, torch.jit.ScriptModule) else object.__new__(_plain_class(inner))
+                scripted = isinstance(inner, torch.jit.ScriptModule)  # its insides are not Python's
+                self._twins[id(inner)] = inner if scripted else object.__new__(_plain_class(inner))
                 originals[id(inner)] = inner
             self._twins[id(module)] = self._twins[id(inner)]
             for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -130,21 +142,26 @@ class _Twins:
             self._kept.append(tensor)
         return twin
 
+    def of_module(self, module: nn.Module) -> nn.Module:
+        """The twin of a module of the model."""
+        found: nn.Module = self._twins[id(module)]
+        return found
+
     def of_the_moment(self, tensor: torch.Tensor) -> torch.Tensor:
         """What stands in for an operator's argument: a real tensor from a global or a closure has a twin too."""
-        return tensor if isinstance(tensor, FakeTensor) else self.of_tensor(tensor)
+        return tensor if isinstance(tensor, FakeTensor) else self.of_tensor(tensor, keep_number=True)
 
     def _fake(self, tensor: torch.Tensor, keep_number: bool) -> torch.Tensor:
         if is_lazy(tensor):
             raise ValueError("the model has lazy modules, which have no shapes before their first run; run it once, then scan it")
         device = self._device if tensor.is_meta else tensor.device
         if keep_number and tensor.numel() == 1 and tensor.is_cpu and type(tensor) is torch.Tensor:
-            with python_dispatch._disable_current_modes():
+            with _no_modes():
                 number = tensor.detach().tolist()
             return torch.tensor(number, dtype=tensor.dtype, device=device)
         if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-        with python_dispatch._disable_current_modes():
+        with _no_modes():
             return self._mode.from_tensor(tensor, static_shapes=True)
 
     def _copy(self, value: Any, *, keep_numbers: bool = False) -> Any:
@@ -164,11 +181,24 @@ class _CopiesAreFake(TorchFunctionMode):
         super().__init__()
         self._twins, self._keep_numbers = twins, keep_numbers
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in (torch.Tensor.__deepcopy__, torch.Tensor.clone):
             return self._twins.of_tensor(args[0], keep_number=self._keep_numbers)
+        return func(*args, **(kwargs or {}))
+
+
+class _WritesAreFake(TorchFunctionMode):
+    """What writes into a real tensor (one of a global, of a closure) writes into its twin: further down, where operators
+    are watched, its version has been counted up already."""
+
+    def __init__(self, twins: _Twins) -> None:
+        super().__init__()
+        self._twins = twins
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
+            args, kwargs = tree_map_only(torch.Tensor, self._twins.of_the_moment, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -178,17 +208,37 @@ def _plain_class(module: nn.Module) -> type:
     return next((cls for cls in type(module).__mro__ if cls.__name__ == name), type(module))
 
 
-def _usual_device(values: Any) -> torch.device:
+def _usual_device(root: nn.Module, *inputs: Any) -> torch.device:
     """Where a tensor without a place is taken to be: where the other tensors are, else on the CPU."""
-    root, *inputs = values
     found = [tensor for value in inputs for _, tensor in walk(value, "")]
     for tensor in (*found, *root.parameters(), *root.buffers()):
         if not tensor.is_meta:
-            return tensor.device
+            device: torch.device = tensor.device
+            return device
     return torch.device("cpu")
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
+
+
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, Any]:
+    """The experts of a mixture, multiplied at once: the result, and the operations."""
+    shapes: dict[tuple[int, int], Callable[[], tuple[Any, Any]]] = {
+        (2, 2): lambda: ((offs.shape[0], a.shape[0], b.shape[1]), 2 * a.numel() * b.shape[1]),
+        (2, 3): lambda: ((a.shape[0], b.shape[2]), 2 * a.numel() * b.shape[2]),
+        (3, 2): lambda: ((a.shape[1], b.shape[1]), 2 * a.shape[1] * b.numel()),
+        (3, 3): lambda: ((*a.shape[:2], b.shape[2]), 2 * a.numel() * b.shape[2]),
+    }
+    shape, flops = shapes[a.dim(), b.dim()]()
+    return a.new_empty(shape, dtype=out_dtype or a.dtype), flops
+
+
+# operators whose version for fake tensors refuses what the real one takes: this one all but bfloat16
+_STAND_INS: dict[Any, Callable[..., tuple[Any, Any]]] = {
+    getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None): _grouped_mm
+}
 
 
 class _Open:
@@ -198,11 +248,11 @@ class _Open:
         self.module, self.name, self.row, self.work = module, name, row, work
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator and every call of a module, and keeps real tensors out."""
 
     def __init__(self, root: nn.Module, twins: _Twins) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._twins = twins
         self._rows: list[Call] = []
         self._open: list[_Open] = []
@@ -211,21 +261,28 @@ class _Watch(TorchDispatchMode):
         self._names: dict[int, list[tuple[str, int]]] = {}
         self.modules: list[Module] = []
         named = named_modules(root)
-        keys = {name: id(twins._twins[id(module)]) for name, module in named}
+        keys = {name: id(twins.of_module(module)) for name, module in named}
         self._sizes = {}
         for name, module in named:
-            twin = twins._twins[id(module)]
+            twin = twins.of_module(module)
             sizes = _bytes_of(module)
             self._sizes[name] = sizes
-            self.modules.append(Module(name, class_name(module), *sizes, _own_parameters(module)))
-            if id(twin) not in self._names and twin is not module:
+            known = id(twin) in self._names
+            self.modules.append(Module(name, class_name(module), *sizes, () if known else _own_parameters(module)))
+            if not known and twin is not module:
                 twin.register_forward_pre_hook(self._entered, with_kwargs=True)
                 twin.register_forward_hook(self._left)
             self._names.setdefault(id(twin), []).append((name, keys.get(name.rpartition(".")[0], 0)))
 
     def rows(self) -> list[Call]:
-        """The calls in order of entering."""
+        """The calls in order of entering; what had not returned at the end has the operations so far."""
+        for one in self._open:
+            one.row.flops, one.row.dynamic = self._flops - one.work[0], self._dynamic
         return self._rows
+
+    def work(self) -> tuple[int, bool]:
+        """Operations so far, and whether there were more whose number depends on the data."""
+        return self._flops, self._dynamic
 
     def place(self) -> str:
         """The module that is running."""
@@ -246,13 +303,16 @@ class _Watch(TorchDispatchMode):
                     result = func.decompose(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
-        result = func(*args, **kwargs)
-        if formula is not None:
-            flops = formula(*args, **kwargs, out_val=result)
-            if type(flops) is int:
-                self._flops += flops
-            else:
-                self._dynamic = True
+        stand_in = _STAND_INS.get(func)
+        if stand_in is not None:
+            result, flops = stand_in(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+            flops = formula(*args, **kwargs, out_val=result) if formula is not None else 0
+        if type(flops) is int:
+            self._flops += flops
+        else:
+            self._dynamic = True
         return result
 
     def _entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -260,7 +320,7 @@ class _Watch(TorchDispatchMode):
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
         inputs = tuple(_value(label, tensor) for label, tensor in walk_inputs(args, kwargs))
-        row = Call(name, class_name(module), number, len(self._rows), inputs, (), *self._sizes[name])
+        row = Call(name, class_name(module), number, len(self._rows), len(self._open), inputs, (), *self._sizes[name])
         self._open.append(_Open(module, name, row, (self._flops, self._dynamic)))
         self._dynamic = False
         self._rows.append(row)
@@ -320,7 +380,7 @@ def _random_states_kept() -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
     dtype = torch.get_default_dtype()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     try:
         with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
@@ -329,6 +389,29 @@ def _random_states_kept() -> Iterator[None]:
         if of_numpy is not None:
             numpy.random.set_state(of_numpy)
         torch.set_default_dtype(dtype)
+
+
+class _NotInThisThread(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs a traceback where a fake tensor cannot go on, which `Scan.ended` says in a line."""
+    silence = _NotInThisThread()
+    loggers = [logging.getLogger(module.__module__) for module in (FakeTensorMode, ShapeEnv)]
+    for logger in loggers:
+        logger.addFilter(silence)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(silence)
 
 
 # -- how it ended ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ of this one.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -19,7 +20,7 @@ from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
-from otel_torch.sinks.recording_file import claim, metadata_path, resolve
+from otel_torch.sinks.recording_file import claim, metadata_path, replace_metadata, resolve
 
 SCHEMA = "otel_torch.recording/1"
 _METADATA_INTERVAL_S = 10.0
@@ -70,15 +71,20 @@ class JsonlSink(Sink):
         self._file = -1
         self._bytes = 0
         self._ended: str | None = None
+        self._full = False
+        self._done: Batch | None = None
         self._regions: dict[str, dict[str, Any]] = {}
         self._started_at = datetime.datetime.now(datetime.UTC)
         self._started = self._metadata_written = time.monotonic()
         self._waited = 0.0
 
     def close(self, scope: Scope) -> None:
+        if self._full and self._done is not None and self._done.step is scope:
+            self._end_full()
         if scope.kind in ("region", "natural", "stage"):
             table = self._regions.setdefault(
-                scope.name, {"count": 0, "host_total_s": 0.0, "host_longest_s": 0.0, "device_total_s": None, "device_longest_s": None}
+                scope.name,
+                {"count": 0, "host_total_s": 0.0, "host_longest_s": 0.0, "device_total_s": None, "device_longest_s": None},
             )
             seconds = (scope.end_ns - scope.start_ns) / 1e9
             table["count"] += 1
@@ -89,27 +95,28 @@ class JsonlSink(Sink):
                 table["device_longest_s"] = max(table["device_longest_s"] or 0.0, scope.device_s)
 
     def write(self, batch: Batch) -> None:
+        if batch is self._done:
+            return  # it comes again, because a Ctrl-C came between writing it and saying so
+        if self._full and (self._done is None or batch.step is not self._done.step):
+            self._end_full()
         if self._ended is None and self._file < 0:
             self._open()
         if self._ended is not None:
             self._losses.count("record", self._ended, len(batch.records))
             return
         started = time.monotonic()
-        lines = "".join(f"{encode(record)}\n" for record in batch.records).encode()
-        if not self._append(lines):
-            self._losses.count("record", "disk", len(batch.records))
-            return
-        self.written += len(batch.records)
+        self._append(batch)
         now = time.monotonic()
         self._waited += now - started
         if self._waited > max(1.0, _SLOW_DISK * (now - self._started)):
-            say_once(f"writing {self.path} takes more than {_SLOW_DISK:.0%} of the run's time; record less or choose a faster disk")
-        if self._bytes >= self._max_bytes:
-            self._ended = "max_bytes"
-            say(f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._max_bytes} bytes); nothing more is written to disk")
-            self._write_metadata(ended_cleanly=None)
+            say_once(
+                f"writing {self.path} takes more than {_SLOW_DISK:.0%} of the run's time; record less or choose a faster disk"
+            )
+        self._full = self._ended is None and self._bytes >= self._max_bytes
+        if self._full and batch.step is None:
+            self._end_full()
         elif now - self._metadata_written > _METADATA_INTERVAL_S:
-            self._write_metadata(ended_cleanly=None)
+            self._write_metadata(ended_cleanly=False)
 
     def finish(self, deadline: float) -> None:
         if self._file >= 0:
@@ -117,43 +124,70 @@ class JsonlSink(Sink):
             os.close(self._file)
             self._file = -1
             say(f"{self.written} records in {self.path}")
+        self._ended = self._ended or "after_the_end"
 
     def _open(self) -> None:
         path = resolve(self._template, self._job)
         try:
-            self.path = claim(path, self._job)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self.path, self._file = claim(path, self._job, self._metadata(ended_cleanly=False))
         except OSError as error:
             self._ended = "disk"
             say(f"no recording: {path} cannot be written ({error.strerror}); set OTEL_TORCH_JSONL to a path that can")
-        else:
-            self._write_metadata(ended_cleanly=None)
 
-    def _append(self, data: bytes) -> bool:
-        """Write all or nothing: a full disk must not leave half a line behind."""
-        done = 0
+    def _append(self, batch: Batch) -> None:
+        """Write all of a batch or nothing: neither a full disk nor a Ctrl-C may leave half a line behind."""
+        lines = []
+        for record in batch.records:
+            try:
+                lines.append(encode(record))
+            except (TypeError, ValueError) as error:
+                self._losses.count("record", "unencodable")
+                say_once(f"a record of {record.module!r} cannot be written: {type(error).__name__}: {error}")
+        data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+        done, records = 0, len(lines)
         try:
             while done < len(data):
                 done += os.write(self._file, memoryview(data)[done:])
-        except OSError as error:
-            self._ended = "disk"
-            say(f"{self.path} cannot be written any more ({error.strerror}); the recording ends here, the program goes on")
-            try:
+        except BaseException as error:
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._bytes)
-            except OSError:
-                pass
-            return False
+            if not isinstance(error, OSError):
+                raise
+            self._ended = "disk"
+            self._losses.count("record", "disk", records)
+            say(f"{self.path} cannot be written any more ({error.strerror}); the recording ends here, the program goes on")
+            done = records = 0
+        # no call in here, so no signal either: the file and what we know of it change together
         self._bytes += done
-        return True
+        self.written += records
+        self._done = batch
 
-    def _write_metadata(self, *, ended_cleanly: bool | None) -> None:
-        """Replace the metadata at once: a reader sees the old or the new one, never half. `ended_cleanly` is None while
-        the run goes on, which is what a reader finds after a kill."""
+    def _end_full(self) -> None:
+        """The limit was reached in the step that is over now."""
+        self._full = False
+        self._ended = "max_bytes"
+        say(f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._max_bytes} bytes); nothing more is written to disk")
+        self._write_metadata(ended_cleanly=False)
+
+    def _write_metadata(self, *, ended_cleanly: bool) -> None:
         assert self.path is not None
         self._metadata_written = time.monotonic()
+        try:
+            self.path = replace_metadata(self.path, self._file, self._metadata(ended_cleanly=ended_cleanly))
+        except OSError as error:
+            if self._ended != "disk":  # which has been said
+                say_once(f"{metadata_path(self.path)} cannot be written ({error.strerror})")
+
+    def _metadata(self, *, ended_cleanly: bool) -> dict[str, Any]:
+        """`ended_cleanly` is false while the run goes on, which is what a reader finds after a kill."""
         job = self._job
+        try:
+            facts = self._facts()
+        except Exception as error:
+            facts = {}
+            say_once(f"the metadata of the recording lacks versions and models: {type(error).__name__}: {error}")
         lost = [{"what": what, "reason": reason, "count": count} for what, reason, count in self._losses.items()]
-        content = {
+        return {
             "schema": SCHEMA,
             "run_id": job.run_id,
             "rank": job.rank,
@@ -161,7 +195,7 @@ class JsonlSink(Sink):
             "host": job.host,
             "pid": job.pid,
             "trace_id": self._trace_id,
-            **self._facts(),
+            **facts,
             "settings": self._settings,
             "start": self._started_at.isoformat(),
             "end": datetime.datetime.now(datetime.UTC).isoformat() if ended_cleanly else None,
@@ -169,12 +203,5 @@ class JsonlSink(Sink):
             "lost": lost,
             "regions": dict(sorted(self._regions.items())),
             "writing_ended": self._ended,
-            "ended_cleanly": bool(ended_cleanly),
+            "ended_cleanly": ended_cleanly,
         }
-        target = metadata_path(self.path)
-        temporary = target.with_name(f".{target.name}.{job.pid}")
-        try:
-            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(temporary, target)
-        except OSError as error:
-            say_once(f"{target} cannot be written ({error.strerror})")

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+import time
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, Counter, Histogram, MeterProvider, ObservableCounter, UpDownCounter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, Gauge, InMemoryMetricReader, Metric, NumberDataPoint
-from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
 import otel_torch
 from otel_torch.console import say_once
@@ -21,15 +21,15 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
 from otel_torch.telemetry.attributes import ACTIVATION, count_nonfinite, gauges, identify
-from otel_torch.telemetry.items import GaugeItem, Item, MetricItem, chunk, metric_items
+from otel_torch.telemetry.items import GaugeItem, Item, MetricItem, chunk, metric_items, read_metrics
+from otel_torch.telemetry.magnitudes import Magnitudes
 from otel_torch.telemetry.pipeline import Pipelines
 
 _MAGNITUDE = f"{ACTIVATION}.magnitude"
+_OF_MAGNITUDE = "The abs_mean of each record"
 _NONFINITE = f"{ACTIVATION}.nonfinite"
 _SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600]
 _REGION_KINDS = frozenset({"region", "natural", "stage"})
-# samples kept for the background thread before they are taken in at once
-_MAX_SAMPLES = 50_000
 
 # OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: which instruments are delta
 _DELTA: dict[str, tuple[type, ...]] = {
@@ -46,7 +46,7 @@ class _Instruments:
 
     def __init__(self, meter: Meter, losses: Losses) -> None:
         self.nonfinite = meter.create_counter(_NONFINITE, "{element}", "Elements that are NaN or infinite")
-        self.magnitude = meter.create_histogram(_MAGNITUDE, "", "The abs_mean of each record")
+        self.magnitude = meter.create_histogram(_MAGNITUDE, "", _OF_MAGNITUDE)
         self.duration = meter.create_histogram(
             "torch.region.duration", "s", "How long a region took", explicit_bucket_boundaries_advisory=_SECONDS
         )
@@ -73,13 +73,13 @@ class MetricSink(Sink):
         self._exhausted = False  # `auto` has no room for a label any more
         self._step: dict[_Series, Record] = {}
         self._step_scope: Scope | None = None
-        self._samples: deque[tuple[_Series, float | None, int]] = deque()
         self._attributes: dict[_Series, dict[str, Any]] = {}
         self._program: dict[int, tuple[Meter, _Instruments, dict[str, Any]]] = {}
         self._lock = threading.RLock()
         self._reader: InMemoryMetricReader | None = None
         self._own: _Instruments | None = None
         self._provider: MeterProvider | None = None
+        self._magnitudes: Magnitudes[_Series] = Magnitudes(_MAGNITUDE, _OF_MAGNITUDE, time.time_ns(), delta=False)
         pipelines.collect_with("metrics", self._collect)
 
     # -- scopes --------------------------------------------------------------------------------------------------------
@@ -113,21 +113,20 @@ class MetricSink(Sink):
     # -- records -------------------------------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        if self._pipelines.provider("metrics") is None and not self._pipelines.exports("metrics"):
-            return
         with self._lock:
             if batch.step is not self._step_scope:
                 self._send_step()
                 self._step_scope = batch.step
             label = self._labels(batch)
+            instruments = self._instruments()
+            if instruments is None:
+                return
             for record in batch.records:
-                self._take(record, label)
+                self._take(record, label, instruments)
             if batch.step is None:
                 self._send_step()
-            if len(self._samples) > _MAX_SAMPLES:
-                self._accumulate()
 
-    def _take(self, record: Record, label: bool) -> None:
+    def _take(self, record: Record, label: bool, instruments: _Instruments) -> None:
         series = (record.model, record.module, record.tensor, record.phase, record.branch, record.step if label else None)
         allowed = self._known.get(series)
         if allowed is None:
@@ -137,10 +136,13 @@ class MetricSink(Sink):
             return
         self._step[series] = record
         magnitude = record.stats.get("abs_mean")
-        finite = isinstance(magnitude, (int, float)) and magnitude == magnitude and abs(magnitude) != float("inf")
-        broken = count_nonfinite(record)
-        if finite or broken:
-            self._samples.append((series, abs(float(magnitude)) if finite else None, broken))  # type: ignore[arg-type]
+        if isinstance(magnitude, (int, float)) and isfinite(magnitude):
+            if instruments is self._own:
+                self._magnitudes.add(series, abs(magnitude))
+            else:
+                instruments.magnitude.record(abs(magnitude), self._attributes[series])
+        if number := count_nonfinite(record):
+            instruments.nonfinite.add(number, self._attributes[series])
 
     def _admit(self, series: _Series, record: Record) -> tuple[int, int]:
         """Make room for a series, or not; decided once."""
@@ -205,7 +207,6 @@ class MetricSink(Sink):
                 "metrics go by the program's own meter provider, which delivers of each gauge only the last value before an "
                 "export; OTEL_TORCH_METRIC_STEP=label delivers every step's"
             )
-        self._accumulate()
 
     def _of_program(self, provider: Any) -> tuple[Meter, _Instruments, dict[str, Any]]:
         found = self._program.get(id(provider))
@@ -243,39 +244,22 @@ class MetricSink(Sink):
             resource=self._pipelines.resource,
             exemplar_filter=AlwaysOffExemplarFilter(),  # exemplars draw from the program's random numbers
             shutdown_on_exit=False,
-            views=[View(instrument_name=_MAGNITUDE, aggregation=ExponentialBucketHistogramAggregation())],
         )
+        self._magnitudes = Magnitudes(_MAGNITUDE, _OF_MAGNITUDE, time.time_ns(), delta=Histogram in kinds)
         return _Instruments(self._provider.get_meter("otel_torch", otel_torch.__version__), self._losses)
-
-    def _accumulate(self) -> None:
-        """Take in the samples that were put aside; in the background, but where there are very many."""
-        instruments = self._instruments()
-        if instruments is None:
-            return
-        while self._samples:
-            try:
-                series, magnitude, broken = self._samples.popleft()
-            except IndexError:
-                return
-            attributes = self._attributes[series]
-            if magnitude is not None:
-                instruments.magnitude.record(magnitude, attributes)
-            if broken:
-                instruments.nonfinite.add(broken, attributes)
 
     def _collect(self) -> list[Item]:
         """What has accumulated, for the thread that sends."""
-        self._accumulate()
-        if self._own is None and self._losses.items():
-            self._instruments()
+        self._instruments()
         if self._reader is None:
             return []
-        return list(metric_items(self._reader.get_metrics_data()))
+        with self._lock:
+            magnitudes = self._magnitudes.collect(self._attributes, time.time_ns())
+        found = list(read_metrics(self._reader.get_metrics_data()))
+        return list(metric_items([*found, magnitudes] if magnitudes is not None else found))
 
     def finish(self, deadline: float) -> None:
         with self._lock:
             self._send_step()
-        if self._pipelines.provider("metrics") is not None:
-            self._accumulate()
-        elif self._losses.items() and self._pipelines.exports("metrics"):
+        if self._losses.items() and self._pipelines.provider("metrics") is None:
             self._pipelines.start("metrics")

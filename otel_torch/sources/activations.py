@@ -100,7 +100,9 @@ class Activations:
         self._gradients = "gradients" in settings.capture
         self._parameters = "parameters" in settings.capture
         self._attached: WeakSet[nn.Module] = WeakSet()
-        self._on_leaves: dict[tuple[str, str], list[_GradientHook]] = {}
+        self._on_leaves: dict[tuple[str, str], tuple[tuple[int, int], dict[tuple[int, str], _GradientHook]]] = {}
+        self._unguard = compiled.guard_hooks() if settings.activations else lambda: None
+        self._unproven: list[Model] = []
         self._matched = 0
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -124,6 +126,8 @@ class Activations:
             except Exception as error:
                 say_once(f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})")
         self._matched += len(chosen)
+        if hooked:
+            self._unproven.append(model)
         if not chosen and not any(self.selects(name) for site in model.sites.values() for name, _ in site.names):
             example = next((name for site in reversed(sites) for name, _ in site.names if name), "")
             say(f"no module of {model.name} is selected ({len(sites)} modules, for example {example!r}); see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE")
@@ -143,15 +147,29 @@ class Activations:
                 if not manager.module_hooks:
                     ModuleHookManager.remove_from_manager(module)
         self._attached.clear()
-        for hooks in self._on_leaves.values():
-            for gradient_hook in hooks:
+        for _, hooks in self._on_leaves.values():
+            for gradient_hook in hooks.values():
                 gradient_hook.remove()
         self._on_leaves.clear()
+        self._unguard()
 
     def say_what_never_matched(self) -> None:
         """At the end: a run of models that recorded nothing has probably a typing mistake in its selection."""
+        self._say_what_did_not_fire()
         if not self._matched and self._settings.models is not None:
             say(f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran")
+
+    def _say_what_did_not_fire(self) -> None:
+        """After a model's first forward: modules in a graph that was compiled before they had hooks never call them."""
+        for model in [model for model in self._unproven if model.completed]:
+            self._unproven.remove(model)
+            parts = compiled.silent_parts(model, lambda site: bool(site.names) and site.module() in self._attached)
+            if parts:
+                (name, inside), modules = parts[0], sum(len(inside) for _, inside in parts)
+                say_once(
+                    f"{model.name}: nothing came from {modules} modules (for example {inside[-1]!r}) inside compiled {name or model.name!r}: "
+                    "it was compiled before recording began. Begin before its first call, or call torch._dynamo.reset()"
+                )
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -165,7 +183,7 @@ class Activations:
             if recording:
                 self._add(call, walk_inputs(args, kwargs))
         except Exception as error:
-            self._failed(site, error)
+            self._failed(site.model.name, error)
 
     def left(self, site: Site, output: Any) -> None:
         """A module has returned this output."""
@@ -179,23 +197,26 @@ class Activations:
             if self._gradients and torch.is_grad_enabled():
                 self._watch_gradients(call, tensors)
         except Exception as error:
-            self._failed(site, error)
+            self._failed(site.model.name, error)
 
     def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
         """A compiled program hands over one tensor of a call; `first` marks the call's first one."""
         try:
-            model = site.model
-            if model.moment is None:
-                return
-            call, recording = self._begin(site, None if first and (entering or not self._inputs) else self._latest(site))
-            if call is not None and recording and (self._outputs or entering):
+            begins = first and (entering or not self._inputs)
+            if begins:
+                site.model.met_in_graph(site)
+            call, recording = self._begin(site, None if begins else self._latest(site))
+            if call is not None and recording and label and (self._outputs or entering):
                 self._add(call, [(label, tensor)])
+            if self._gradients and torch.is_grad_enabled():
+                say_once(f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it uncompiled")
         except Exception as error:
-            self._failed(site, error)
+            self._failed(site.model.name, error)
 
     def _latest(self, site: Site) -> int:
         moment = site.model.moment
-        assert moment is not None
+        if moment is None:
+            return 0
         return site.model.calls_so_far(site.name, self._phase(moment.phase), moment.loop, moment.step) - 1
 
     def parameters(self, model: Model) -> None:
@@ -226,6 +247,8 @@ class Activations:
 
     def read(self, pending: list[_Seen]) -> list[Record]:
         """Turn what was seen into records: the one transfer of a step from each device."""
+        if self._unproven:
+            self._say_what_did_not_fire()
         names = self._settings.stats
         rows = read_rows([seen.measured for seen in pending])
         return [
@@ -256,7 +279,10 @@ class Activations:
     def _add(self, call: _Call, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         now = time.time_ns()
         for label, tensor in tensors:
-            self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now))
+            try:
+                self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now))
+            except Exception as error:
+                self._failed(call.model, error)
 
     @torch_private.unseen_by_function_modes
     def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
@@ -265,21 +291,25 @@ class Activations:
         for label, tensor in tensors:
             if tensor.requires_grad:
                 hook = _GradientHook(self, backward, "grad" + label.removeprefix("out"))
-                handle = tensor.register_hook(hook)
-                if tensor.is_leaf:  # a parameter that its module returns outlives the graph
-                    hook.remove = handle.remove
-                    self._leave_leaves(call)
-                    self._on_leaves.setdefault((call.model, call.module), []).append(hook)
+                if not tensor.is_leaf:
+                    tensor.register_hook(hook)
+                elif hook.key not in self._on_leaves_of(call):  # a recomputation hands the leaf out once more
+                    hook.remove = tensor.register_hook(hook).remove
+                    self._on_leaves_of(call)[hook.key] = hook
 
-    def _leave_leaves(self, call: _Call) -> None:
-        """Remove the hooks that earlier steps left on the leaves which the same module returned."""
-        hooks = self._on_leaves.get((call.model, call.module), [])
-        while hooks and (hooks[0].fired or (hooks[0].call.step, hooks[0].call.loop) != (call.step, call.loop)):
-            hooks.pop(0).remove()
+    def _on_leaves_of(self, call: _Call) -> dict[tuple[int, str], _GradientHook]:
+        """The hooks on leaves (a parameter that its module returns), which outlive the graph: those of this step."""
+        step, hooks = self._on_leaves.get((call.model, call.module), (None, {}))
+        if step != (call.loop, call.step):
+            for hook in hooks.values():
+                hook.remove()
+            hooks = {}
+            self._on_leaves[call.model, call.module] = (call.loop, call.step), hooks
+        return hooks
 
-    def _failed(self, site: Site, error: Exception) -> None:
+    def _failed(self, model: str, error: Exception) -> None:
         self._recorder.losses.count("record", "error")
-        say_once(f"{site.model.name}: a tensor was not recorded: {type(error).__name__}: {error}")
+        say_once(f"{model}: a tensor was not recorded: {type(error).__name__}: {error}")
 
 
 class _GradientHook:
@@ -287,6 +317,7 @@ class _GradientHook:
 
     def __init__(self, activations: Activations, call: _Call, label: str) -> None:
         self.call = call
+        self.key = call.call, label
         self.fired = 0
         self.remove: Callable[[], None] = lambda: None
         self._activations, self._label = activations, label
@@ -296,11 +327,7 @@ class _GradientHook:
         self.fired += 1
         self.remove()
         label = self._label if self.fired == 1 else f"{self._label}#{self.fired}"
-        try:
-            self._activations._add(self.call, [(label, gradient)])
-        except Exception as error:
-            self._activations._recorder.losses.count("record", "error")
-            say_once(f"{self.call.model}: a gradient was not recorded: {type(error).__name__}: {error}")
+        self._activations._add(self.call, [(label, gradient)])
 
 
 def selects(settings: Settings, name: str) -> bool:

@@ -32,9 +32,10 @@ from otel_torch.sources.steps import Clock, Moment
 class Model:
     """An outermost owner and what is known of it. `name` is its class, `Name#2` for the second instance that is used."""
 
-    def __init__(self, root: nn.Module, name: str) -> None:
+    def __init__(self, root: nn.Module, name: str, met_in_graph: Callable[[Site], None]) -> None:
         self.root = weakref.ref(root)
         self.name = name
+        self.met_in_graph = met_in_graph
         self.stateless = _stateless(root)
         self.completed = 0
         self.size = 0  # how many modules records can name
@@ -61,6 +62,10 @@ class Model:
             del counts[next(iter(counts))]
         counts[loop, step] = call + 1
         return call
+
+    def called(self) -> frozenset[str]:
+        """The modules of which any call was seen."""
+        return frozenset(module for module, _ in self._calls)
 
     def calls_so_far(self, module: str, phase: str, loop: int, step: int) -> int:
         """How often `next_call` has counted these."""
@@ -123,6 +128,7 @@ class Registry:
         self._starting = starting
         self._holders: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
         self._unsettled: tuple[Model, Moment] | None = None
+        self._first_in_graph: Site | None = None
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
 
@@ -134,7 +140,11 @@ class Registry:
         sites, thread, watching = self.sites, _thread, [True]
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not watching:
+            if torch.compiler.is_compiling():
+                if watching and torch.compiler.is_dynamo_compiling():
+                    torch._dynamo.comptime.comptime(meet)
+                return original_call(module, *args, **kwargs)
+            if not watching:
                 return original_call(module, *args, **kwargs)
             stack = thread.stack
             site = sites.get(id(module))
@@ -150,6 +160,12 @@ class Registry:
                 finally:
                     stack.pop()
             return self._outermost(original_call, module, site, args, kwargs)
+
+        def meet(context: Any) -> None:
+            """Run by the compiler when it comes to a call: a new module has its hooks before the compiler looks for them."""
+            module = torch_private.local_while_tracing(context, "module")
+            if isinstance(module, nn.Module) and id(module) not in sites:
+                self._discover(module, [])
 
         def set_state(module: nn.Module, state: Any) -> None:
             original_state(module, state)
@@ -214,7 +230,7 @@ class Registry:
                 self._end(site.model, moment, error, scope)
 
     @torch_private.keep_out_of_frames
-    def _begin(self, model: Model, module: nn.Module) -> Moment | None:
+    def _begin(self, model: Model, module: nn.Module | None) -> Moment | None:
         try:
             if self._unsettled is not None:
                 if self._unsettled[0] is model and model.entry.running():
@@ -226,7 +242,7 @@ class Registry:
                 self._starting(model)
             model.moment = moment = self._clock.begin_forward(model)
             root = model.root()
-            if root is not None and core(module) is not root and model.entry.enter():
+            if module is not None and root is not None and core(module) is not root and model.entry.enter():
                 self._unsettled = model, moment
             return moment
         except Exception as error:
@@ -248,6 +264,20 @@ class Registry:
                 self._clock.end_forward(model, moment, error)
         except Exception as raised:
             say_once(f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}")
+
+    def _met_in_graph(self, site: Site) -> None:
+        """A compiled program is in a call of `site`. Where the graph is a function's that calls the model, no call of the
+        model was seen: its forward begins with the first of its modules and ends before that comes again."""
+        model = site.model
+        if any(above.model is model for above in _thread.stack):
+            return
+        if self._unsettled is not None and self._unsettled[0] is model and self._first_in_graph is not site:
+            return
+        self.settle()
+        self._first_in_graph = None
+        moment = self._begin(model, None)
+        if moment is not None:
+            self._unsettled, self._first_in_graph = (model, moment), site
 
     def settle(self) -> None:
         """End the forward of a model whose method has returned: nobody tells when `vae.decode` does."""
@@ -289,7 +319,7 @@ class Registry:
         root = core(outermost)
         model = self._model_of(root)
         if model is None:
-            model = Model(root, self._name(root))
+            model = Model(root, self._name(root), self._met_in_graph)
             self.models.append(model)
         named = named_modules(outermost)
         keys = {name: id(module) for name, module in named}

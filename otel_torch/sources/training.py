@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from otel_torch import torch_private
+from otel_torch.console import say_once
 from otel_torch.records import Scope
 from otel_torch.sources import regions
 from otel_torch.sources.steps import Clock
@@ -77,10 +78,16 @@ class Training:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             self._scopes[id(optimizer)] = regions.open_region("training_optimizer", lexical=False)
-            self._stepping(optimizer, self._clock.steps_of(optimizer))
+            try:
+                self._stepping(optimizer, self._clock.steps_of(optimizer))
+            except Exception as error:
+                say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
 
     @torch_private.keep_out_of_frames
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             regions.close_region(self._scopes.pop(id(optimizer), None))
-            self._clock.optimizer_stepped(optimizer)
+            try:
+                self._clock.optimizer_stepped(optimizer)
+            except Exception as error:
+                say_once(f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}")

@@ -56,7 +56,8 @@ def _resolver(signal: str, environ: Mapping[str, str]) -> Callable[[str], str | 
             return name
         if protocol not in _EXPORTER_OF_PROTOCOL:
             say_once(
-                f"{name_of_protocol}={protocol!r} is not supported, {signal} are not sent; use {' or '.join(_EXPORTER_OF_PROTOCOL)}"
+                f"{name_of_protocol}={protocol!r} is not supported, {signal} are not sent; "
+                f"use {' or '.join(_EXPORTER_OF_PROTOCOL)}"
             )
         return _EXPORTER_OF_PROTOCOL.get(protocol)
 

@@ -3,7 +3,7 @@ the SDK's objects for exporters that are not OTLP. Both are made in the backgrou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -170,12 +170,17 @@ _POINT_BYTES = 1_600
 _POINTS = CHUNK_BYTES // _POINT_BYTES
 
 
-def metric_items(data: MetricsData | None) -> Iterator[MetricItem]:
-    """What a reader collected, in pieces that fit into a message."""
+def read_metrics(data: MetricsData | None) -> Iterator[Metric]:
+    """The metrics that a reader collected."""
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
-            for metric in scope.metrics:
-                points = metric.data.data_points
-                for start in range(0, len(points), _POINTS):
-                    some: Any = list(points[start : start + _POINTS])
-                    yield MetricItem(replace(metric, data=replace(metric.data, data_points=some)), len(some) * _POINT_BYTES)
+            yield from scope.metrics
+
+
+def metric_items(metrics: Iterable[Metric]) -> Iterator[MetricItem]:
+    """Metrics in pieces that fit into a message."""
+    for metric in metrics:
+        points = metric.data.data_points
+        for start in range(0, len(points), _POINTS):
+            some: Any = list(points[start : start + _POINTS])
+            yield MetricItem(replace(metric, data=replace(metric.data, data_points=some)), len(some) * _POINT_BYTES)

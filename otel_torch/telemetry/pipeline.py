@@ -19,7 +19,7 @@ from otel_torch.telemetry import resource
 from otel_torch.telemetry.items import Item
 from otel_torch.telemetry.providers import find_provider
 from otel_torch.telemetry.queue import ExportQueue, Patience
-from otel_torch.telemetry.transport import open_transport
+from otel_torch.telemetry.transport import load_exporter, open_transport
 
 _METRIC_INTERVAL_S = 60.0
 
@@ -85,8 +85,14 @@ class Pipelines:
         return queues
 
     def _make(self, signal: str, name: str) -> ExportQueue:
+        try:
+            load_exporter(signal, name)
+        except ImportError:
+            pass  # said where it is opened
+        sender = self.resource, self.scope  # made here and not in the thread: a fork may come in between
+
         def open_sender() -> Any:
-            return open_transport(signal, name, self.resource, self.scope)
+            return open_transport(signal, name, *sender)
 
         collect = self._collect.get(signal)
         return ExportQueue(signal, open_sender, self._losses, collect=collect, interval_s=_metric_interval())

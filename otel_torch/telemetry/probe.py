@@ -38,7 +38,9 @@ def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -
     results: dict[tuple[str, str], ProbeResult] = {}
     pairs = [(signal, name) for signal in TRACE_SIGNALS for name in chosen.get(signal, ())]
     with _as_environment(environ):
-        threads = [threading.Thread(target=_try, args=(*pair, results), name=f"otel_torch-{pair[0]}", daemon=True) for pair in pairs]
+        threads = [
+            threading.Thread(target=_try, args=(*pair, results), name=f"otel_torch-{pair[0]}", daemon=True) for pair in pairs
+        ]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + timeout
@@ -71,7 +73,9 @@ def _send(signal: str, name: str) -> ProbeResult:
     record = Record("", "out", 0, 0, 0, "doctor", "forward", None, {"mean": 0.0}, now)
     ids, resource, scope = PrivateIds(), describe(this_job()), InstrumentationScope("otel_torch", __version__)
     context = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
-    span = ReadableSpan("otel_torch.doctor", context, resource=resource, start_time=now, end_time=now, instrumentation_scope=scope)
+    span = ReadableSpan(
+        "otel_torch.doctor", context, resource=resource, start_time=now, end_time=now, instrumentation_scope=scope
+    )
     items: dict[str, Item] = {
         "traces": SpanItem(span, [record], 1000),
         "logs": LogItem([record], 1000, now, context),
@@ -83,7 +87,9 @@ def _send(signal: str, name: str) -> ProbeResult:
     transport.shutdown()
     if answer.kind == "accepted" and not answer.rejected:
         return ProbeResult(signal, transport.endpoint, True, f"accepted by {transport.endpoint}")
-    return ProbeResult(signal, transport.endpoint, False, explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0])
+    return ProbeResult(
+        signal, transport.endpoint, False, explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0]
+    )
 
 
 @contextmanager

@@ -69,6 +69,9 @@ class Patience:
 
 
 _queues: weakref.WeakSet[ExportQueue] = weakref.WeakSet()
+# held while an exporter is made: a fork in the middle of its imports would leave the child with ones that never end
+_opening = threading.Lock()
+_held = False
 # a forked child must neither close nor collect its parent's connections
 _parents: list[ExportQueue] = []
 
@@ -175,7 +178,8 @@ class ExportQueue:
 
     def _run(self) -> None:
         try:
-            self._sender = self._open_sender()
+            with _opening:
+                self._sender = self._open_sender()
         except Exception as error:
             say_once(f"{self.name} are not sent: the exporter cannot be made: {type(error).__name__}: {error}")
             self._give_up()
@@ -324,10 +328,22 @@ class ExportQueue:
         self._done.set()
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    global _held
+    _held = _opening.acquire(timeout=2)
+
+
+def _after_fork_in_parent() -> None:
+    if _held:
+        _opening.release()
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.Lock()
     for queue in list(_queues):
         queue._forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

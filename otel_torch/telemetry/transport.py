@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -127,8 +128,7 @@ def explain(endpoint: str, protocol: str, answer: Answer) -> str:
 
 def _brief(detail: str) -> str:
     """The telling part of an error's text: no addresses of objects, no paths or queries, one line."""
-    detail = re.sub(r"\w+://\S+|<[^>]*>", "…", " ".join(detail.split()))
-    detail = re.sub(r"\(Caused by .*?(\w+Error)\(.*", r"\1", detail)
+    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@", "…", " ".join(detail.split()))
     return detail if len(detail) <= 140 else detail[:139] + "…"
 
 
@@ -156,10 +156,7 @@ def _calm(exporter_module: str) -> None:
         if _quiet not in logger.filters:
             logger.addFilter(_quiet)
     for name in names[1:3]:
-        try:
-            module: Any = import_module(name)
-        except ImportError:
-            continue
+        module: Any = sys.modules.get(name)
         if hasattr(module, "random"):
             module.random = ids.private
 
@@ -339,7 +336,8 @@ def _listen(inner: Any, transport: HttpTransport) -> Any:
 
 
 def _read_http_error(error: Exception | None) -> Answer:
-    text = f"{type(error).__name__}: {error}"
+    reason = getattr(error.args[0], "reason", error.args[0]) if error is not None and error.args else error
+    text = f"{type(error).__name__}: {reason}"
     kinds = [cls.__name__ for cls in type(error).__mro__]
     never_sent = "ConnectTimeout" in kinds or "SSLError" in kinds or re.search(r"NewConnection|refused|NameResolution|SSL", text)
     if "ConnectionError" in kinds and never_sent:
@@ -361,6 +359,16 @@ def make_exporter(signal: str, protocol: str) -> Any:
     timeouts = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
     arguments = {} if any(os.environ.get(name) for name in timeouts) else {"timeout": TIMEOUT_S}
     return getattr(module, names.exporter)(**arguments)
+
+
+def load_exporter(signal: str, name: str) -> None:
+    """Import what `open_transport` will need, in the program's thread: a fork while another imports would leave the child
+    with an import that never ends."""
+    protocol = _PROTOCOLS.get(name)
+    if protocol is not None:
+        import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{_SIGNALS[signal].module}")
+    if protocol == "http":
+        import_module("requests")
 
 
 def open_transport(signal: str, name: str, resource: Resource, scope: InstrumentationScope) -> Any:

@@ -3,10 +3,10 @@ whose work in the background takes the interpreter lock from the program. Field 
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
+from math import isfinite
 
 from otel_torch.records import Record
 from otel_torch.telemetry.attributes import ACTIVATION, gauges, plain
@@ -57,7 +57,7 @@ def _attribute(field: int, key: str, value: object) -> bytes:
     return part(field, part(1, key.encode()) + part(2, _value(value)))
 
 
-@lru_cache(65536)
+@lru_cache(65536, typed=True)
 def _known(field: int, key: str, value: str | int) -> bytes:
     return _attribute(field, key, value)
 
@@ -74,6 +74,12 @@ def _before_double(field: int, statistic: str) -> bytes:
     return _attribute(field, f"torch.stat.{statistic}", 0.0)[:-8]
 
 
+@lru_cache(65536, typed=True)
+def _other_statistic(field: int, statistic: str, value: object) -> bytes:
+    """A statistic that is no finite double: a count, a shape as a tuple, a dtype, a NaN. The same ones come again and again."""
+    return _attribute(field, f"torch.stat.{statistic}", plain(value))
+
+
 def _activation(field: int, record: Record) -> bytes:
     parts = [
         _identity(field, record.model, record.module, record.tensor, record.phase, record.branch),
@@ -82,10 +88,12 @@ def _activation(field: int, record: Record) -> bytes:
         _known(field, "torch.loop", record.loop),
     ]
     for name, value in record.stats.items():
-        if type(value) is float and math.isfinite(value):
-            parts.append(_before_double(field, name) + _pack_double(value))
+        kind = type(value)
+        if kind is float and isfinite(value):  # type: ignore[arg-type]
+            parts.append(_before_double(field, name))
+            parts.append(_pack_double(value))
         else:
-            parts.append(_attribute(field, f"torch.stat.{name}", plain(value)))
+            parts.append(_other_statistic(field, name, tuple(value) if kind is list else value))  # type: ignore[arg-type]
     return b"".join(parts)
 
 

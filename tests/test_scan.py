@@ -1,0 +1,540 @@
+"""What `scan` says is what a real run does, and after it nothing is different from before."""
+
+import dataclasses
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import weakref
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from otel_torch import cli, scan
+from otel_torch.sources.names import named_modules
+from otel_torch.sources.values import walk
+from tests.support import recording
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+WAN = {
+    "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4,
+    "text_dim": 16, "freq_dim": 16, "ffn_dim": 32, "num_layers": 1,
+}  # fmt: skip
+TOKENS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+LLAMA = dict(num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, **TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "FASTVIDEO_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OTEL_TORCH_ENABLED", "0")  # the command sets it for its own process; here that is the test's
+
+
+def build_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, **TOKENS)), (IDS,), {}
+
+
+def build_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**LLAMA)), (IDS,), {"attention_mask": torch.ones(1, 5)}
+
+
+def build_mixture_of_experts():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(MixtralConfig(num_local_experts=4, **LLAMA)), (IDS,), {}
+
+
+def build_t5_encoder():
+    from transformers import T5Config, T5EncoderModel
+
+    return T5EncoderModel(T5Config(num_layers=1, d_model=32, d_ff=64, num_heads=2, d_kv=16, vocab_size=50)), (IDS,), {}
+
+
+def build_wan():
+    from diffusers import WanTransformer3DModel
+
+    inputs = {
+        "hidden_states": torch.ones(1, 4, 2, 8, 8),
+        "timestep": torch.tensor([500]),
+        "encoder_hidden_states": torch.ones(1, 5, 16),
+    }
+    return WanTransformer3DModel(**WAN), (), inputs
+
+
+def build_vae():
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(block_out_channels=(32,), norm_num_groups=8), (torch.ones(1, 3, 8, 8),), {}
+
+
+MODELS = (build_gpt2, build_llama, build_mixture_of_experts, build_t5_encoder, build_wan, build_vae)
+
+
+def run_really(model, args, kwargs):
+    """(module, class, [(label, shape, dtype) of the outputs]) of every call, by entering, and the operations."""
+    calls, places = [], []
+
+    def enter(module, args, name):
+        places.append(len(calls))
+        calls.append(None)
+
+    def leave(module, args, output, name):
+        outputs = [(label, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for label, t in walk(output, "out")]
+        calls[places.pop()] = (name, type(module).__name__, outputs)
+
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda m, a, name=name: enter(m, a, name)))
+        handles.append(module.register_forward_hook(lambda m, a, o, name=name: leave(m, a, o, name)))
+    with FlopCounterMode(display=False) as counter:
+        model(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    return calls, counter.get_total_flops()
+
+
+def outline(found):
+    return [(call.module, call.class_name, [(v.label, v.shape, v.dtype) for v in call.outputs]) for call in found.calls]
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_a_scan_says_what_a_real_run_does(build):
+    model, args, kwargs = build()
+    model.eval()
+    calls, flops = run_really(model, args, kwargs)
+    found = scan(model, *args, **kwargs)
+    assert found.ended is None
+    names = {id(module): name for name, module in reversed(named_modules(model))}
+    first = {name: names[id(module)] for name, module in named_modules(model)}  # a shared module has several names
+    assert [(first[name], *rest) for name, *rest in outline(found)] == calls
+    if build is not build_mixture_of_experts:  # torch's own counter does not know the product of all experts at once
+        assert found.flops == flops > 0
+    assert [call.order for call in found.calls] == list(range(len(calls)))
+    assert found.parameter_bytes == sum(p.nbytes for p in model.parameters())
+    assert found.buffer_bytes == sum(b.nbytes for b in model.buffers())
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_no_weights_are_needed(build):
+    model, args, kwargs = build()
+    with torch.device("meta"):
+        empty = type(model)(model.config) if hasattr(model, "base_model_prefix") else type(model).from_config(model.config)
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    found = scan(empty.train(model.training), *args, **kwargs)
+    assert found == scan(model, *args, **kwargs)
+    json.dumps(found.as_json(), allow_nan=False)
+
+
+GLOBAL = torch.zeros(3)
+
+
+class Stateful(nn.Module):
+    """Writes wherever a forward can write."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.loose = torch.zeros(3)
+        self.history, self.count = [], 0
+        self.cache = {"last": torch.zeros(3)}
+
+    def forward(self, x):
+        x = nn.functional.dropout(self.linear(self.norm(x)), 0.5) + torch.rand(3) + random.random() + numpy.random.rand()
+        torch.manual_seed(0)
+        self.seen.add_(1)
+        self.loose.add_(1)
+        self.cache["last"].add_(1)
+        GLOBAL.add_(1)
+        with torch.no_grad():
+            self.linear.weight.zero_()
+        self.history.append(x)
+        self.count += 1
+        self.eval()
+        torch.set_default_dtype(torch.float64)
+        return x
+
+
+def test_nothing_is_changed():
+    model = Stateful()
+    fired = []
+    model.register_forward_hook(lambda *args: fired.append("after"))
+    model.linear.register_forward_pre_hook(lambda *args: fired.append("before"))
+    x = torch.ones(2, 3, requires_grad=True)
+
+    def everything():
+        tensors = {
+            **model.state_dict(keep_vars=True),
+            "loose": model.loose,
+            "cache": model.cache["last"],
+            "x": x,
+            "global": GLOBAL,
+        }
+        hooks = [[list(value) for key, value in sorted(vars(m).items()) if "hooks" in key] for m in model.modules()]
+        state = {key: (tensor.clone().tolist(), tensor._version, id(tensor)) for key, tensor in tensors.items()}
+        rng = (torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state()))
+        flags = [m.training for m in model.modules()]
+        return state, hooks, rng, flags, model.history[:], model.count, torch.get_default_dtype(), torch.is_grad_enabled()
+
+    before = everything()
+    with FlopCounterMode(display=False) as counter:
+        found = scan(model, x)
+    assert found.ended is None and [call.module for call in found.calls] == ["", "norm", "linear"]
+    for one, other in zip(everything(), before, strict=True):
+        assert one == other
+    assert not fired
+    assert counter.get_total_flops() == 0 < found.flops
+
+
+def test_nothing_is_left_behind():
+    model = nn.Sequential(nn.Linear(3, 3))
+    found = scan(model, torch.ones(2, 3))
+    gone = [weakref.ref(model), weakref.ref(model[0].weight)]
+    del model
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None] and len(found.calls) == 2
+
+
+def test_a_running_session_does_not_see_it():
+    model = nn.Sequential(nn.Linear(3, 3))
+    with recording(modules="^0$") as sink:
+        found = scan(model, torch.ones(2, 3))
+        assert [call.module for call in found.selected] == ["0"]  # the session's selection
+        model(torch.ones(2, 3))
+    assert [(record.model, record.module, record.step) for record in sink.records] == [("Sequential", "0", 0)]
+    assert [scope.attributes["torch.model"] for scope in sink.opened if scope.kind == "forward"] == ["Sequential"]
+
+
+class DataDependent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.second(x[x[:, 0] > 0])
+        if x.sum() > 0:
+            return self.first(x)
+        return x
+
+
+def test_a_model_that_depends_on_its_data_gives_everything_up_to_there(capfd):
+    found = scan(DataDependent(), torch.ones(3, 4))
+    assert [(call.module, call.finished, call.dynamic) for call in found.calls] == [
+        ("", False, True), ("first", True, False), ("second", True, True),
+    ]  # fmt: skip
+    assert found.calls[2].outputs[0].shape == (-1, 4) and found.calls[2].outputs[0].bytes is None
+    assert found.flops == 2 * 3 * 4 * 4 and found.dynamic
+    assert not found.failed
+    assert "in the root (DataDependent), at test_scan.py:" in found.ended and "`if x.sum() > 0:`" in found.ended
+    assert found.ended.endswith("what comes next depends on the data")
+    assert "! the scan ended in the root" in str(found)
+    assert capfd.readouterr() == ("", "")
+
+
+class Reads(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.linear = read, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.read(self.linear(x))
+
+
+@pytest.mark.parametrize("read", [lambda x: x.detach().numpy(), lambda x: [1 for row in x if row.any()], torch.svd])
+def test_whatever_cannot_go_on_says_so(read):
+    found = scan(Reads(read), torch.ones(3, 4))
+    assert [call.module for call in found.calls] == ["", "linear"]
+    assert found.ended is None if read is torch.svd else (not found.failed and "test_scan.py" in found.ended)
+
+
+def test_an_error_of_the_forward_is_an_error():
+    found = scan(DataDependent(), torch.ones(3, 5))
+    assert found.failed and "in first (Linear), at test_scan.py" in found.ended and "RuntimeError" in found.ended
+
+
+def test_a_single_number_keeps_its_value():
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.early, self.late = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            return self.early(x) if t > 500 else self.late(x)
+
+    x = torch.ones(1, 2)
+    assert [scan(Switched(), x, torch.tensor([t])).calls[1].module for t in (900, 100)] == ["early", "late"]
+
+
+@dataclasses.dataclass
+class Output:
+    sample: torch.Tensor
+    extra: dict
+
+
+class Structured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x, *, mask=None):
+        x = self.inner({"a": x, "b": [x, mask]})
+        return Output(x["a"], {"half": x["a"].half()})
+
+
+def test_values_are_labelled_as_in_a_record():
+    found = scan(Structured(), torch.ones(2), mask=torch.ones(3, dtype=torch.bool))
+    root, inner = found.calls
+    assert [(v.label, v.shape, v.dtype, v.bytes) for v in root.inputs] == [
+        ("in[0]", (2,), "float32", 8),
+        ("in.mask", (3,), "bool", 3),
+    ]
+    assert [(v.label, v.dtype) for v in root.outputs] == [("out.sample", "float32"), ("out.extra.half", "float16")]
+    assert [v.label for v in inner.outputs] == ["out.a", "out.b[0]", "out.b[1]"]
+
+
+def test_shared_modules_and_repeated_calls_are_told_apart():
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Sequential(shared, shared), nn.Sequential(shared))
+    found = scan(model, torch.ones(1, 2))
+    assert [(call.module, call.call, call.depth) for call in found.calls] == [
+        ("", 0, 0), ("0", 0, 1), ("0.0", 0, 2), ("0.0", 1, 2), ("1", 0, 1), ("1.0", 0, 2),
+    ]  # fmt: skip
+    assert found.parameter_bytes == 24
+
+
+def test_wrappers_are_looked_through():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), torch.compile(nn.ReLU()))
+    model[0].compile()
+    found = scan(torch.compile(model), torch.ones(1, 2))
+    assert found.model == "Sequential" and [call.module for call in found.calls] == ["", "0", "1"]
+
+
+def test_a_method_is_scanned_as_well():
+    model, _, _ = build_vae()
+    found = scan(model.decode, torch.empty(1, 4, 8, 8, device="meta"))
+    assert found.calls[0].module == "post_quant_conv" and found.calls[-1].module == "decoder.conv_out"
+    assert found.calls[-1].outputs[0].shape == (1, 3, 8, 8)
+    assert found.flops == sum(call.flops for call in found.calls if call.depth == 0)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="a module or a bound method of one"):
+        scan(len, [])
+    with pytest.raises(ValueError, match="run it once"):
+        scan(nn.LazyLinear(3), torch.ones(1, 2))
+
+
+def test_autocast_and_grad_mode_are_the_callers():
+    model = nn.Linear(2, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        (value,) = scan(model, torch.ones(1, 2)).calls[0].outputs
+    assert value.dtype == "bfloat16" and not value.requires_grad
+    with torch.inference_mode():
+        found = scan(model, torch.ones(1, 2))
+    assert found.ended is None and found.flops == 8
+
+
+@pytest.mark.parametrize("capture", ["outputs", "inputs,outputs", "outputs,gradients,parameters"])
+def test_the_cost_is_that_of_a_recording(tmp_path, capture):
+    model, _, _ = build_gpt2()
+    model.eval()
+    selection = {"modules": r"^transformer\.h\.\d+", "exclude": "dropout", "capture": capture}
+    cost = scan(model, IDS).select(**selection).cost
+    path = tmp_path / "run.jsonl"
+    with recording(**selection, jsonl=str(path)) as sink:
+        output = model(IDS).logits
+        if "gradients" in capture:
+            optimizer = torch.optim.SGD(model.parameters(), 0.0)
+            output.sum().backward()
+            optimizer.step()
+    once = [record for record in sink.records if record.phase == "attach"]
+    assert (cost.records, cost.records_once) == (len(sink.records) - len(once), len(once))
+    assert cost.jsonl_bytes + cost.jsonl_bytes_once == pytest.approx(path.stat().st_size, rel=0.1)
+    assert (cost.read_bytes > 0) and (cost.read_bytes_once > 0) == ("parameters" in capture)
+
+
+def test_a_selection_can_be_tried_again_and_again():
+    model, args, _ = build_gpt2()
+    found = scan(model, *args)
+    one = found.select(modules=r"h\.1\.mlp$", stats="mean")
+    assert [call.module for call in one.selected] == ["transformer.h.1.mlp"] and one.cost.records == 1
+    assert one.cost.jsonl_bytes < found.cost.jsonl_bytes / 10
+    assert "transformer.h.0" not in str(one) and "transformer.h.0" in one.render(everything=True)
+    assert not found.select(models="^T5").selected
+    with pytest.raises(TypeError, match="knows no setting 'module'"):
+        found.select(module="x")
+    with pytest.raises(ValueError, match="not a regular expression"):
+        found.select(modules="[")
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, hidden_states, scale=None):
+        return self.linear(hidden_states)
+
+model = Block()
+number = 5
+def build():
+    return Block(), (torch.ones(2, 4),)
+def build_named():
+    return Block(), (), {"hidden_states": torch.ones(2, 4)}
+def returns_a_number():
+    return 5
+def fails():
+    raise RuntimeError("no\\nway")
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program_to_scan.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["build"], ["build_named"], ["model", "--input", "hidden_states=2x4"], ["Block", "--input", "hidden_states=2,4:float32"]],
+)
+def test_the_command_takes_models_functions_and_classes(program, words, capsys):
+    assert cli.main(["scan", f"{program}:{words[0]}", *words[1:], "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["schema"] == "otel_torch.scan/1" and shown["model"] == "Block" and shown["ended"] is None
+    assert [(call["module"], call["class"], call["flops"]) for call in shown["calls"]] == [
+        ("", "Block", 64),
+        ("linear", "Linear", 64),
+    ]
+    assert shown["calls"][1]["outputs"][0]["shape"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "no TARGET of the form"),
+        (["nowhere_at_all:x"], "nowhere_at_all cannot be imported: ModuleNotFoundError"),
+        (["nowhere.py:x"], "nowhere.py: no such file"),
+        (["PROGRAM:absent"], "has no absent"),
+        (["PROGRAM:number"], "is an int, not a model"),
+        (["PROGRAM:returns_a_number"], "returned an int; it must return a model"),
+        (["PROGRAM:fails"], "failed: RuntimeError: no way"),
+        (["PROGRAM:model"], "it needs --input hidden_states=SHAPE and takes hidden_states, scale"),
+        (["PROGRAM:build", "--input", "other=2"], "unexpected keyword argument 'other'"),
+        (["PROGRAM:build", "--input", "2x4"], "use NAME=SHAPE[:DTYPE]"),
+        (["PROGRAM:build", "--input", "scale=2:number"], "number is no torch dtype"),
+        (["PROGRAM:build", "--method", "decode"], "Block has no such method"),
+        (["PROGRAM:build", "--component", "vae"], "is for the folder of a pipeline"),
+        (["PROGRAM:build", "--modules", "["], "not a regular expression"),
+        (["PROGRAM:build", "--modules", "conv"], "no module of Block is selected (2 modules, for example 'linear')"),
+        (
+            ["PROGRAM:model", "--input", "hidden_states=2x5"],
+            "failed in linear (Linear), at program_to_scan.py:10 `return self.linear(hidden_states)`",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(program, words, message, capsys):
+    assert cli.main(["scan", *(word.replace("PROGRAM", program) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "Traceback" not in said
+
+
+def test_the_variables_apply(program, capsys, monkeypatch):
+    monkeypatch.setenv("OTEL_TORCH_MODULES", "linear")
+    assert cli.main(["scan", f"{program}:build"]) == 0
+    shown = capsys.readouterr().out
+    assert "selected: 1 of 2 modules, 1 calls; recording outputs: 1 records" in shown and "(root)" not in shown
+    assert cli.main(["scan", f"{program}:build", "--all"]) == 0
+    assert "(root)" in capsys.readouterr().out
+    assert cli.main(["scan", f"{program}:build", "--exclude", "linear"]) == 2
+
+
+def test_the_command_itself_is_not_recorded(program, tmp_path):
+    environ = {**os.environ, "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")}
+    command = [sys.executable, "-m", "otel_torch", "scan", f"{program}:build"]
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
+    assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith("Block: 2 modules")
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    """A pipeline's folder with configurations and no weight."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    parts = {"transformer": build_wan, "vae": build_vae, "text_encoder": build_t5_encoder}
+    index = {"_class_name": "WanPipeline", "scheduler": ["diffusers", "UniPCMultistepScheduler"], "image_encoder": [None, None]}
+    for name, build in parts.items():
+        model, _, _ = build()
+        if name == "text_encoder":
+            model.config.architectures = [type(model).__name__]
+            model.config.save_pretrained(folder / name)
+        else:
+            model.save_config(folder / name)
+        index[name] = [type(model).__module__.partition(".")[0], type(model).__name__]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "module"),
+    [
+        (["--component", "text_encoder"], "T5EncoderModel", "encoder.block.0"),
+        (["--component", "vae", "--method", "decode", "--input", "z=1x4x8x8"], "AutoencoderKL", "decoder.mid_block"),
+        (["--component", "transformer", "--input", "hidden_states=1x4x2x8x8", "--input", "timestep=1",
+          "--input", "encoder_hidden_states=1x5x16"], "WanTransformer3DModel", "blocks.0"),
+    ],
+)  # fmt: skip
+def test_a_folder_with_configurations_is_enough(pipeline, words, model, module, capsys):
+    assert cli.main(["scan", str(pipeline), *words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["model"] == model and module in [call["module"] for call in shown["calls"]] and shown["ended"] is None
+
+
+def test_a_folder_of_one_model_needs_no_component(pipeline, capsys):
+    assert cli.main(["scan", str(pipeline / "text_encoder"), "--modules", "SelfAttention$"]) == 0
+    assert "encoder.block.0.layer.0.SelfAttention  T5Attention" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "message"),
+    [
+        ("", [], "use --component with transformer, vae, text_encoder"),
+        ("", ["--component", "scheduler"], "no model 'scheduler'"),
+        ("vae", [], "it needs --input sample=SHAPE"),
+        ("vae", ["--component", "vae"], "has no model_index.json"),
+        ("empty", [], "neither model_index.json nor config.json"),
+        ("broken", [], "config.json cannot be read"),
+        ("unknown", [], "the installed diffusers has no class NoSuchModel"),
+        ("strange", [], "transformers cannot read its configuration"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_one_line(pipeline, tmp_path, place, words, message, capsys):
+    for name, content in (("empty", None), ("broken", "{"), ("unknown", '{"_class_name": "NoSuchModel"}'), ("strange", "{}")):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "config.json").write_text(content)
+    folder = tmp_path / place if place and (tmp_path / place).exists() else pipeline / place
+    assert cli.main(["scan", str(folder), *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
