@@ -102,6 +102,7 @@ class ActivationTraceManager:
         for manager in self.managers:
             if manager.get_forward_hook(ActivationStatHook.name()) is not None:
                 manager.remove_forward_hook(ActivationStatHook.name())
+                manager.remove_if_empty()
         self.managers = []
         if self.sink is not None:
             self.sink.close()
@@ -126,11 +127,12 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
     chosen = {module: name for name, module in reversed(named_modules(model)) if name and selects(settings, name)}
     if not chosen:
         say(f"no module of {type(model).__name__} is selected; see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE")
-    managers = {ModuleHookManager.get_from_or_default(module): name for module, name in reversed(chosen.items())}
-    if any(manager.get_forward_hook(ActivationStatHook.name()) for manager in managers):
+    present = (ModuleHookManager.get_from(module) for module in chosen)
+    if any(manager is not None and manager.get_forward_hook(ActivationStatHook.name()) for manager in present):
         raise ValueError(f"{type(model).__name__} has an activation trace attached already; detach that first")
     sink = JsonlSink(resolve(settings.jsonl, this_job()))
     stats: list[tuple[str, StatFunction]] = [(name, functools.partial(_statistic, name)) for name in settings.stats]
+    managers = {ModuleHookManager.get_from_or_default(module): name for module, name in reversed(chosen.items())}
     for manager, name in managers.items():
         manager.append_forward_hook(ActivationStatHook(name, stats, sink, None if settings.steps.all else settings.steps))
     return ActivationTraceManager(list(managers), sink)

@@ -36,6 +36,9 @@ class Sink:
     def write(self, batch: Batch) -> None:
         """Records in order of completion. Called before the step scope that they belong to is closed."""
 
+    def drain(self, deadline: float) -> None:
+        """Everything accepted so far should be out by `deadline` (`time.monotonic`): the process may be about to die."""
+
     def finish(self, deadline: float) -> None:
         """No more calls will come. Everything accepted goes out by `deadline` (`time.monotonic`), or is counted as lost."""
 
@@ -120,8 +123,9 @@ class Recorder:
                 self._deliver()
             finally:
                 self._flushing = False
-            if self._finish_by is not None:
-                self.finish(self._finish_by)
+            finish_by, self._finish_by = self._finish_by, None
+            if finish_by is not None:
+                self.finish(finish_by)
 
     def _read_pending(self, step: Scope | None) -> None:
         pending = self._pending[:]
@@ -150,6 +154,10 @@ class Recorder:
                 self._leave_out(sink, error)
                 self.losses.count("record", "sink_failed", len(batch.records))
             del self._undelivered[0]
+
+    def drain(self, seconds: float) -> None:
+        """Give what was recorded so far up to `seconds` to get out, where the program may be killed for an error."""
+        self._each("drain", time.monotonic() + seconds)
 
     def finish(self, deadline: float, step: Scope | None = None) -> None:
         """Flush, then finish every sink, and say what was lost. Safe to call twice."""

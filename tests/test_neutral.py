@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import random
+import runpy
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -356,3 +358,51 @@ def test_hooks_on_parameters_do_not_pile_up_without_a_backward_pass() -> None:
             net()
         assert len(net.weight._backward_hooks or {}) <= 1
     assert not net.weight._backward_hooks
+
+
+PROGRAMS = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, *modules: str) -> Any:
+    for module in modules:
+        pytest.importorskip(module)
+    return runpy.run_path(str(PROGRAMS / name))["main"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("quickstart.py", "diffusers"), ("diffusers_generate.py", "diffusers"), ("transformers_train.py", "transformers")]
+)
+def test_the_examples_compute_the_same(name: str, needs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(needs)
+    printed: list[str] = []
+
+    def program() -> Any:
+        result = run_example(name, needs)
+        printed.append(capsys.readouterr().out)
+        return result
+
+    assert_neutral(program)
+    assert printed[0] == printed[1]
+
+
+def test_a_language_model_that_trains_and_samples_is_bit_identical() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def program() -> Any:
+        config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+        model = transformers.GPT2LMHeadModel(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        ids, seen = torch.arange(16).reshape(2, 8), []
+        for _ in range(2):
+            model.train()
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            seen += [loss, norm, [parameter.grad.clone() for parameter in model.parameters()]]
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            seen.append(model.generate(ids, max_new_tokens=4, do_sample=True, pad_token_id=0))
+        return [seen, model.state_dict()]
+
+    assert_neutral(program)

@@ -83,7 +83,7 @@ def by_step(path: Path) -> dict[int, list[tuple[str, str]]]:
 
 
 def whole_steps(*steps: int) -> dict[int, list[tuple[str, str]]]:
-    return {step: WHOLE_STEP for step in steps}
+    return dict.fromkeys(steps, WHOLE_STEP)
 
 
 # how a process ends
@@ -114,7 +114,9 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     "Ctrl-C": ("run(4); send(signal.SIGINT)", -signal.SIGINT, WHOLE_STEP, True),
     "Ctrl-C in a forward": ("run(3); Between.action = lambda: send(signal.SIGINT); run(1)", -signal.SIGINT, WHOLE_STEP[:1], True),
     "Ctrl-C in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGINT"), -signal.SIGINT, WHOLE_STEP, True),
-    "SIGTERM in a forward": ("run(3); Between.action = lambda: send(signal.SIGTERM); run(1)", -signal.SIGTERM, WHOLE_STEP[:1], True),
+    "SIGTERM in a forward": (
+        "run(3); Between.action = lambda: send(signal.SIGTERM); run(1)", -signal.SIGTERM, WHOLE_STEP[:1], True,
+    ),
     "SIGTERM in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGTERM"), -signal.SIGTERM, WHOLE_STEP, True),
     "SIGTERM while the device hangs": (
         """
@@ -376,14 +378,16 @@ def test_a_child_that_is_the_first_to_load_torch(tmp_path: Path, method: str) ->
 def test_the_compilers_workers_leave_nothing_behind(tmp_path: Path) -> None:
     code = """
         if __name__ == "__main__":
-            model = torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
-            run(2)
             from torch._inductor.async_compile import AsyncCompile
-            AsyncCompile.wait_pool_ready()
-            print(AsyncCompile._ready_future.result(60) if AsyncCompile._ready_future else None)
+            run(2)
+            threads = "[thread.name for thread in __import__('threading').enumerate() if 'otel' in thread.name]"
+            worker = f"__import__('os').getpid(), 'torch' in __import__('sys').modules, {threads}"
+            print(os.getpid(), *AsyncCompile.process_pool().submit(eval, worker).result(60))
     """
-    end = execute(tmp_path, code, TORCHINDUCTOR_COMPILE_THREADS="2", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    end = execute(tmp_path, code, TORCHINDUCTOR_COMPILE_THREADS="2")
     assert end.status == 0, end.stderr
+    here, there, torch_is_loaded, threads = end.stdout.split()
+    assert here != there and (torch_is_loaded, threads) == ("True", "[]")
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["run.jsonl"]
     assert end.said == [f"otel_torch: 6 records in {end.recording}"]
 
@@ -501,7 +505,10 @@ def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_n
             model(x / (step != 3)).mean().backward()
             optimizer.step()
     """
-    variables = {"OTEL_TORCH_CAPTURE": "outputs,inputs,gradients,parameters", "OTEL_TORCH_STATS": "abs_mean,sum,min,max,mean,std,rms,shape"}
+    variables = {
+        "OTEL_TORCH_CAPTURE": "outputs,inputs,gradients,parameters",
+        "OTEL_TORCH_STATS": "abs_mean,sum,min,max,mean,std,rms,shape",
+    }
     first, second = execute(tmp_path, code, **variables), execute(tmp_path, code, **variables)
     assert first.status == second.status == 0, second.stderr
     earlier = tmp_path / "run.1.jsonl"

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import weakref
 
 import numpy
@@ -324,6 +325,42 @@ def test_wrappers_are_looked_through():
     assert found.model == "Sequential" and [call.module for call in found.calls] == ["", "0", "1"]
 
 
+def put_wrapper_on(module, log):
+    """What offloading and older hook libraries do: another function in place of `forward`."""
+    forward = module.forward
+
+    def wrapped(*args, **kwargs):
+        log.append(1)
+        return forward(*args, **kwargs)
+
+    module.forward = wrapped
+
+
+def test_a_replaced_forward_runs_on_the_copy():
+    log = []
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    put_wrapper_on(model[0], log)
+    assert [call.module for call in scan(model, torch.ones(1, 2)).calls] == ["", "0", "0.0"]
+    assert log == []
+
+
+def test_what_cannot_be_copied_is_shared_and_nothing_beside_it():
+    class Locked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.held = {"lock": threading.Lock(), "module": self.linear, "seen": torch.zeros(2)}
+
+        def forward(self, x):
+            with self.held["lock"]:
+                self.held["seen"].add_(1)
+                return self.held["module"](x)
+
+    model = Locked()
+    assert [call.module for call in scan(model, torch.ones(1, 2)).calls] == ["", "linear"]
+    assert model.held["seen"].tolist() == [0, 0] and not model.held["lock"].locked()
+
+
 def test_a_method_is_scanned_as_well():
     model, _, _ = build_vae()
     found = scan(model.decode, torch.empty(1, 4, 8, 8, device="meta"))
@@ -468,6 +505,13 @@ def test_the_variables_apply(program, capsys, monkeypatch):
     assert cli.main(["scan", f"{program}:build", "--all"]) == 0
     assert "(root)" in capsys.readouterr().out
     assert cli.main(["scan", f"{program}:build", "--exclude", "linear"]) == 2
+
+
+def test_a_selection_of_modules_that_never_run_is_loud(capsys, tmp_path, program):
+    path = tmp_path / "unused.py"
+    path.write_text(PROGRAM.replace("self.linear = nn", "self.unused = nn.ReLU(); self.linear = nn"))
+    assert cli.main(["scan", f"{path}:build", "--modules", "unused"]) == 2
+    assert "the selected modules of Block (unused) are never called by this forward" in capsys.readouterr().err
 
 
 def test_the_command_itself_is_not_recorded(program, tmp_path):

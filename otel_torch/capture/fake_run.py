@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import MethodType, TracebackType
+from types import CellType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -41,13 +41,8 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift.default)
 
 # methods that change their tensor, beside those whose name ends in an underscore
-_WRITES = {
-    "__setitem__",
-    *(
-        f"__i{name}__"
-        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"]
-    ),
-}
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
 
 # what torch raises where a fake tensor cannot go on, by class name (most are private), and what it says where it has no class
 _WANTS_DATA = {
@@ -69,7 +64,7 @@ def run_fake(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         raise TypeError(f"scan() takes a module or a bound method of one (model, vae.decode), not {type(target).__name__}")
     root = core(owner)
     with ExitStack() as stack:
-        stack.enter_context(getattr(modules, "unwatched", ExitStack)())
+        stack.enter_context(modules.unwatched())
         stack.enter_context(_no_modes())
         stack.enter_context(_random_states_kept())
         stack.enter_context(_quiet())
@@ -165,13 +160,30 @@ class _Twins:
             return self._mode.from_tensor(tensor, static_shapes=True)
 
     def _copy(self, value: Any, *, keep_numbers: bool = False) -> Any:
+        if type(value) is FunctionType and value.__closure__:
+            return self._rebind(value)
         try:
             with _CopiesAreFake(self, keep_numbers):
                 return copy.deepcopy(value, self._twins)
-        except ValueError:
-            raise
-        except Exception:
-            return value  # a lock, a stream, a process group: shared with the original
+        except Exception:  # a lock, a stream, a process group: shared with the original, but not what lies beside it
+            if type(value) in (list, tuple):
+                return type(value)(self._copy(item, keep_numbers=keep_numbers) for item in value)
+            if type(value) is dict:
+                return {key: self._copy(item, keep_numbers=keep_numbers) for key, item in value.items()}
+            return value
+
+    def _rebind(self, function: FunctionType) -> Any:
+        """A function that somebody put on a module in place of its `forward`, with twins of what it closes over."""
+        if id(function) not in self._twins:
+            closure = function.__closure__ or ()
+            cells = tuple(CellType() for _ in closure)
+            twin = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+            twin.__kwdefaults__ = function.__kwdefaults__
+            self._twins[id(function)] = twin
+            for cell, original in zip(cells, closure, strict=True):
+                if original != CellType():  # an empty one has no contents
+                    cell.cell_contents = self._copy(original.cell_contents)
+        return self._twins[id(function)]
 
 
 class _CopiesAreFake(TorchFunctionMode):

@@ -23,6 +23,8 @@ from otel_torch.sources import nvtx, profiler, region_names, regions, steps
 
 # what of a request goes on its pipeline's span: numbers that decide what is computed, never a prompt or a path
 _REQUEST = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
+# a worker whose forward raised has its parent killed, and dies with it: what it may take to send what it has before that
+_LAST_WORDS_S = 1.0
 _DENOISING = re.compile(r"(?<!Before)DenoisingStage$")
 _SAYS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
 
@@ -253,8 +255,13 @@ def _record_forward(pipeline_class: Any) -> None:
             return forward(self, batch, *args, **kwargs)
         values = {name: getattr(batch, name, None) for name in _REQUEST}
         request = {f"fastvideo.{name}": value for name, value in values.items() if isinstance(value, int | float)}
-        with _scope(f"fastvideo.pipeline::{type(self).__name__}", request), _generating(self):
-            return forward(self, batch, *args, **kwargs)
+        try:
+            with _scope(f"fastvideo.pipeline::{type(self).__name__}", request), _generating(self):
+                return forward(self, batch, *args, **kwargs)
+        except BaseException:
+            if (running := session.current()) is not None:
+                running.recorder.drain(_LAST_WORDS_S)
+            raise
 
     _replace(pipeline_class, "forward", recorded)
 

@@ -144,8 +144,7 @@ class Activations:
             manager = ModuleHookManager.get_from(module)
             if manager is not None and manager.get_forward_hook(_HOOK) is not None:
                 manager.remove_forward_hook(_HOOK)
-                if not manager.module_hooks:
-                    ModuleHookManager.remove_from_manager(module)
+                manager.remove_if_empty()
         self._attached.clear()
         for _, hooks in self._on_leaves.values():
             for gradient_hook in hooks.values():

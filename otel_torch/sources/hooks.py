@@ -99,6 +99,12 @@ class ModuleHookManager:
             manager.remove_forward_hook(name)
         _managers.pop(module, None)
 
+    def remove_if_empty(self) -> None:
+        """Detach this manager from its module if no hook is left in it."""
+        module = self._reference()
+        if module is not None and not self.module_hooks and _managers.get(module) is self:
+            del _managers[module]
+
     def get_forward_hook(self, name: str) -> ForwardHook | None:
         """The hook of that name, or None."""
         return self.module_hooks.get(name)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -101,10 +102,21 @@ class Site:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
+        self.unwatched = False
         self.stack: list[Site] = []
 
 
 _thread = _Thread()
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Models that this thread meets for the first time in here stay unknown: the twins that `scan` runs."""
+    before, _thread.unwatched = _thread.unwatched, True
+    try:
+        yield
+    finally:
+        _thread.unwatched = before
 
 
 class Registry:
@@ -292,6 +304,8 @@ class Registry:
     def _discover(self, module: nn.Module, stack: list[Site]) -> Site | None:
         """The site of a module that is called for the first time, with its whole model attached; None for glue: a
         stateless module that nobody holds, made and called inside another's forward (`nn.Softmax(-1)(x)`)."""
+        if _thread.unwatched:
+            return None
         try:
             with self._lock:
                 root = self._owner(module)

@@ -76,18 +76,24 @@ class Training:
 
     @torch_private.keep_out_of_frames
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self._scopes[id(optimizer)] = regions.open_region("training_optimizer", lexical=False)
-            try:
-                self._stepping(optimizer, self._clock.steps_of(optimizer))
-            except Exception as error:
-                say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
+        _leave_graph()
+        self._scopes[id(optimizer)] = regions.open_region("training_optimizer", lexical=False)
+        try:
+            self._stepping(optimizer, self._clock.steps_of(optimizer))
+        except Exception as error:
+            say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
 
     @torch_private.keep_out_of_frames
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            regions.close_region(self._scopes.pop(id(optimizer), None))
-            try:
-                self._clock.optimizer_stepped(optimizer)
-            except Exception as error:
-                say_once(f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}")
+        _leave_graph()
+        regions.close_region(self._scopes.pop(id(optimizer), None))
+        try:
+            self._clock.optimizer_stepped(optimizer)
+        except Exception as error:
+            say_once(f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}")
+
+
+def _leave_graph() -> None:
+    """Traced: have the compiler call the caller as it is. Torch breaks the graph around every optimizer's step anyway."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()

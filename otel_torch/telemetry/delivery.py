@@ -62,6 +62,10 @@ class Telemetry(Sink):
         for sink in sinks:
             sink.write(batch)
 
+    def drain(self, deadline: float) -> None:
+        if self._pipelines is not None:
+            self._pipelines.drain(deadline)
+
     def finish(self, deadline: float) -> None:
         """End what is open, then send everything, all signals at once; counts what is left at the deadline."""
         if self._sinks is None or self._pipelines is None:

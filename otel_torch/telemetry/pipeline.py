@@ -97,6 +97,12 @@ class Pipelines:
         collect = self._collect.get(signal)
         return ExportQueue(signal, open_sender, self._losses, collect=collect, interval_s=_metric_interval())
 
+    def drain(self, deadline: float) -> None:
+        """Send what is queued now, and wait for it until `deadline`."""
+        for queues in list(self._queues.values()):
+            for queue in queues:
+                queue.drain(deadline)
+
     def finish(self, deadline: float) -> None:
         """Send what is queued, all signals at once, and flush the program's providers meanwhile."""
         flushed = self._flush_providers(deadline)

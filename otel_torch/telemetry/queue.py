@@ -103,7 +103,7 @@ class ExportQueue:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._sender: Sender | None = None
-        self._closing = self._abandoned = self._failing = self._worked = False
+        self._closing = self._abandoned = self._failing = self._worked = self._urgent = False
         self._done = threading.Event()
         self._deadline = 0.0
         _queues.add(self)
@@ -142,6 +142,16 @@ class ExportQueue:
                 thread.start()
             except RuntimeError:  # the interpreter is ending: `wait` does the work
                 pass
+
+    def drain(self, deadline: float) -> None:
+        """Send now rather than soon, and wait for it until `deadline`, unless the endpoint fails."""
+        with self._condition:
+            if self._thread is not None:
+                self._urgent = True
+                self._condition.notify_all()
+                sent = lambda: not (self._items or self._in_flight) or self._failing or self._abandoned  # noqa: E731
+                self._condition.wait_for(sent, max(0.0, deadline - time.monotonic()))
+                self._urgent = False
 
     def close(self, deadline: float) -> None:
         """Nothing more will be put: send what is there by `deadline` (`time.monotonic`). Does not wait."""
@@ -196,7 +206,7 @@ class ExportQueue:
         collected = time.monotonic()
         while not self._abandoned:
             with self._condition:
-                self._condition.wait_for(lambda: self._closing or self._abandoned or self._bytes >= BATCH_BYTES, LINGER_S)
+                self._condition.wait_for(self._has_work_now, LINGER_S)
                 closing = self._closing
             if self._collect is not None and (closing or time.monotonic() - collected >= self._interval_s):
                 collected = time.monotonic()
@@ -206,6 +216,9 @@ class ExportQueue:
             if closing:
                 sender.shutdown()
                 return
+
+    def _has_work_now(self) -> bool:
+        return self._closing or self._abandoned or self._bytes >= BATCH_BYTES or (self._urgent and bool(self._items))
 
     def _take_in(self, items: Iterable[Item]) -> None:
         found = list(items)

@@ -1,0 +1,243 @@
+"""Whatever is wrong with what we are given is one clear line, and the program's result and exit status stay its own.
+
+Unmodified programs in child processes, with nothing but environment variables set, two at a time.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from otel_torch.parity.recording import load_recording
+from tests.support import lines, metadata, run_python
+
+# prints its result and ends with a status of its own: neither may change
+PROGRAM = """
+import sys
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+torch.nn.init.ones_(model[0].weight)
+torch.nn.init.ones_(model[0].bias)
+for step in range(10):
+    result = model(torch.full((2, 4), float(step)))
+print(result.sum().item())
+sys.exit(3)
+"""
+RESULT, STATUS = "296.0\n", 3
+
+
+@dataclass
+class Case:
+    """A program to run in a folder, with what is set for it; `{folder}` in a value is that folder."""
+
+    environ: dict[str, str]
+    program: str = PROGRAM
+    result: str = RESULT
+    status: int = STATUS
+
+
+@dataclass
+class Ended:
+    folder: Path
+    stdout: str
+    stderr: str
+    status: int
+
+    @property
+    def said(self) -> list[str]:
+        """What we said, but for the count at the end."""
+        ours = [line for line in self.stderr.splitlines() if line.startswith("otel_torch")]
+        return [line for line in ours if " records in " not in line]
+
+    @property
+    def recording(self) -> Path:
+        return self.folder / "run.jsonl"
+
+
+# selections of which nothing usable remains: the line must hold these words, and nothing is recorded
+UNUSABLE = {
+    "no regex": ({"OTEL_TORCH_MODULES": "("}, ["OTEL_TORCH_MODULES='('", "not a regular expression"]),
+    "only an unknown statistic": ({"OTEL_TORCH_STATS": "bogus"}, ["OTEL_TORCH_STATS", "'bogus'", "abs_mean"]),
+    "no step list": ({"OTEL_TORCH_STEPS": "first"}, ["OTEL_TORCH_STEPS", "'first'", "10-20"]),
+}
+# places where no file can be: the line must hold these words, and what is there stays as it is
+NO_PLACE = {
+    "a folder": ("{folder}", ["Is a directory", "OTEL_TORCH_JSONL"]),
+    "under a file": ("{folder}/program.py/run.jsonl", ["Not a directory", "OTEL_TORCH_JSONL"]),
+}
+
+LARGE = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(9_999)))
+with torch.no_grad():
+    for _ in range(2):
+        result = model(torch.ones(2))
+print(result.sum().item())
+"""
+RAISES = """
+import torch
+
+class Layer(torch.nn.Module):
+    broken = False
+
+    def forward(self, x):
+        if self.broken:
+            raise ValueError("mine")
+        return x + 1
+
+model = torch.nn.Sequential(Layer(), torch.nn.Sequential(Layer()), Layer())
+for step in range(4):
+    model[1][0].broken = step == 1
+    try:
+        print(model(torch.ones(2)).sum().item())
+    except ValueError as error:
+        print(error, error.__traceback__.tb_next is not None)
+"""
+DELETED = """
+import gc
+import torch
+model = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(3)))
+hooked = model[1]
+for step in range(3):
+    print(model(torch.ones(2)).sum().item())
+    if step == 0:
+        del model[1], hooked
+        gc.collect()
+    if step == 1:
+        del model
+        gc.collect()
+        model = torch.nn.Sequential(torch.nn.ReLU())
+"""
+LIMITED_FILES = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n" + PROGRAM
+
+CASES = {
+    "entries": Case(
+        {"OTEL_TORCH_STATS": "mean,bogus", "OTEL_TORCH_STEPS": "0,x,2", "OTEL_TORCH_ACTIVATIONS": "perhaps",
+         "OTEL_TORCH_MAX_BYTES": "lots", "OTEL_TORCH_JSONL_RANKS": "0,second", "OTEL_TORCH_CAPTURE": "outputs,thoughts",
+         "OTEL_TORCH_METRIC_SERIES": "-1"}
+    ),
+    **{name: Case(environ) for name, (environ, _) in UNUSABLE.items()},
+    **{name: Case({"OTEL_TORCH_JSONL": path}) for name, (path, _) in NO_PLACE.items()},
+    "full disk": Case({}, LIMITED_FILES),
+    "limit": Case({"OTEL_TORCH_MAX_BYTES": "2KB"}),
+    "large": Case({"OTEL_TORCH_STATS": "mean"}, LARGE, "2.0\n", 0),
+    "raises": Case({}, RAISES, "8.0\nmine True\n8.0\n8.0\n", 0),
+    "deleted": Case({}, DELETED, "2.0\n2.0\n2.0\n", 0),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
+    running: dict[str, Future[Ended]] = {}
+    pool = ThreadPoolExecutor(2)
+
+    def execute(case: Case) -> Ended:
+        folder = tmp_path_factory.mktemp("case")
+        environ = {name: value.format(folder=folder) for name, value in case.environ.items()}
+        done = run_python(folder, textwrap.dedent(case.program), check=False, timeout=120, **environ)
+        return Ended(folder, done.stdout, done.stderr, done.returncode)
+
+    def result(name: str) -> Ended:
+        if not running:
+            running.update({each: pool.submit(execute, case) for each, case in CASES.items()})
+        return running[name].result()
+
+    return result
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_programs_result_and_exit_status_are_its_own(name: str, ended: Callable[[str], Ended]) -> None:
+    end = ended(name)
+    assert (end.stdout, end.status) == (CASES[name].result, CASES[name].status), end.stderr
+    assert "Traceback" not in end.stderr
+
+
+def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(ended: Callable[[str], Ended]) -> None:
+    end = ended("entries")
+    expected = {
+        "OTEL_TORCH_STATS": "'bogus'", "OTEL_TORCH_STEPS": "'x'", "OTEL_TORCH_ACTIVATIONS": "'perhaps'",
+        "OTEL_TORCH_MAX_BYTES": "'lots'", "OTEL_TORCH_JSONL_RANKS": "'second'", "OTEL_TORCH_CAPTURE": "'thoughts'",
+        "OTEL_TORCH_METRIC_SERIES": "'-1'",
+    }  # fmt: skip
+    assert len(end.said) == len(expected)
+    for variable, value in expected.items():
+        (line,) = [line for line in end.said if variable in line]
+        assert value in line and "use" in line
+    rows = lines(end.recording)
+    assert {row["step"] for row in rows} == {0, 2}
+    assert all(list(row)[-1] == "mean" for row in rows)
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_selection_without_anything_usable_records_nothing(name: str, ended: Callable[[str], Ended]) -> None:
+    end = ended(name)
+    said = " ".join(end.said)
+    assert all(word in said for word in UNUSABLE[name][1]) and "Nothing is recorded" in end.said[-1]
+    assert [path.name for path in end.folder.iterdir()] == ["program.py"]
+
+
+@pytest.mark.parametrize("name", NO_PLACE)
+def test_a_place_where_no_file_can_be_is_one_line(name: str, ended: Callable[[str], Ended]) -> None:
+    end = ended(name)
+    line, lost = end.said
+    assert all(word in line for word in NO_PLACE[name][1])
+    assert lost == "otel_torch: lost: 30 records (disk)"
+    assert [path.name for path in end.folder.iterdir()] == ["program.py"]
+    assert (end.folder / "program.py").read_text() == PROGRAM
+
+
+def test_a_full_disk_ends_the_recording_after_a_whole_step(ended: Callable[[str], Ended]) -> None:
+    end = ended("full disk")
+    line, lost = end.said
+    assert str(end.recording) in line and "the program goes on" in line
+    rows = lines(end.recording)
+    count = len(rows)
+    assert 0 < count < 30 and count % 3 == 0
+    assert end.recording.read_bytes().endswith(b"}\n")
+    meta = metadata(end.recording)
+    assert (meta["writing_ended"], meta["records_written"]) == ("disk", count)
+    assert meta["lost"] == [{"what": "record", "reason": "disk", "count": 30 - count}]
+    assert lost == f"otel_torch: lost: {30 - count} records (disk)"
+
+
+def test_the_limit_of_bytes_ends_the_recording_after_a_whole_step(ended: Callable[[str], Ended]) -> None:
+    end = ended("limit")
+    line, lost = end.said
+    assert "OTEL_TORCH_MAX_BYTES (2000 bytes)" in line
+    count = len(lines(end.recording))
+    assert 0 < count < 30 and count % 3 == 0
+    assert 2000 <= end.recording.stat().st_size < 4000
+    meta = metadata(end.recording)
+    assert (meta["writing_ended"], meta["records_written"]) == ("max_bytes", count)
+    assert meta["lost"] == [{"what": "record", "reason": "max_bytes", "count": 30 - count}]
+    assert lost == f"otel_torch: lost: {30 - count} records (max_bytes)"
+
+
+def test_a_model_of_ten_thousand_modules_is_recorded_whole(ended: Callable[[str], Ended]) -> None:
+    end = ended("large")
+    assert end.said == []
+    rows = load_recording(end.recording).rows
+    assert len(rows) == len({(row["step"], row["module"]) for row in rows}) == 20_000
+
+
+def test_a_model_that_raises_is_recorded_up_to_there_and_from_there_on(ended: Callable[[str], Ended]) -> None:
+    end = ended("raises")
+    assert end.said == []
+    rows = [(row["step"], row["call"], row["module"]) for row in lines(end.recording)]
+    whole = ["0", "1.0", "1", "2", ""]
+    assert rows == [(step, 0, module) for step in range(4) for module in (["0"] if step == 1 else whole)]
+
+
+def test_a_module_that_is_deleted_while_it_is_hooked_is_gone(ended: Callable[[str], Ended]) -> None:
+    end = ended("deleted")
+    assert end.said == []
+    rows = [(row["model"], row["step"], row["module"]) for row in lines(end.recording)]
+    assert rows[:4] == [("Sequential", 0, module) for module in ("0", "1", "2", "")]
+    assert [(model, step) for model, step, _ in rows[4:7]] == [("Sequential", 1)] * 3
+    assert rows[7:] == [("Sequential#2", 0, "0"), ("Sequential#2", 0, "")]
