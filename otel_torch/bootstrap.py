@@ -136,6 +136,7 @@ class _Running:
         if settings.regions.patterns:
             record_function.install()
             self._undo.append(record_function.uninstall)
+        profiler.get_or_create_profiler(settings.profiler_dir)  # without a folder it does nothing
         self._undo.append(profiler.close)
         for name in FRAMEWORKS:
             self._watch(name)

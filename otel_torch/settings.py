@@ -201,63 +201,169 @@ SIGNALS = ("spans", "span_events", "log_events", "metrics")
 def _setting(
     name: str, parse: Callable[[str, Problem], Any], default: str, text: str, alias: str | None = None, shown: str | None = None
 ) -> Any:
-    return field(metadata={
-        "name": f"OTEL_TORCH_{name}",
-        "alias": f"FASTVIDEO_{alias}" if alias else None,
-        "parse": parse,
-        "default": default,
-        "help": text,
-        "shown": shown if shown is not None else default,
-    })
+    return field(
+        metadata={
+            "name": name,
+            "alias": alias,
+            "parse": parse,
+            "default": default,
+            "help": text,
+            "shown": shown if shown is not None else default,
+        }
+    )
 
 
 @dataclass(frozen=True)
 class Settings:
     """The parsed environment. Each field's metadata is one row of the documented table."""
 
-    enabled: bool = _setting("ENABLED", _switch, "off", "Master switch. Off means: no torch hook, no thread, no socket, no SDK import.")
-    activations: bool = _setting("ACTIVATIONS", _switch, "on", "Record activations.", alias="TRACE_ACTIVATIONS")
-    models: re.Pattern[str] | None = _setting("MODELS", _regex, "", "Regex on the model's name.", shown="all")
+    enabled: bool = _setting(
+        "OTEL_TORCH_ENABLED", _switch, "off", "Master switch. Off means: no torch hook, no thread, no socket, no SDK import."
+    )
+    activations: bool = _setting(
+        "OTEL_TORCH_ACTIVATIONS", _switch, "on", "Record activations.", alias="FASTVIDEO_TRACE_ACTIVATIONS"
+    )
+    models: re.Pattern[str] | None = _setting("OTEL_TORCH_MODELS", _regex, "", "Regex on the model's name.", shown="all")
     modules: re.Pattern[str] | None = _setting(
-        "MODULES", _regex, "", "Regex, searched in the canonical module name (wrappers such as `module.`, `_orig_mod.` left out).",
-        alias="TRACE_LAYERS", shown="all")
-    exclude: re.Pattern[str] | None = _setting("EXCLUDE", _regex, "", "Regex on the module name; what it finds is left out.", shown="none")
+        "OTEL_TORCH_MODULES",
+        _regex,
+        "",
+        "Regex, searched in the canonical module name (wrappers such as `module.`, `_orig_mod.` left out).",
+        alias="FASTVIDEO_TRACE_LAYERS",
+        shown="all",
+    )
+    exclude: re.Pattern[str] | None = _setting(
+        "OTEL_TORCH_EXCLUDE", _regex, "", "Regex on the module name; what it finds is left out.", shown="none"
+    )
     stats: tuple[str, ...] = _setting(
-        "STATS", one_of(*STATISTICS), "abs_mean,sum,min,max,mean,std,nonfinite,shape,dtype",
-        f"Comma list of {', '.join(f'`{name}`' for name in STATISTICS)}.", alias="TRACE_STATS")
+        "OTEL_TORCH_STATS",
+        one_of(*STATISTICS),
+        "abs_mean,sum,min,max,mean,std,nonfinite,shape,dtype",
+        f"Comma list of {', '.join(f'`{name}`' for name in STATISTICS)}.",
+        alias="FASTVIDEO_TRACE_STATS",
+    )
     capture: tuple[str, ...] = _setting(
-        "CAPTURE", one_of(*CAPTURES), "outputs", "Comma list of `outputs`, `inputs`, `gradients`, `parameters`.")
-    steps: Numbers = _setting("STEPS", Numbers.parse, "", "Which steps are recorded: `0,2,10-20,*/10`.", alias="TRACE_STEPS", shown="all")
+        "OTEL_TORCH_CAPTURE", one_of(*CAPTURES), "outputs", "Comma list of `outputs`, `inputs`, `gradients`, `parameters`."
+    )
+    steps: Numbers = _setting(
+        "OTEL_TORCH_STEPS",
+        Numbers.parse,
+        "",
+        "Which steps are recorded: `0,2,10-20,*/10`.",
+        alias="FASTVIDEO_TRACE_STEPS",
+        shown="all",
+    )
     jsonl: str | None = _setting(
-        "JSONL", _path, "otel-torch/<run>.rank<rank>.jsonl",
+        "OTEL_TORCH_JSONL",
+        _path,
+        "otel-torch/<run>.rank<rank>.jsonl",
         "Where the recording goes; `<pid>`, `<rank>` and `<run>` are replaced, `~` is expanded, folders are made; `off` writes none. "
-        "An earlier run's file there is renamed `NAME.1.jsonl` (and so on) with its metadata.", alias="TRACE_OUTPUT")
+        "An earlier run's file there is renamed `NAME.1.jsonl` (and so on) with its metadata.",
+        alias="FASTVIDEO_TRACE_OUTPUT",
+    )
     jsonl_ranks: Ranks = _setting(
-        "JSONL_RANKS", Ranks.parse, "all", "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports attaches no hook.")
+        "OTEL_TORCH_JSONL_RANKS",
+        Ranks.parse,
+        "all",
+        "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports attaches no hook.",
+    )
     max_bytes: int = _setting(
-        "MAX_BYTES", _size, "10GB", "Limit of everything that one process writes to disk; at the limit writing ends at a step's end, and says so.")
+        "OTEL_TORCH_MAX_BYTES",
+        _size,
+        "10GB",
+        "Limit of everything that one process writes to disk; at the limit writing ends at a step's end, and says so.",
+    )
     signals: tuple[str, ...] = _setting(
-        "SIGNALS", one_of(*SIGNALS), "spans,span_events,metrics",
-        "Comma list of `spans`, `span_events`, `log_events`, `metrics`: what is sent by OTLP when standard `OTEL_*` variables name an endpoint or exporter.")
+        "OTEL_TORCH_SIGNALS",
+        one_of(*SIGNALS),
+        "spans,span_events,metrics",
+        "Comma list of `spans`, `span_events`, `log_events`, `metrics`: what is sent by OTLP when standard `OTEL_*` variables name an endpoint or exporter.",
+    )
     metric_step: str = _setting(
-        "METRIC_STEP", choice("auto", "label", "time"), "auto",
-        "`label`: the step is a metric attribute; `time`: every step's value is a point at its own time; `auto`: label for bounded loops while the series stay below the next line, else time.")
-    metric_series: int = _setting("METRIC_SERIES", _count, "10000", "Metric series a process; those beyond it are not sent, but counted and said.")
+        "OTEL_TORCH_METRIC_STEP",
+        choice("auto", "label", "time"),
+        "auto",
+        "`label`: the step is a metric attribute; `time`: every step's value is a point at its own time; `auto`: label for bounded loops while the series stay below the next line, else time.",
+    )
+    metric_series: int = _setting(
+        "OTEL_TORCH_METRIC_SERIES",
+        _count,
+        "10000",
+        "Metric series a process; those beyond it are not sent, but counted and said.",
+    )
     regions: Names = _setting(
-        "REGIONS", Names.parse, "registered",
-        "Which regions become spans: `registered` ones, or names, short names and wildcards, which also take `torch.profiler.record_function` ranges.")
-    region_prefix: str = _setting("REGION_PREFIX", _text, "fastvideo.region::", "Prefix of a registered region's span.")
-    ranks: Ranks = _setting("RANKS", Ranks.parse, "auto", "Which ranks export by OTLP: `0`, `0,8`, `first_per_node`, `all`; `auto` is `all` up to 16 ranks, else `first_per_node`.")
-    run_id: str = _setting("RUN_ID", _text, "", "Names the run.", shown="the launcher's job id with its restart count, else made by the first enabled process and handed on")
+        "OTEL_TORCH_REGIONS",
+        Names.parse,
+        "registered",
+        "Which regions become spans: `registered` ones, or names, short names and wildcards, which also take `torch.profiler.record_function` ranges.",
+    )
+    region_prefix: str = _setting(
+        "OTEL_TORCH_REGION_PREFIX", _text, "fastvideo.region::", "Prefix of a registered region's span."
+    )
+    ranks: Ranks = _setting(
+        "OTEL_TORCH_RANKS",
+        Ranks.parse,
+        "auto",
+        "Which ranks export by OTLP: `0`, `0,8`, `first_per_node`, `all`; `auto` is `all` up to 16 ranks, else `first_per_node`.",
+    )
+    run_id: str = _setting(
+        "OTEL_TORCH_RUN_ID",
+        _text,
+        "",
+        "Names the run.",
+        shown="the launcher's job id with its restart count, else made by the first enabled process and handed on",
+    )
     profiler_dir: str | None = _setting(
-        "PROFILER_DIR", _path, "", "Folder: the torch profiler collects inside the selected regions only.", alias="TORCH_PROFILER_DIR", shown="off")
-    profiler_regions: str = _setting("PROFILER_REGIONS", _text, "", "Comma list: in which regions it collects.", alias="TORCH_PROFILE_REGIONS", shown="all")
-    profiler_record_shapes: bool = _setting("PROFILER_RECORD_SHAPES", _switch, "off", "The profiler's `record_shapes`.", alias="TORCH_PROFILER_RECORD_SHAPES")
-    profiler_with_profile_memory: bool = _setting("PROFILER_WITH_PROFILE_MEMORY", _switch, "off", "The profiler's `profile_memory`.", alias="TORCH_PROFILER_WITH_PROFILE_MEMORY")
-    profiler_with_stack: bool = _setting("PROFILER_WITH_STACK", _switch, "off", "The profiler's `with_stack`.", alias="TORCH_PROFILER_WITH_STACK")
-    profiler_with_flops: bool = _setting("PROFILER_WITH_FLOPS", _switch, "off", "The profiler's `with_flops`.", alias="TORCH_PROFILER_WITH_FLOPS")
-    nvtx: bool = _setting("NVTX", _switch, "off", "NVTX ranges.", alias="NVTX_PROFILE")
-    exceptions: str = _setting("EXCEPTIONS", choice("type", "message"), "type", "What of an exception goes on our spans: `type`, or `message`.")
+        "OTEL_TORCH_PROFILER_DIR",
+        _path,
+        "",
+        "Folder: the torch profiler collects inside the selected regions only.",
+        alias="FASTVIDEO_TORCH_PROFILER_DIR",
+        shown="off",
+    )
+    profiler_regions: str = _setting(
+        "OTEL_TORCH_PROFILER_REGIONS",
+        _text,
+        "",
+        "Comma list: in which regions it collects.",
+        alias="FASTVIDEO_TORCH_PROFILE_REGIONS",
+        shown="all",
+    )
+    profiler_record_shapes: bool = _setting(
+        "OTEL_TORCH_PROFILER_RECORD_SHAPES",
+        _switch,
+        "off",
+        "The profiler's `record_shapes`.",
+        alias="FASTVIDEO_TORCH_PROFILER_RECORD_SHAPES",
+    )
+    profiler_with_profile_memory: bool = _setting(
+        "OTEL_TORCH_PROFILER_WITH_PROFILE_MEMORY",
+        _switch,
+        "off",
+        "The profiler's `profile_memory`.",
+        alias="FASTVIDEO_TORCH_PROFILER_WITH_PROFILE_MEMORY",
+    )
+    profiler_with_stack: bool = _setting(
+        "OTEL_TORCH_PROFILER_WITH_STACK",
+        _switch,
+        "off",
+        "The profiler's `with_stack`.",
+        alias="FASTVIDEO_TORCH_PROFILER_WITH_STACK",
+    )
+    profiler_with_flops: bool = _setting(
+        "OTEL_TORCH_PROFILER_WITH_FLOPS",
+        _switch,
+        "off",
+        "The profiler's `with_flops`.",
+        alias="FASTVIDEO_TORCH_PROFILER_WITH_FLOPS",
+    )
+    nvtx: bool = _setting("OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE")
+    exceptions: str = _setting(
+        "OTEL_TORCH_EXCEPTIONS",
+        choice("type", "message"),
+        "type",
+        "What of an exception goes on our spans: `type`, or `message`.",
+    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, problem: Problem = lambda message: None) -> Settings:
