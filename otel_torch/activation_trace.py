@@ -66,7 +66,11 @@ class ActivationStatHook(ForwardHook):
     """
 
     def __init__(
-        self, module_name: str, stats: list[tuple[str, StatFunction]], sink: JsonlSink, step_filter: set[int] | Numbers | None = None
+        self,
+        module_name: str,
+        stats: list[tuple[str, StatFunction]],
+        sink: JsonlSink,
+        step_filter: set[int] | Numbers | None = None,
     ) -> None:
         self.module_name = module_name
         self.stats = stats

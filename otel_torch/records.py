@@ -1,4 +1,4 @@
-"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows neither torch nor OpenTelemetry."""
+"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows no torch and no SDK."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Record:
 class Scope:
     """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an outermost forward.
 
-    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step` or `forward`. name: the span's name, complete.
+    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step` or `forward`.
+    name: the span's name, complete.
     lexical: opened and closed by one thread in nested order, so that it may become that thread's current span; a step
     of a training loop is not (it opens in the first forward and closes in the optimizer).
     attributes: OpenTelemetry attribute values only. error: what ended it, if it was an exception.

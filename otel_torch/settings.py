@@ -257,15 +257,16 @@ class Settings:
         "OTEL_TORCH_JSONL",
         _path,
         "otel-torch/<run>.rank<rank>.jsonl",
-        "Where the recording goes; `<pid>`, `<rank>` and `<run>` are replaced, `~` is expanded, folders are made; `off` writes none. "
-        "An earlier run's file there is renamed `NAME.1.jsonl` (and so on) with its metadata.",
+        "Where the recording goes; `<pid>`, `<rank>` and `<run>` are replaced, `~` is expanded, folders are made; `off` "
+        "writes none. An earlier run's file there is renamed `NAME.1.jsonl` (and so on) with its metadata.",
         alias="FASTVIDEO_TRACE_OUTPUT",
     )
     jsonl_ranks: Ranks = _setting(
         "OTEL_TORCH_JSONL_RANKS",
         Ranks.parse,
         "all",
-        "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports attaches no hook.",
+        "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports "
+        "attaches no hook.",
     )
     max_bytes: int = _setting(
         "OTEL_TORCH_MAX_BYTES",
@@ -277,13 +278,15 @@ class Settings:
         "OTEL_TORCH_SIGNALS",
         one_of(*SIGNALS),
         "spans,span_events,metrics",
-        "Comma list of `spans`, `span_events`, `log_events`, `metrics`: what is sent by OTLP when standard `OTEL_*` variables name an endpoint or exporter.",
+        "Comma list of `spans`, `span_events`, `log_events`, `metrics`: what is sent by OTLP when standard `OTEL_*` "
+        "variables name an endpoint or exporter.",
     )
     metric_step: str = _setting(
         "OTEL_TORCH_METRIC_STEP",
         choice("auto", "label", "time"),
         "auto",
-        "`label`: the step is a metric attribute; `time`: every step's value is a point at its own time; `auto`: label for bounded loops while the series stay below the next line, else time.",
+        "`label`: the step is a metric attribute; `time`: every step's value is a point at its own time; `auto`: label for "
+        "bounded loops while the series stay below the next line, else time.",
     )
     metric_series: int = _setting(
         "OTEL_TORCH_METRIC_SERIES",
@@ -295,7 +298,8 @@ class Settings:
         "OTEL_TORCH_REGIONS",
         Names.parse,
         "registered",
-        "Which regions become spans: `registered` ones, or names, short names and wildcards, which also take `torch.profiler.record_function` ranges.",
+        "Which regions become spans: `registered` ones, or names, short names and wildcards, which also take "
+        "`torch.profiler.record_function` ranges.",
     )
     region_prefix: str = _setting(
         "OTEL_TORCH_REGION_PREFIX", _text, "fastvideo.region::", "Prefix of a registered region's span."

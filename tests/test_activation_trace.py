@@ -98,7 +98,9 @@ def test_the_pattern_attaches_to_its_matches_only_whatever_wraps_them(trace: Pat
     detach_activation_trace(manager)
 
 
-def test_a_pattern_that_matches_nothing_says_so(trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_that_matches_nothing_says_so(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FASTVIDEO_TRACE_LAYERS", "^transformer")
     detach_activation_trace(attach(Net()))
     assert "no module of Net is selected" in capfd.readouterr().err
@@ -173,7 +175,9 @@ def test_numbers_that_json_lacks_are_strings(trace: Path, monkeypatch: pytest.Mo
     assert set(empty) == {"module", "tensor", "step"}  # an empty tensor has none of these
 
 
-def test_an_unknown_statistic_is_said_and_skipped(trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_statistic_is_said_and_skipped(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FASTVIDEO_TRACE_STATS", "sum,avg_trace_test")
     net = Net()
     manager = attach(net)
@@ -192,7 +196,9 @@ def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(trace: P
     manager = ModuleHookManager.get_from_or_default(module)
     manager.append_forward_hook(ActivationStatHook("failing", [("bad", failing)], sink))
     assert module(X) is X
-    manager.replace_forward_hook("activation_stats", ActivationStatHook("closed", [("sum", lambda t: float(t.sum()))], sink, {0, 2}))
+    manager.replace_forward_hook(
+        "activation_stats", ActivationStatHook("closed", [("sum", lambda t: float(t.sum()))], sink, {0, 2})
+    )
     with trace_step(0):
         module(X)
     with trace_step(1):

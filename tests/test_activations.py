@@ -62,7 +62,11 @@ def test_tensors_are_found_in_every_container_with_their_gradients(kind: str) ->
     make, labels = CONTAINERS[kind]
     with recording(capture="outputs,gradients") as sink:
         found = Returning(lambda t: make(t))()
-        leaves = [t for t in torch.utils._pytree.tree_leaves(found if not dataclasses.is_dataclass(found) else vars(found)) if torch.is_tensor(t)]
+        leaves = [
+            t
+            for t in torch.utils._pytree.tree_leaves(found if not dataclasses.is_dataclass(found) else vars(found))
+            if torch.is_tensor(t)
+        ]
         if leaves:
             sum(leaf.sum() for leaf in leaves).backward()
     assert sink.rows("tensor", phase="forward") == labels
@@ -76,7 +80,13 @@ def test_outputs_of_transformers_and_diffusers_are_found() -> None:
         made = Returning(lambda t: outputs.CausalLMOutput(loss=t.sum(), logits=t, hidden_states=(t, t + 1)))()
         made.loss.backward()
         Returning(lambda t: diffusers.Transformer2DModelOutput(sample=t))()
-    assert sink.rows("tensor", phase="forward") == ["out.loss", "out.logits", "out.hidden_states[0]", "out.hidden_states[1]", "out.sample"]
+    assert sink.rows("tensor", phase="forward") == [
+        "out.loss",
+        "out.logits",
+        "out.hidden_states[0]",
+        "out.hidden_states[1]",
+        "out.sample",
+    ]
     assert sink.rows("tensor", phase="backward") == ["grad.loss", "grad.logits", "grad.hidden_states[0]"]
 
 
@@ -117,10 +127,16 @@ TENSORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "complex": (lambda t: torch.tensor([3 + 4j]), {"abs_mean": 5.0, "mean": None, "min": None, "shape": [1]}),
     "empty": (lambda t: torch.empty(0, 3), {"shape": [0, 3], "sum": 0.0, "nonfinite": 0, "mean": None, "min": None, "std": None}),
     "scalar": (lambda t: torch.tensor(2.5), {"shape": [], "mean": 2.5, "std": None}),
-    "sparse": (lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse(), {"shape": [2, 2], "mean": 1.0, "max": 4.0, "min": 0.0}),
+    "sparse": (
+        lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse(),
+        {"shape": [2, 2], "mean": 1.0, "max": 4.0, "min": 0.0},
+    ),
     "csr": (lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse_csr(), {"shape": [2, 2], "mean": 1.0}),
     "nested": (lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), {"shape": [2, -1], "sum": 5.0}),
-    "jagged": (lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), {"shape": [2, -1], "sum": 5.0}),
+    "jagged": (
+        lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        {"shape": [2, -1], "sum": 5.0},
+    ),
     "meta": (lambda t: torch.ones(2, device="meta"), {"shape": [2], "mean": None, "sum": None}),
     "nonfinite": (lambda t: torch.tensor([float("nan"), float("inf"), 1.0]), {"nonfinite": 2, "shape": [3]}),
     "expanded": (lambda t: torch.ones(1, 1).expand(3, 4), {"shape": [3, 4], "sum": 12.0}),
@@ -208,7 +224,12 @@ def test_parameters_are_read_once_right_before_the_first_forward_when_weights_ar
             net.load_state_dict({name: value * 0 for name, value in state.items()})
     assert sink.rows("module", "tensor", "phase", "loop", "step", "call") == [
         (module, tensor, "attach", 0, 0, 0)
-        for module, tensor in [("embed", "param.weight"), ("head", "param.weight"), ("unused", "param.weight"), ("unused", "param.bias")]
+        for module, tensor in [
+            ("embed", "param.weight"),
+            ("head", "param.weight"),
+            ("unused", "param.weight"),
+            ("unused", "param.bias"),
+        ]
     ]
     assert {stats["mean"] for stats in sink.rows("stats")} == {7.0}
 
@@ -224,7 +245,10 @@ def test_parameter_gradients_are_those_with_which_the_optimizer_steps() -> None:
             net.weight.grad.mul_(turn + 1)  # what clipping does
             optimizer.step()
             optimizer.zero_grad()
-    assert [(step, stats["mean"]) for step, stats in sink.rows("step", "stats", tensor="param_grad.weight")] == [(0, 3.0), (1, 6.0)]
+    assert [(step, stats["mean"]) for step, stats in sink.rows("step", "stats", tensor="param_grad.weight")] == [
+        (0, 3.0),
+        (1, 6.0),
+    ]
 
 
 def assert_keys_unique(sink: ListSink) -> None:
@@ -237,7 +261,12 @@ def test_a_causal_language_model_that_trains_and_generates_has_unique_keys() -> 
     transformers = pytest.importorskip("transformers")
     with recording(capture=EVERYTHING) as sink:
         config = transformers.LlamaConfig(
-            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
         )
         model = transformers.LlamaForCausalLM(config)
         model.gradient_checkpointing_enable()
@@ -264,7 +293,9 @@ def test_a_causal_language_model_that_trains_and_generates_has_unique_keys() -> 
 def test_an_encoder_decoder_has_unique_keys_though_its_embedding_is_shared() -> None:
     transformers = pytest.importorskip("transformers")
     with recording(capture=EVERYTHING) as sink:
-        config = transformers.T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0)
+        config = transformers.T5Config(
+            vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+        )
         model = transformers.T5ForConditionalGeneration(config).eval()
         ids = torch.arange(8).reshape(1, 8)
         model(input_ids=ids, labels=ids).loss.backward()
@@ -278,11 +309,16 @@ def test_denoising_has_unique_keys() -> None:
     diffusers = pytest.importorskip("diffusers")
     with recording(capture=EVERYTHING) as sink:
         unet = diffusers.UNet2DConditionModel(
-            sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4, cross_attention_dim=8, attention_head_dim=4,
+            sample_size=8, block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4,
+            cross_attention_dim=8, attention_head_dim=4,
             down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         )  # fmt: skip
         vae = diffusers.AutoencoderKL(
-            block_out_channels=(8,), latent_channels=4, norm_num_groups=4, down_block_types=("DownEncoderBlock2D",), up_block_types=("UpDecoderBlock2D",)
+            block_out_channels=(8,),
+            latent_channels=4,
+            norm_num_groups=4,
+            down_block_types=("DownEncoderBlock2D",),
+            up_block_types=("UpDecoderBlock2D",),
         )
         scheduler = diffusers.DDIMScheduler()
         prompt = torch.ones(1, 3, 8)
@@ -308,7 +344,14 @@ def test_records_agree_with_torch() -> None:
     with recording(stats="abs_mean,sum,min,max,mean,std,nonfinite,shape,dtype") as sink:
         net(torch.randn(8, 16) + 10_000)
     (stats,), (value,) = sink.rows("stats", module="0"), seen
-    expected = {"abs_mean": value.abs().mean(), "sum": value.sum(), "min": value.min(), "max": value.max(), "mean": value.mean(), "std": value.std()}
+    expected = {
+        "abs_mean": value.abs().mean(),
+        "sum": value.sum(),
+        "min": value.min(),
+        "max": value.max(),
+        "mean": value.mean(),
+        "std": value.std(),
+    }
     for name, number in expected.items():
         assert stats[name] == pytest.approx(number.item(), rel=1e-6), name
     assert (stats["nonfinite"], stats["shape"], stats["dtype"]) == (0, [8, 16], "torch.float32")

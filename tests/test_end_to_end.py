@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -63,8 +64,8 @@ def test_a_training_loop_arrives_whole(tmp_path: Path, protocol: str) -> None:
     assert regions == {"training_step": 6, "training_backward": 12, "training_optimizer": 6}
     # every step's value of a series is a point
     points = receiver.metric_points("torch.module.activation.std")
-    layer = [p for p in points if p["attributes"]["torch.module"] == "model.layers.0" and p["attributes"]["torch.phase"] == "forward"]
-    assert len(layer) == 6
+    names = [(point["attributes"]["torch.module"], point["attributes"]["torch.phase"]) for point in points]
+    assert names.count(("model.layers.0", "forward")) == 6
 
 
 def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
@@ -90,7 +91,8 @@ def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
 def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> None:
     with Receiver() as receiver:
         environ = environment(tmp_path, **receiver.environment("grpc"))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / "two_ranks.py")]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        command = [sys.executable, *launcher, str(EXAMPLES / "two_ranks.py")]
         done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     paths = [tmp_path / f"run.rank{rank}.jsonl" for rank in range(2)]
@@ -117,7 +119,8 @@ for step in range(4):
         model(x)
 """
     with Receiver() as receiver:
-        run_python(tmp_path, code, OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics", **receiver.environment("http/protobuf"))
+        signals = "spans,span_events,log_events,metrics"
+        run_python(tmp_path, code, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf"))
     from otel_torch import read_recording
 
     rows = read_recording(tmp_path / "run.jsonl")
@@ -132,3 +135,20 @@ for step in range(4):
         [sys.executable, "-m", "otel_torch", "show", str(tmp_path / "run.jsonl")], capture_output=True, text=True, check=False
     )
     assert show.returncode == 0 and "step 2" in show.stdout and "nan" in show.stdout
+
+
+def test_the_torch_profiler_collects_in_natural_regions_where_a_folder_is_set(tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    done = run_python(
+        tmp_path,
+        EXAMPLES / "transformers_train.py",
+        OTEL_TORCH_JSONL="off",
+        OTEL_TORCH_PROFILER_DIR=str(folder),
+        OTEL_TORCH_PROFILER_REGIONS="training_backward",
+    )
+    assert done.returncode == 0
+    summary = json.loads((folder / "summary_rank0.json").read_text())
+    names = {row["name"] for row in summary}
+    assert "fastvideo.region::profiler_region_training_backward" in names
+    assert "fastvideo.region::profiler_region_training_optimizer" not in names
+    assert len(list(folder.glob("*.pt.trace.json.gz"))) == 1

@@ -44,7 +44,13 @@ def bits(value: Any) -> Any:
         if value.is_meta:
             return "meta", value.dtype, tuple(value.shape)
         plain = value.detach().cpu().contiguous()
-        return value.dtype, tuple(value.shape), value.stride(), value.requires_grad, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (
+            value.dtype,
+            tuple(value.shape),
+            value.stride(),
+            value.requires_grad,
+            plain.reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, dict):
@@ -92,7 +98,10 @@ class Scale(nn.Module):
         return self.weight
 
 
-def train(wrap: Callable[[nn.Module], Callable[..., Any]] = lambda net: net, within: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Any:
+def train(
+    wrap: Callable[[nn.Module], Callable[..., Any]] = lambda net: net,
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Any:
     net = Net()
     call = wrap(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -304,7 +313,7 @@ def test_an_error_inside_measuring_never_reaches_the_program(monkeypatch, capfd:
         assert running is not None
         train()
         assert not sink.records
-        lost = dict((reason, number) for _, reason, number in running.recorder.losses.items())
+        lost = {reason: number for _, reason, number in running.recorder.losses.items()}
     assert lost["error"] > 100
     assert capfd.readouterr().err.count("boom in measuring") <= 4  # once for each kind of tensor
 
@@ -370,7 +379,8 @@ def run_example(name: str, *modules: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"), [("quickstart.py", "diffusers"), ("diffusers_generate.py", "diffusers"), ("transformers_train.py", "transformers")]
+    ("name", "needs"),
+    [("quickstart.py", "diffusers"), ("diffusers_generate.py", "diffusers"), ("transformers_train.py", "transformers")],
 )
 def test_the_examples_compute_the_same(name: str, needs: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(needs)

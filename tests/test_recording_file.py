@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_without_a_record_there_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_line_is_strict_json_with_the_fields_in_their_order(tmp_path: Path) -> None:
-    stats = {
+    stats: dict[str, Any] = {
         "sum": math.nan,
         "min": -math.inf,
         "max": math.inf,
@@ -208,10 +209,11 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
     }
     assert meta["lost"] == [{"what": "span_event", "reason": "queue_full", "count": 3}]
     assert meta["ended_cleanly"] is True and meta["start"] < meta["end"] and not load_recording(path).ended_early
-    assert {name: meta[name] for name in ("schema", "run_id", "rank", "world_size", "host", "pid", "trace_id", "records_written")} == {
+    expected = {
         "schema": "otel_torch.recording/1", "run_id": "run-test", "rank": 0, "world_size": 1, "host": "host", "pid": 1,
         "trace_id": "0" * 32, "records_written": 1,
     }  # fmt: skip
+    assert meta | expected == meta
 
 
 def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,8 +260,8 @@ class Disk:
             self.now += self.seconds
             return write(descriptor, data)
 
-        monkeypatch.setattr(jsonl.os, "write", slow)
-        monkeypatch.setattr(jsonl.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(os, "write", slow)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, 1), (0.05, 0)])
@@ -289,11 +291,11 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     write = os.write
 
     def stop(descriptor: int, data: memoryview) -> int:
-        monkeypatch.setattr(jsonl.os, "write", write)
+        monkeypatch.setattr(os, "write", write)
         write(descriptor, data[:after])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jsonl.os, "write", stop)
+    monkeypatch.setattr(os, "write", stop)
 
 
 def test_a_write_that_is_interrupted_is_done_again_as_a_whole(
@@ -339,16 +341,19 @@ def test_an_interrupt_elsewhere_loses_and_doubles_nothing(where: str, tmp_path: 
 def test_a_handler_that_stops_in_the_middle_of_a_flush_waits_for_its_end(tmp_path: Path) -> None:
     class Handler(Sink):
         finished = 0
+        recorder: Recorder
 
         def write(self, batch: Batch) -> None:
-            recorder.flush(None)
-            recorder.finish(math.inf)
+            self.recorder.flush(None)
+            self.recorder.finish(math.inf)
 
         def finish(self, deadline: float) -> None:
             self.finished += 1
 
     handler = Handler()
-    recorder = Recorder(lambda pending: pending, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses())
+    handler.recorder = recorder = Recorder(
+        lambda pending: pending, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses()
+    )
     recorder.add(record())
     recorder.flush(None)
     assert len(lines(tmp_path / "run.jsonl")) == 1

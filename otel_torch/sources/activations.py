@@ -124,15 +124,23 @@ class Activations:
                 self._attached.add(module)
                 hooked += 1
             except Exception as error:
-                say_once(f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})")
+                say_once(
+                    f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})"
+                )
         self._matched += len(chosen)
         if hooked:
             self._unproven.append(model)
         if not chosen and not any(self.selects(name) for site in model.sites.values() for name, _ in site.names):
             example = next((name for site in reversed(sites) for name, _ in site.names if name), "")
-            say(f"no module of {model.name} is selected ({len(sites)} modules, for example {example!r}); see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE")
+            say(
+                f"no module of {model.name} is selected ({len(sites)} modules, for example {example!r}); "
+                "see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
+            )
         if hooked and any(isinstance(site.module(), nn.TransformerEncoderLayer) for site in chosen):
-            say_once(f"{model.name}: torch leaves the fused path of TransformerEncoderLayer where a hook is present; results can differ by rounding")
+            say_once(
+                f"{model.name}: torch leaves the fused path of TransformerEncoderLayer where a hook is present; "
+                "results can differ by rounding"
+            )
 
     def selects(self, name: str) -> bool:
         """Whether a canonical module name is selected by OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE."""
@@ -166,8 +174,8 @@ class Activations:
             if parts:
                 (name, inside), modules = parts[0], sum(len(inside) for _, inside in parts)
                 say_once(
-                    f"{model.name}: nothing came from {modules} modules (for example {inside[-1]!r}) inside compiled {name or model.name!r}: "
-                    "it was compiled before recording began. Begin before its first call, or call torch._dynamo.reset()"
+                    f"{model.name}: nothing came from {modules} modules (for example {inside[-1]!r}) inside compiled "
+                    f"{name or model.name!r}: it was compiled before recording began. Begin before its first call, or call torch._dynamo.reset()"
                 )
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -208,7 +216,9 @@ class Activations:
             if call is not None and recording and label and (self._outputs or entering):
                 self._add(call, [(label, tensor)])
             if self._gradients and torch.is_grad_enabled():
-                say_once(f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it uncompiled")
+                say_once(
+                    f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
+                )
         except Exception as error:
             self._failed(site.model.name, error)
 
@@ -291,9 +301,9 @@ class Activations:
             if tensor.requires_grad:
                 hook = _GradientHook(self, backward, "grad" + label.removeprefix("out"))
                 if not tensor.is_leaf:
-                    tensor.register_hook(hook)
+                    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
                 elif hook.key not in self._on_leaves_of(call):  # a recomputation hands the leaf out once more
-                    hook.remove = tensor.register_hook(hook).remove
+                    hook.remove = tensor.register_hook(hook).remove  # type: ignore[no-untyped-call]
                     self._on_leaves_of(call)[hook.key] = hook
 
     def _on_leaves_of(self, call: _Call) -> dict[tuple[int, str], _GradientHook]:
@@ -334,4 +344,3 @@ def selects(settings: Settings, name: str) -> bool:
     return (settings.modules is None or bool(settings.modules.search(name))) and not (
         settings.exclude is not None and settings.exclude.search(name)
     )
-

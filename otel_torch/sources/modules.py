@@ -154,7 +154,7 @@ class Registry:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 if watching and torch.compiler.is_dynamo_compiling():
-                    torch._dynamo.comptime.comptime(meet)
+                    torch._dynamo.comptime.comptime(meet)  # type: ignore[no-untyped-call]
                 return original_call(module, *args, **kwargs)
             if not watching:
                 return original_call(module, *args, **kwargs)
@@ -188,11 +188,11 @@ class Registry:
             if nn.Module.__call__ is call:
                 nn.Module.__call__ = original_call  # type: ignore[method-assign]
             if nn.Module.__setstate__ is set_state:
-                nn.Module.__setstate__ = original_state  # type: ignore[method-assign, assignment]
+                nn.Module.__setstate__ = original_state  # type: ignore[method-assign]
 
         torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
-        nn.Module.__setstate__ = set_state  # type: ignore[method-assign, assignment]
+        nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
         self._restore += [
             restore,
             register_module_module_registration_hook(self._registered).remove,
@@ -379,4 +379,3 @@ class Registry:
 
 def _stateless(module: nn.Module) -> bool:
     return not (module._modules or module._parameters or module._buffers)
-

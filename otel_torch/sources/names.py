@@ -34,11 +34,13 @@ def core(module: nn.Module) -> nn.Module:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class a module was written as: FSDP2 gives it a subclass of its own, named `FSDP...`, TorchScript its own class."""
+    """The class a module was written as: FSDP2 gives it a subclass named `FSDP...`, TorchScript a class of its own."""
     cls = type(module)
     if cls.__name__.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in cls.__mro__):
         cls = next((base for base in cls.__mro__[1:] if base.__name__ != "FSDPModule"), cls)
-    return str(getattr(module, "original_name", "") or cls.__name__) if isinstance(module, torch.jit.ScriptModule) else cls.__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", "") or cls.__name__)
+    return cls.__name__
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:

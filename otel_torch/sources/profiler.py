@@ -156,8 +156,10 @@ class TorchProfilerController:
             say(f"the torch profiler collected nothing: no region it was asked to collect in was entered ({self._wanted()})")
             return
         if self._trace_dir is not None and threading.get_ident() != self._thread:
-            say("the torch profiler's trace is lost: only the thread that entered the first profiled region can stop it; "
-                "call the controller's stop() there")
+            say(
+                "the torch profiler's trace is lost: only the thread that entered the first profiled region can stop it; "
+                "call the controller's stop() there"
+            )
         try:
             profiler.stop()
             if self._trace_dir is not None:

@@ -98,7 +98,7 @@ def current_step_idx() -> int | None:
     return _newest[-1] if _newest else None
 
 
-class trace_step:  # noqa: N801 -- a context manager that reads as a verb, as in FastVideo
+class trace_step:  # a context manager that reads as a verb, as in FastVideo
     """Says which step the block is: `with trace_step(i): ...`. Nests, restores the step before, and counts loops: a step
     not larger than the last begins the next loop.
 

@@ -46,10 +46,11 @@ def test_parent_and_worker_are_one_trace_and_two_processes(generation: Run) -> N
 
 def test_steps_stand_in_stages_in_the_pipeline(generation: Run) -> None:
     spans = {span["span_id"]: span for span in generation.receiver.spans()}
-    steps = [span for span in spans.values() if span["name"] == "torch.step" and "WanTransformer3DModel" in str(span["attributes"])]
-    assert [(span["attributes"]["torch.loop"], span["attributes"]["torch.step"]) for span in sorted(steps, key=lambda s: s["start"])] == [
-        (loop, step) for loop in (0, 1) for step in range(3)
-    ]
+    named = [span for span in spans.values() if span["name"] == "torch.step"]
+    steps = [span for span in named if span["attributes"]["torch.model"] == "WanTransformer3DModel"]
+    steps.sort(key=lambda span: span["start"])
+    numbers = [(span["attributes"]["torch.loop"], span["attributes"]["torch.step"]) for span in steps]
+    assert numbers == [(loop, step) for loop in (0, 1) for step in range(3)]
     for step in steps:
         names = path_of(step, spans)
         assert names[0] == "torch.run" and names[-1] == "torch.step"
@@ -73,7 +74,8 @@ def test_metrics_have_every_step_and_branch(generation: Run) -> None:
         for point in generation.receiver.metric_points("torch.module.activation.abs_mean")
         if point["attributes"]["torch.model"] == "WanTransformer3DModel" and point["attributes"]["torch.module"] == "blocks.0"
     ]
-    assert {(point["torch.step"], point["torch.branch"]) for point in points} == {(s, b) for s in range(3) for b in ("cond", "uncond")}
+    found = {(point["torch.step"], point["torch.branch"]) for point in points}
+    assert found == {(step, branch) for step in range(3) for branch in ("cond", "uncond")}
 
 
 def test_of_a_forward_that_raises_the_completed_steps_arrive(broken: Run) -> None:
