@@ -198,6 +198,7 @@ class _Running:
         self.session.losses = Losses()
         self.session.recorder.restart(self.session.losses)
         self.clock.forked()
+        self.registry.forked()
         self.clock.seen_steps = self.clock.recorded_steps = 0
 
     def stop(self) -> None:

@@ -1,27 +1,27 @@
-"""The only place that speaks to the person running the program: one clear line on stderr, never twice the same."""
+"""The only place that speaks to the person running the program: one clear line on stderr, never twice the same.
+
+Called from signal handlers and forked children too, so it takes no lock.
+"""
 
 import os
 import sys
-import threading
 
-_said: set[str] = set()
-_lock = threading.Lock()
+_said: dict[str, object] = {}
 
 
 def say(message: str) -> None:
-    """Print `otel_torch: message` on stderr; a closed or missing stderr is no error."""
+    """Print `otel_torch: message` on stderr, in one write; a stderr that cannot take it is no error."""
     rank = os.environ.get("RANK")
-    prefix = f"otel_torch[rank {rank}]: " if rank is not None else "otel_torch: "
+    prefix = f"otel_torch[rank {rank}]" if rank is not None else "otel_torch"
     try:
-        print(prefix + message, file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{prefix}: {message}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError, RuntimeError):  # closed, missing, or in the middle of another write
         pass
 
 
 def say_once(message: str) -> None:
     """Like `say`, but the same message is printed only once a process."""
-    with _lock:
-        if message in _said:
-            return
-        _said.add(message)
-    say(message)
+    token = object()
+    if _said.setdefault(message, token) is token:
+        say(message)

@@ -257,6 +257,7 @@ def assert_keys_unique(sink: ListSink) -> None:
     assert sink.records
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable.*")
 def test_a_causal_language_model_that_trains_and_generates_has_unique_keys() -> None:
     transformers = pytest.importorskip("transformers")
     with recording(capture=EVERYTHING) as sink:

@@ -255,6 +255,7 @@ def test_stopping_leaves_the_compiler_as_it_was() -> None:
     assert torch.equal(compiled(X), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
     def texts(net: Net) -> list[str]:
         return [

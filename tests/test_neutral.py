@@ -238,7 +238,7 @@ def test_modes_of_the_user_see_nothing_of_ours(kind: type) -> None:
 def test_a_flop_counter_counts_the_program_only() -> None:
     def counted() -> Any:
         net = Net()
-        with FlopCounterMode(net, display=False) as counter:
+        with FlopCounterMode(display=False) as counter:
             net(torch.ones(5, 4))["logits"].sum().backward()
         return counter.get_total_flops()
 
@@ -348,10 +348,10 @@ def test_nothing_grows_over_many_steps_and_activations_die() -> None:
             step()
         sink.records.clear(), sink.batches.clear(), sink.opened.clear(), sink.closed.clear(), alive.clear()
         before = objects()
-        for _ in range(100):
+        for _ in range(60):
             step()
             sink.records.clear(), sink.batches.clear(), sink.opened.clear(), sink.closed.clear()
-        assert [reference() for reference in alive] == [None] * 100
+        assert [reference() for reference in alive] == [None] * 60
         alive.clear()
         assert objects() - before < 100
         # a hook on a parameter that a module hands out would outlive every step

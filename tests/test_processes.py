@@ -295,8 +295,9 @@ CHILDREN = """
         held = threading.Event()
         forked_now = threading.Event()
         def hold():
-            from otel_torch import session, sources
-            with sources.steps.current_clock()._lock, session.current().recorder._lock:
+            from otel_torch import bootstrap, session, sources
+            clock, registry = sources.steps.current_clock(), bootstrap._running.registry
+            with clock._lock, session.current().recorder._lock, registry._lock, sources.regions._lock:
                 held.set()
                 forked_now.wait(60)
         holder = threading.Thread(target=hold)

@@ -248,7 +248,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def record(**environ: str) -> Scopes:
     seen, losses = Scopes(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
     return seen
 
 

@@ -38,7 +38,7 @@ class Seen(Sink):
 def record(asked: str) -> Seen:
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({"OTEL_TORCH_REGIONS": asked})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
     ranges.install()
     return seen
 

@@ -63,7 +63,7 @@ def record(**environ: str) -> Seen:
     """Run a session from now on, with these variables and nothing else."""
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
     return seen
 
 
@@ -289,7 +289,7 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
             raise RuntimeError("sink")
 
     losses = Losses()
-    session.become(session.Session(this_job({}), Settings.from_env({}), Recorder(lambda p: [], [Broken()], losses), losses))
+    session.become(session.Session(this_job({}), Settings.from_env({}), Recorder(lambda p: [], lambda: [Broken()], losses), losses))
     with region("model_loading"):
         pass
 

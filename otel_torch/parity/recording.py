@@ -69,7 +69,10 @@ def load_recording(path: str | Path) -> Recording:
     killed = meta.get("ended_cleanly") is False
     if killed:
         warnings.append(f"{path}: the run was killed, or is still going on; the recording ends early")
-    return Recording(Path(path), rows, meta, warnings, ended_early=cut_off or killed)
+    if stopped := meta.get("writing_ended"):
+        why = {"disk": "the disk took no more", "max_bytes": "OTEL_TORCH_MAX_BYTES was reached"}.get(stopped, str(stopped))
+        warnings.append(f"{path}: writing ended before the run did: {why}")
+    return Recording(Path(path), rows, meta, warnings, ended_early=cut_off or killed or bool(stopped))
 
 
 def metadata_path(path: str | Path) -> Path:

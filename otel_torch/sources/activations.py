@@ -175,7 +175,8 @@ class Activations:
                 (name, inside), modules = parts[0], sum(len(inside) for _, inside in parts)
                 say_once(
                     f"{model.name}: nothing came from {modules} modules (for example {inside[-1]!r}) inside compiled "
-                    f"{name or model.name!r}: it was compiled before recording began. Begin before its first call, or call torch._dynamo.reset()"
+                    f"{name or model.name!r}: it was compiled before recording began. "
+                    "Begin before its first call, or call torch._dynamo.reset()"
                 )
 
     # -- calls ---------------------------------------------------------------------------------------------------------

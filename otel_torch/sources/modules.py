@@ -154,7 +154,7 @@ class Registry:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 if watching and torch.compiler.is_dynamo_compiling():
-                    torch._dynamo.comptime.comptime(meet)  # type: ignore[no-untyped-call]
+                    torch._dynamo.comptime.comptime(meet)
                 return original_call(module, *args, **kwargs)
             if not watching:
                 return original_call(module, *args, **kwargs)
@@ -180,7 +180,7 @@ class Registry:
                 self._discover(module, [])
 
         def set_state(module: nn.Module, state: Any) -> None:
-            original_state(module, state)
+            original_state(module, state)  # type: ignore[no-untyped-call]
             self._take_in(module)
 
         def restore() -> None:
@@ -206,6 +206,11 @@ class Registry:
         self.settle()
         while self._restore:
             self._restore.pop()()
+
+    def forked(self) -> None:
+        """In a forked child another thread of the parent may hold the lock for ever, and what was open is the parent's."""
+        self._lock = threading.RLock()
+        self._unsettled = None
 
     def _take_in(self, holder: nn.Module) -> None:
         """Learn which modules `holder` holds: one that was built before us, copied or unpickled registered nothing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from threading import get_ident
@@ -93,6 +94,17 @@ _by_hand: set[str] = set()
 # natural regions that are open now, by registered name
 _natural: dict[str, list[_Visit]] = {}
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """In a forked child another thread of the parent may hold the lock for ever, and what was open is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _natural.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _visit(name: str, kind: str, lexical: bool, start_ns: int, collector: Collector | None) -> _Visit | None:

@@ -51,6 +51,8 @@ class Training:
             regions.close_region(scope)
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
+        for inside in (regions.open_region, regions.close_region):
+            torch_private.keep_out_of_frames(inside)
 
         def restore() -> None:
             if Optimizer.__init__ is init:
