@@ -140,7 +140,7 @@ class _Running:
         self._undo.append(profiler.close)
         for name in FRAMEWORKS:
             self._watch(name)
-        self._undo.append(_on_sigterm())
+        self._restore_sigterm = _on_sigterm()
 
     def _connect(self) -> list[Sink]:
         """The sinks for the job that this process is. Asked at the first scope or record: some learn their rank late."""
@@ -209,6 +209,7 @@ class _Running:
             undo = self._undo.pop()
             _guarded(undo, getattr(undo, "__qualname__", "stop"))()
         self.session.recorder.finish(max(deadline, time.monotonic() + 0.5))
+        self._restore_sigterm()  # last: until here a SIGTERM waits for the end that is under way
 
     def _say_what_never_matched(self) -> None:
         if not self.clock.seen_steps:

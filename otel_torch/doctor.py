@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from otel_torch.job import this_job
 from otel_torch.settings import Settings, Unusable
+from otel_torch.telemetry import NEEDS
 
 Environ = Mapping[str, str]
 
@@ -46,7 +47,8 @@ def find_versions(environ: Environ) -> Iterator[Finding]:
             yield Finding("version", None, f"{name} {version(name)}")
         except PackageNotFoundError:
             needed = name != "opentelemetry-instrumentation"
-            yield Finding("version", False if needed else None, f"{name} is not installed")
+            why = "" if needed else ", and only `opentelemetry-instrument` needs it"
+            yield Finding("version", False if needed else None, f"{name} is not installed{why}")
     yield Finding("version", None, f"Python {platform.python_version()}, {sys.executable}")
     yield Finding("version", None, "statistics by: torch")
 
@@ -158,14 +160,20 @@ def _host_and_port(endpoint: str) -> str:
 
 
 def find_delivery(environ: Environ) -> Iterator[Finding]:
-    """Send one span, one event and one metric, and say whether each was accepted."""
+    """Send one span, one event and one metric, and say whether each was accepted: a fault only where it is asked for."""
     try:
         probe = importlib.import_module("otel_torch.telemetry.probe").probe
     except ImportError as error:
         yield Finding("delivery", False, f"not tried: {error}")
         return
+    settings = _usable_settings(environ)
+    asked = {NEEDS[signal] for signal in (settings or Settings()).signals}
     for result in probe(environ):
-        yield Finding("delivery", result.accepted, f"{result.signal}: {result.detail}")
+        text = f"{result.signal}: {result.detail}"
+        if result.signal in asked:
+            yield Finding("delivery", result.accepted, text)
+        else:
+            yield Finding("delivery", None, f"{text}; OTEL_TORCH_SIGNALS does not ask for it")
 
 
 CHECKS: tuple[Callable[[Environ], Iterator[Finding]], ...] = (

@@ -193,6 +193,16 @@ def test_doctor_says_where_each_signal_goes(variables, traces):
     assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
 
 
+def test_doctor_minds_only_the_signals_that_are_asked_for(monkeypatch):
+    with socket.socket() as unheard:  # bound, and nobody listens
+        unheard.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TORCH_SIGNALS": "spans"}
+        found = {finding.text.split(":")[0]: finding for finding in doctor.find_delivery(environ)}
+    assert {signal: finding.ok for signal, finding in found.items()} == {"traces": False, "metrics": None, "logs": None}
+    assert "OTEL_TORCH_SIGNALS does not ask for it" in found["logs"].text
+
+
 def test_the_environment_module_knows_every_setting():
     from otel_torch import environment_variables
 
