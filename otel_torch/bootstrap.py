@@ -145,25 +145,30 @@ class _Running:
     def _connect(self) -> list[Sink]:
         """The sinks for the job that this process is. Asked at the first scope or record: some learn their rank late."""
         from otel_torch import telemetry
+        from otel_torch.sinks.budget import DiskBudget
         from otel_torch.sinks.jsonl import JsonlSink
+        from otel_torch.sinks.tensors import TensorSink
 
         self.session.job = job = this_job(os.environ | self.overrides)
         settings, losses = self.settings, self.session.recorder.losses
         sinks: list[Sink] = []
-        place = {"rank": job.rank, "local_rank": job.local_rank, "world_size": job.world_size}
-        if settings.jsonl is not None and settings.jsonl_ranks.includes(**place):
+        budget = DiskBudget(settings.max_bytes)
+        writes = settings.jsonl_ranks.includes(rank=job.rank, local_rank=job.local_rank, world_size=job.world_size)
+        if writes and settings.jsonl is not None:
             chosen = settings.chosen(os.environ | self.overrides)
             sinks.append(
                 JsonlSink(
                     settings.jsonl,
                     job,
                     losses,
-                    max_bytes=settings.max_bytes,
+                    budget=budget,
                     settings=chosen,
                     facts=self._facts,
                     trace_id=telemetry.trace_id(job),
                 )
             )
+        if writes and settings.tensors is not None and self.activations.keeps_tensors:
+            sinks.append(TensorSink(settings.tensors, job, losses, budget))
         return sinks + telemetry.build_sinks(settings, job, losses, stop)
 
     def _watch(self, name: str) -> None:

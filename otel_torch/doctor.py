@@ -167,7 +167,7 @@ def find_delivery(environ: Environ) -> Iterator[Finding]:
         yield Finding("delivery", False, f"not tried: {error}")
         return
     settings = _usable_settings(environ)
-    asked = {NEEDS[signal] for signal in (settings or Settings()).signals}
+    asked = {NEEDS[signal] for signal in (settings or Settings.from_env({})).signals}
     for result in probe(environ):
         text = f"{result.signal}: {result.detail}"
         if result.signal in asked:

@@ -13,6 +13,7 @@ Statistic = float | int | str | list[int]
 class Record:
     """One tensor of one module call: who, when, and what its numbers were.
 
+    `data` holds the whole tensor, on the host, where that was asked for; the sink that writes it takes it out.
     `stats` holds the requested statistics in their table's order; one that is not defined for the tensor (the mean of
     an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never reaches a recording.
     """
@@ -27,6 +28,7 @@ class Record:
     branch: str | None
     stats: dict[str, Statistic]
     time_ns: int
+    data: list[Any] | None = None
 
     def key(self) -> dict[str, Any]:
         """The fields that identify the record, in the order in which a recording writes them."""

@@ -268,6 +268,13 @@ class Settings:
         "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports "
         "attaches no hook.",
     )
+    tensors: str | None = _setting(
+        "OTEL_TORCH_TENSORS",
+        _path,
+        "",
+        "Folder for whole tensors of the selected modules: `<run>.rank<rank>/loop<L>.step<S>.safetensors`.",
+        shown="off",
+    )
     max_bytes: int = _setting(
         "OTEL_TORCH_MAX_BYTES",
         _size,

@@ -19,6 +19,7 @@ from otel_torch.parity.recording import load_recording
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.sinks import jsonl
+from otel_torch.sinks.budget import DiskBudget
 from otel_torch.sinks.jsonl import JsonlSink
 from otel_torch.sinks.recording_file import claim, metadata_path, resolve
 from tests.support import JOB, ListSink, lines, metadata
@@ -30,7 +31,7 @@ def record(module: str = "block", step: int = 0, **stats: Any) -> Record:
 
 def open_sink(path: Path, losses: Losses | None = None, *, max_bytes: int = 10**9, **job: Any) -> JsonlSink:
     return JsonlSink(
-        str(path), dataclasses.replace(JOB, **job), losses or Losses(), max_bytes=max_bytes, settings={}, trace_id="0" * 32
+        str(path), dataclasses.replace(JOB, **job), losses or Losses(), budget=DiskBudget(max_bytes), settings={}, trace_id="0" * 32
     )
 
 
@@ -218,7 +219,7 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
 
 def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sink = JsonlSink(
-        str(tmp_path / "run.jsonl"), JOB, Losses(), max_bytes=10**9, settings={"OTEL_TORCH_JSONL": "\udcff"}, trace_id="",
+        str(tmp_path / "run.jsonl"), JOB, Losses(), budget=DiskBudget(10**9), settings={"OTEL_TORCH_JSONL": "\udcff"}, trace_id="",
         facts=lambda: {"versions": 1 / 0},
     )  # fmt: skip
     sink.write(Batch([record()], None))

@@ -20,6 +20,7 @@ from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.sinks.budget import DiskBudget
 from otel_torch.sinks.recording_file import claim, metadata_path, replace_metadata, resolve
 
 SCHEMA = "otel_torch.recording/1"
@@ -59,7 +60,7 @@ class JsonlSink(Sink):
         job: Job,
         losses: Losses,
         *,
-        max_bytes: int,
+        budget: DiskBudget,
         settings: dict[str, str],
         trace_id: str,
         facts: Callable[[], dict[str, Any]] = dict,
@@ -67,7 +68,7 @@ class JsonlSink(Sink):
         self.path: Path | None = None
         self.written = 0
         self._template, self._job, self._losses, self._facts = template, job, losses, facts
-        self._max_bytes, self._settings, self._trace_id = max_bytes, settings, trace_id
+        self._budget, self._settings, self._trace_id = budget, settings, trace_id
         self._file = -1
         self._bytes = 0
         self._ended: str | None = None
@@ -112,7 +113,7 @@ class JsonlSink(Sink):
             say_once(
                 f"writing {self.path} takes more than {_SLOW_DISK:.0%} of the run's time; record less or choose a faster disk"
             )
-        self._full = self._ended is None and self._bytes >= self._max_bytes
+        self._full = self._ended is None and self._budget.exhausted
         if self._full and batch.step is None:
             self._end_full()
         elif now - self._metadata_written > _METADATA_INTERVAL_S:
@@ -159,6 +160,7 @@ class JsonlSink(Sink):
             done = records = 0
         # no call in here, so no signal either: the file and what we know of it change together
         self._bytes += done
+        self._budget.spent += done
         self.written += records
         self._done = batch
 
@@ -166,7 +168,7 @@ class JsonlSink(Sink):
         """The limit was reached in the step that is over now."""
         self._full = False
         self._ended = "max_bytes"
-        say(f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._max_bytes} bytes); nothing more is written to disk")
+        say(f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._budget.limit} bytes); nothing more is written to disk")
         self._write_metadata(ended_cleanly=False)
 
     def _write_metadata(self, *, ended_cleanly: bool) -> None:

@@ -21,6 +21,7 @@ from otel_torch.records import Record
 from otel_torch.session import Session
 from otel_torch.settings import Settings
 from otel_torch.sources import compiled
+from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk, walk_inputs
@@ -52,6 +53,7 @@ class _Seen:
     tensor: str
     measured: Measured
     time_ns: int
+    copy: torch.Tensor | None = None
 
 
 class _Observer(ForwardHook):
@@ -95,6 +97,7 @@ class Activations:
         self._settings = settings
         self._recorder = running.recorder
         self._primitives = primitives_of(settings.stats)
+        self.keeps_tensors = settings.tensors is not None and can_write_tensors()
         self._inputs = "inputs" in settings.capture
         self._outputs = "outputs" in settings.capture
         self._gradients = "gradients" in settings.capture
@@ -264,7 +267,7 @@ class Activations:
         return [
             Record(
                 seen.call.module, seen.tensor, seen.call.step, seen.call.call, seen.call.loop, seen.call.model, seen.call.phase,
-                seen.call.branch, derive(names, row, seen.measured), seen.time_ns,
+                seen.call.branch, derive(names, row, seen.measured), seen.time_ns, None if seen.copy is None else [seen.copy.cpu()],
             )
             for seen, row in zip(pending, rows, strict=True)
         ]  # fmt: skip
@@ -290,9 +293,17 @@ class Activations:
         now = time.time_ns()
         for label, tensor in tensors:
             try:
-                self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now))
+                self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now, self._copy(tensor)))
             except Exception as error:
                 self._failed(call.model, error)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if not self.keeps_tensors:
+            return None
+        copy = copy_of(tensor)
+        if copy is None:
+            self._recorder.losses.count("tensor", "unreadable")
+        return copy
 
     @torch_private.unseen_by_function_modes
     def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
