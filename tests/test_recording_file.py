@@ -31,7 +31,12 @@ def record(module: str = "block", step: int = 0, **stats: Any) -> Record:
 
 def open_sink(path: Path, losses: Losses | None = None, *, max_bytes: int = 10**9, **job: Any) -> JsonlSink:
     return JsonlSink(
-        str(path), dataclasses.replace(JOB, **job), losses or Losses(), budget=DiskBudget(max_bytes), settings={}, trace_id="0" * 32
+        str(path),
+        dataclasses.replace(JOB, **job),
+        losses or Losses(),
+        budget=DiskBudget(max_bytes),
+        settings={},
+        trace_id="0" * 32,
     )
 
 
@@ -219,8 +224,8 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
 
 def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sink = JsonlSink(
-        str(tmp_path / "run.jsonl"), JOB, Losses(), budget=DiskBudget(10**9), settings={"OTEL_TORCH_JSONL": "\udcff"}, trace_id="",
-        facts=lambda: {"versions": 1 / 0},
+        str(tmp_path / "run.jsonl"), JOB, Losses(), budget=DiskBudget(10**9), settings={"OTEL_TORCH_JSONL": "\udcff"},
+        trace_id="", facts=lambda: {"versions": 1 / 0},
     )  # fmt: skip
     sink.write(Batch([record()], None))
     sink.finish(math.inf)

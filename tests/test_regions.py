@@ -34,11 +34,35 @@ from otel_torch.sources.regions import (
     region,
 )
 
-IN_FASTVIDEOS_CODE = """model_loading inference_denoising training_save_checkpoint training_validation training_train_one_step
-training_train distillation_teacher_forward distillation_student_forward distillation_loss distillation_update""".split()
-IN_ITS_DOCUMENTS = """model_loading inference_pre_denoising inference_denoising inference_post_denoising
-training_checkpoint_saving training_dit training_validation training_epoch training_step training_backward
-training_optimizer distillation_teacher_forward distillation_student_forward distillation_loss distillation_update""".split()
+IN_FASTVIDEOS_CODE = [
+    "model_loading",
+    "inference_denoising",
+    "training_save_checkpoint",
+    "training_validation",
+    "training_train_one_step",
+    "training_train",
+    "distillation_teacher_forward",
+    "distillation_student_forward",
+    "distillation_loss",
+    "distillation_update",
+]
+IN_ITS_DOCUMENTS = [
+    "model_loading",
+    "inference_pre_denoising",
+    "inference_denoising",
+    "inference_post_denoising",
+    "training_checkpoint_saving",
+    "training_dit",
+    "training_validation",
+    "training_epoch",
+    "training_step",
+    "training_backward",
+    "training_optimizer",
+    "distillation_teacher_forward",
+    "distillation_student_forward",
+    "distillation_loss",
+    "distillation_update",
+]
 
 
 class Seen(Sink):
@@ -289,7 +313,9 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
             raise RuntimeError("sink")
 
     losses = Losses()
-    session.become(session.Session(this_job({}), Settings.from_env({}), Recorder(lambda p: [], lambda: [Broken()], losses), losses))
+    session.become(
+        session.Session(this_job({}), Settings.from_env({}), Recorder(lambda p: [], lambda: [Broken()], losses), losses)
+    )
     with region("model_loading"):
         pass
 

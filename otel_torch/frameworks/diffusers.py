@@ -104,9 +104,7 @@ def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_schedulers(module: ModuleType) -> None:
-    _watch_subclasses(
-        module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(steps.Clock.schedule_stepped)}
-    )
+    _watch_subclasses(module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(steps.Clock.schedule_stepped)})
 
 
 def _watch_pipelines(module: ModuleType) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
-from otel_torch.records import Record
+from otel_torch.records import Record, Statistic
 from otel_torch.session import Session
 from otel_torch.settings import Settings
 from otel_torch.sources import compiled
@@ -54,6 +54,12 @@ class _Seen:
     measured: Measured
     time_ns: int
     copy: torch.Tensor | None = None
+
+    def as_record(self, stats: dict[str, Statistic]) -> Record:
+        call, data = self.call, None if self.copy is None else [self.copy.cpu()]
+        return Record(
+            call.module, self.tensor, call.step, call.call, call.loop, call.model, call.phase, call.branch, stats, self.time_ns, data
+        )
 
 
 class _Observer(ForwardHook):
@@ -264,13 +270,7 @@ class Activations:
             self._say_what_did_not_fire()
         names = self._settings.stats
         rows = read_rows([seen.measured for seen in pending])
-        return [
-            Record(
-                seen.call.module, seen.tensor, seen.call.step, seen.call.call, seen.call.loop, seen.call.model, seen.call.phase,
-                seen.call.branch, derive(names, row, seen.measured), seen.time_ns, None if seen.copy is None else [seen.copy.cpu()],
-            )
-            for seen, row in zip(pending, rows, strict=True)
-        ]  # fmt: skip
+        return [seen.as_record(derive(names, row, seen.measured)) for seen, row in zip(pending, rows, strict=True)]
 
     @staticmethod
     def _phase(phase: str) -> str:
