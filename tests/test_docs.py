@@ -1,6 +1,8 @@
 """The documents say what is: tables are made from the code, links lead somewhere, commands run, names are known."""
 
+import ast
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -12,6 +14,8 @@ import sys
 import pytest
 
 from otel_torch.settings import Settings
+from tests.otlp_receiver import Receiver
+from tests.support import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -45,6 +49,52 @@ def test_make_targets_exist(page):
         set(re.findall(r"`make ([a-z-]+)", page.read_text())) | set(re.findall(r"^make ([a-z-]+)", page.read_text(), re.M))
         <= targets
     )
+
+
+def test_the_lines_that_troubleshooting_explains_are_still_said():
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "otel_torch").rglob("*.py")]
+    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    said = {value for value in constants if isinstance(value, str)}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    cells = [cell for cell in re.findall(r"^\| ([^|]*) \|", page, re.M) if cell.startswith("`")]
+    pieces = [piece.strip() for cell in cells for line in re.findall(r"`([^`]+)`", cell) for piece in line.split("…")]
+    words = [piece for piece in pieces if " " in piece and not piece.startswith("700 ") and "otel-torch" not in piece]
+    assert len(words) > 25
+    assert [piece for piece in words if not any(piece in text for text in said)] == []
+
+
+def test_every_field_of_the_metadata_is_explained(tmp_path):
+    """What a real run writes is what the page shows."""
+    page = (ROOT / "docs" / "record-format.md").read_text()
+    record, metadata = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.S))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}
+    environ |= {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": "quickstart.jsonl", "OTEL_TORCH_STATS": "abs_mean,shape,dtype"}
+    subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], cwd=tmp_path, env=environ, check=True, timeout=300)
+    rows = [json.loads(line) for line in (tmp_path / "quickstart.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows if (row["module"], row["step"], row["call"]) == ("blocks.0", 0, 1)] == [list(record)]
+    written = json.loads((tmp_path / "quickstart.meta.json").read_text())
+    assert list(written) == list(metadata)
+    assert written["models"] == metadata["models"] and written["records_written"] == metadata["records_written"]
+    assert [{*region} for region in written["regions"].values()] == [{*region} for region in metadata["regions"].values()]
+
+
+def test_every_name_that_arrives_is_in_its_page(tmp_path):
+    with Receiver() as receiver:
+        signals = "spans,span_events,log_events,metrics"
+        run_python(tmp_path, ROOT / "examples" / "transformers_train.py", OTEL_TORCH_SIGNALS=signals, **receiver.environment())
+    spans, points, logs = receiver.spans(), receiver.metric_points(), receiver.log_records()
+    assert spans and points and logs
+    events = [event for span in spans for event in span["events"]]
+    found = {thing["name"] for thing in [*spans, *points, *events]} | {log["event_name"] for log in logs}
+    found |= {name for thing in [*spans, *points, *events, *logs] for name in thing["attributes"]}
+    found |= {name for span in spans for name in span["resource"]}
+    kinds = {"fastvideo.region::": "<name>", "torch.stat.": "<statistic>", "telemetry.sdk.": "*"}
+    kinds |= {f"torch.module.activation.{name}": "" for name in ("magnitude", "nonfinite")} | {
+        "torch.module.activation.": "<statistic>"
+    }
+    written = {next((start + rest for start, rest in kinds.items() if name.startswith(start)), name) for name in found}
+    page = (ROOT / "docs" / "opentelemetry-names.md").read_text()
+    assert {name for name in written if f"`{name}`" not in page} == set()
 
 
 # blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server or a checkout
