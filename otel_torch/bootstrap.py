@@ -21,7 +21,7 @@ from otel_torch.imports import after_import
 from otel_torch.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
-from otel_torch.settings import Settings, Unusable
+from otel_torch.settings import Settings, Unusable, misspelt
 
 # frameworks with something special about them: each file's HOOKS say after which import it is applied
 FRAMEWORKS = ("diffusers", "fastvideo")
@@ -39,6 +39,8 @@ def start_from_env() -> bool:
     """Start as the environment says; called once torch is imported. True when a session runs."""
     try:
         settings = Settings.from_env(problem=say_once)
+        for line in misspelt(os.environ) if settings.enabled else ():
+            say_once(line)
     except Unusable as error:
         say(f"{error}. Nothing is recorded")
         return False

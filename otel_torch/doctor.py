@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import importlib
 import json
 import os
@@ -24,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from otel_torch.job import this_job
-from otel_torch.settings import Settings, Unusable
+from otel_torch.settings import Settings, Unusable, misspelt
 from otel_torch.telemetry import NEEDS
 
 Environ = Mapping[str, str]
@@ -70,15 +69,14 @@ def find_switch(environ: Environ) -> Iterator[Finding]:
 
 def find_settings(environ: Environ) -> Iterator[Finding]:
     """Our variables that are set, what is wrong with them, and what they amount to."""
-    known = [row.metadata[key] for row in dataclasses.fields(Settings) for key in ("name", "alias") if row.metadata[key]]
+    known = Settings.names()
     for name in sorted(environ):
         if name in known:
             yield Finding("set", None, f"{name}={environ[name]}")
-        elif name.startswith("OTEL_TORCH_"):
-            near = difflib.get_close_matches(name, known, 1, 0.8)
-            yield Finding("set", False, f"{name} is no setting{f'; did you mean {near[0]}?' if near else ''}")
-        elif name.startswith("OTEL_"):
+        elif name.startswith("OTEL_") and not name.startswith("OTEL_TORCH_"):
             yield Finding("set", None, f"{name} (value not shown)")
+    for line in misspelt(environ):
+        yield Finding("set", False, line)
     problems: list[str] = []
     try:
         settings = Settings.from_env(environ, problems.append)

@@ -172,8 +172,7 @@ class Recorder:
             if self._sinks is not None:
                 # the recording, which is the first, last: its metadata tells what the others lost
                 self._each("finish", deadline, backwards=True)
-        lost = ", ".join(f"{number} {what}s ({reason})" for what, reason, number in self.losses.items())
-        if lost:
+        if lost := self.losses.describe():
             say(f"lost: {lost}")
 
     def restart(self, losses: Losses) -> None:

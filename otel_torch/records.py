@@ -96,6 +96,16 @@ class Losses:
         if number:
             self._counts[what, reason] += number
 
+    def describe(self) -> str:
+        """All of it in one line; empty where nothing was lost.
+
+        >>> losses = Losses(); losses.count("metric_point", "refused", 2); losses.count("span", "shutdown"); losses.describe()
+        '2 metric points (refused), 1 span (shutdown)'
+        """
+        return ", ".join(
+            f"{number} {what.replace('_', ' ')}{'s' * (number != 1)} ({reason})" for what, reason, number in self.items()
+        )
+
     def items(self) -> list[tuple[str, str, int]]:
         """(what, reason, number), sorted."""
         return [(what, reason, number) for (what, reason), number in sorted(self._counts.items())]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -401,8 +402,26 @@ class Settings:
                 values[row.name] = meta["parse"](meta["default"], lambda message: None)
         return cls(**values)
 
+    @classmethod
+    def names(cls) -> list[str]:
+        """Every variable that is read, ours and their FastVideo names."""
+        return [row.metadata[key] for row in dataclasses.fields(cls) for key in ("name", "alias") if row.metadata[key]]
+
     def chosen(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The variables of ours and their FastVideo names that are set: all of the environment that may leave the machine."""
         environ = os.environ if environ is None else environ
-        names = (name for row in dataclasses.fields(self) for name in (row.metadata["name"], row.metadata["alias"]) if name)
-        return {name: environ[name] for name in names if name in environ}
+        return {name: environ[name] for name in self.names() if name in environ}
+
+
+def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable that looks like one of ours and is none.
+
+    >>> list(misspelt({"OTEL_TORCH_MODUELS": "x"}))
+    ['OTEL_TORCH_MODUELS is no setting; did you mean OTEL_TORCH_MODULES?']
+    """
+    known = Settings.names()
+    for name in sorted(environ):
+        if name.startswith("OTEL_TORCH_") and name not in known:
+            swapped = [other for other in known if sorted(other) == sorted(name)]
+            near = swapped or difflib.get_close_matches(name, known, 1, 0.8)
+            yield f"{name} is no setting{f'; did you mean {near[0]}?' if near else ''}"

@@ -17,6 +17,7 @@ from typing import Any
 
 from otel_torch.console import say
 from otel_torch.parity.recording import RecordingError, Row, iterate_rows, read_metadata
+from otel_torch.records import Losses
 from otel_torch.settings import STATISTICS, BadValue, Numbers
 from otel_torch.table import Line, colourful, escape, paint, render, write
 
@@ -181,10 +182,12 @@ def _read(path: str, modules: re.Pattern[str] | None, steps: Numbers | None) -> 
         warnings.append("the run was killed, or is still going on: the recording ends early")
     if meta.get("writing_ended"):
         warnings.append(f"writing ended before the run did ({meta['writing_ended']})")
-    losses = meta.get("lost")
-    for loss in losses if isinstance(losses, list) else ():
-        if isinstance(loss, dict):
-            warnings.append(f"lost: {loss.get('count')} {loss.get('what')}s ({loss.get('reason')})")
+    losses, lost = Losses(), meta.get("lost")
+    for loss in lost if isinstance(lost, list) else ():
+        if isinstance(loss, dict) and isinstance(loss.get("count"), int):
+            losses.count(str(loss.get("what")), str(loss.get("reason")), loss["count"])
+    if said := losses.describe():
+        warnings.append(f"lost: {said}")
     return overview
 
 

@@ -16,7 +16,8 @@ ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
 def lost(done):
     """{(what, reason): number} of the line that says what was lost."""
     (line,) = re.findall(r"otel_torch: lost: (.*)", done.stderr) or [""]
-    return {(what, reason): int(number) for number, what, reason in re.findall(r"(\d+) (\w+?)s \((\w+)\)", line)}
+    found = re.findall(r"(\d+) ([a-z ]+?)s? \((\w+)\)", line)
+    return {(what.replace(" ", "_"), reason): int(number) for number, what, reason in found}
 
 
 def closed_port():

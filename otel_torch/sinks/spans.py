@@ -7,6 +7,7 @@ span's limit dropped in silence, a trace that outgrows what a backend takes, and
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import threading
 import time
@@ -374,11 +375,12 @@ class SpanSink(Sink):
         carried = {name.lower(): os.environ[name] for name in (_CARRIER, "TRACESTATE") if name in os.environ}
         joined = _propagator.extract(carried, Context())
         context = joined
-        if get_current_span(joined).get_span_context().is_valid:
+        in_trace = get_current_span(joined).get_span_context().is_valid
+        if in_trace or multiprocessing.parent_process() is not None:
             self._share = _JOINED
-        elif tracing.ids is not None:
+        if not in_trace and tracing.ids is not None:
             tracing.ids.next_trace_id = self._job.trace_id
-        else:
+        elif not in_trace:
             context = self._stand_in(tracing)
         attributes: dict[str, Any] = {"otel_torch.run.id": self._job.run_id, "dl.rank": self._job.rank}
         self._run = tracing.tracer.start_span("torch.run", context, attributes=attributes, start_time=start_ns)

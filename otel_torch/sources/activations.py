@@ -56,9 +56,19 @@ class _Seen:
     copy: torch.Tensor | None = None
 
     def as_record(self, stats: dict[str, Statistic]) -> Record:
-        call, data = self.call, None if self.copy is None else [self.copy.cpu()]
+        call = self.call
         return Record(
-            call.module, self.tensor, call.step, call.call, call.loop, call.model, call.phase, call.branch, stats, self.time_ns, data
+            module=call.module,
+            tensor=self.tensor,
+            step=call.step,
+            call=call.call,
+            loop=call.loop,
+            model=call.model,
+            phase=call.phase,
+            branch=call.branch,
+            stats=stats,
+            time_ns=self.time_ns,
+            data=None if self.copy is None else [self.copy.cpu()],
         )
 
 

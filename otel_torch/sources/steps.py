@@ -180,7 +180,8 @@ class Clock:
             turn = self._turn
             if turn and turn.rule in ("schedule", "framework"):
                 self.end_turn(turn)
-            if not self.schedule_running():
+            # a framework says itself when its loop is over
+            if not self.schedule_running() and not (turn and turn.rule == "framework"):
                 self.denoising.schedule_used_up()
 
     def steps_of(self, optimizer: Any) -> int:

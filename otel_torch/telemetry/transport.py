@@ -74,6 +74,7 @@ _HTTP_KINDS = {429: "unavailable", 502: "unavailable", 503: "unavailable", 504: 
 # what of an error's text says which fault it is, and what people can do about it
 _EXPLANATIONS = (
     (r"(?i)WRONG_VERSION_NUMBER|wrong version number|record layer failure", "it speaks no TLS: use http:// in the endpoint"),
+    (r"Misformatted domain", "an endpoint holds no credentials: they belong in OTEL_EXPORTER_OTLP_HEADERS"),
     (r"(?i)certificate", "its certificate is not trusted: name the authority's in OTEL_EXPORTER_OTLP_CERTIFICATE"),
     (r"(?i)handshake|SSL|TLS", "the TLS handshake failed: does the endpoint's http:// or https:// match what it speaks?"),
     (r"UNAUTHENTICATED|PERMISSION_DENIED|\b40[13]\b", "it does not let us in: check OTEL_EXPORTER_OTLP_HEADERS"),
@@ -127,8 +128,8 @@ def explain(endpoint: str, protocol: str, answer: Answer) -> str:
 
 
 def _brief(detail: str) -> str:
-    """The telling part of an error's text: no addresses of objects, no paths or queries, one line."""
-    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@", "…", " ".join(detail.split()))
+    """The telling part of an error's text: no addresses of objects or hosts, no paths or queries, one line."""
+    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@|ipv[46]:\S+", "…", " ".join(detail.split()))
     return detail if len(detail) <= 140 else detail[:139] + "…"
 
 
