@@ -120,7 +120,7 @@ CASES = {
     "entries": Case(
         {"OTEL_TORCH_STATS": "mean,bogus", "OTEL_TORCH_STEPS": "0,x,2", "OTEL_TORCH_ACTIVATIONS": "perhaps",
          "OTEL_TORCH_MAX_BYTES": "lots", "OTEL_TORCH_JSONL_RANKS": "0,second", "OTEL_TORCH_CAPTURE": "outputs,thoughts",
-         "OTEL_TORCH_METRIC_SERIES": "-1"}
+         "OTEL_TORCH_METRIC_SERIES": "-1", "OTEL_TORCH_MODUELS": "^0$"}
     ),
     **{name: Case(environ) for name, (environ, _) in UNUSABLE.items()},
     **{name: Case({"OTEL_TORCH_JSONL": path}) for name, (path, _) in NO_PLACE.items()},
@@ -163,12 +163,12 @@ def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(end
     expected = {
         "OTEL_TORCH_STATS": "'bogus'", "OTEL_TORCH_STEPS": "'x'", "OTEL_TORCH_ACTIVATIONS": "'perhaps'",
         "OTEL_TORCH_MAX_BYTES": "'lots'", "OTEL_TORCH_JSONL_RANKS": "'second'", "OTEL_TORCH_CAPTURE": "'thoughts'",
-        "OTEL_TORCH_METRIC_SERIES": "'-1'",
+        "OTEL_TORCH_METRIC_SERIES": "'-1'", "OTEL_TORCH_MODUELS": "did you mean OTEL_TORCH_MODULES?",
     }  # fmt: skip
     assert len(end.said) == len(expected)
     for variable, value in expected.items():
         (line,) = [line for line in end.said if variable in line]
-        assert value in line and "use" in line
+        assert value in line and ("use" in line or "mean" in line)
     rows = lines(end.recording)
     assert {row["step"] for row in rows} == {0, 2}
     assert all(list(row)[-1] == "mean" for row in rows)

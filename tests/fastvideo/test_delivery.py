@@ -68,6 +68,16 @@ def test_stages_and_regions_are_spans(generation: Run) -> None:
     assert len(stages) >= 7 and set(stages.values()) == {2}
 
 
+def test_before_during_and_after_denoising_are_parts_of_the_pipeline(generation: Run) -> None:
+    spans = {span["span_id"]: span for span in generation.receiver.spans()}
+    for part in ("pre_denoising", "denoising", "post_denoising"):
+        named = generation.receiver.spans(f"fastvideo.region::profiler_region_inference_{part}")
+        assert [path_of(span, spans)[-2] for span in named] == ["fastvideo.pipeline::WanPipeline"] * 2, part
+        for span in named:
+            parent = spans[span["parent_id"]]
+            assert parent["start"] <= span["start"] <= span["end"] <= parent["end"]
+
+
 def test_metrics_have_every_step_and_branch(generation: Run) -> None:
     points = [
         point["attributes"]
