@@ -187,7 +187,8 @@ class _Running:
     def _stepping(self, optimizer: Any, step: int) -> None:
         held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         for model in list(self.registry.models):
-            self.activations.parameter_gradients(model, held, step, self.clock.loop)
+            busiest = self.clock.optimizer_steps(model)
+            self.activations.parameter_gradients(model, held, step if busiest is None else busiest, self.clock.loop)
 
     def _facts(self) -> dict[str, Any]:
         versions = {"python": platform.python_version(), "otel_torch": importlib.import_module("otel_torch").__version__}
@@ -219,6 +220,9 @@ class _Running:
         self._restore_sigterm()  # last: until here a SIGTERM waits for the end that is under way
 
     def _say_what_never_matched(self) -> None:
+        regions = self.settings.regions
+        if self.clock.seen_steps and (unused := [pattern for pattern in regions.patterns if pattern not in regions.used]):
+            say(f"OTEL_TORCH_REGIONS: no region and no range was called {', '.join(map(repr, unused))}")
         if not self.clock.seen_steps:
             return  # a helper, such as a worker of a data loader, has no model of its own
         self.activations.say_what_never_matched()

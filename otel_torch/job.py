@@ -52,13 +52,23 @@ def name_run(environ: Mapping[str, str] = os.environ) -> str:
     """
     chosen = environ.get("OTEL_TORCH_RUN_ID", "").strip()
     if chosen and not re.fullmatch(r"run-[0-9a-f]{12}", chosen):
-        return re.sub(r"[^\w.+=-]", "_", chosen)
+        return _for_files(chosen)
     for job, restart in _JOBS:
         if (value := environ.get(job, "none")) != "none" and value:
-            return re.sub(r"[^\w.+=-]", "_", f"{value}.{_number(environ, restart, 0)}")
+            return _for_files(f"{value}.{_number(environ, restart, 0)}")
     made = chosen or f"run-{uuid.uuid4().hex[:12]}"
     restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
     return f"{made}.{restarts}" if restarts else made
+
+
+def _for_files(run_id: str) -> str:
+    """A run id as a part of file names: no separators, and no longer than they may be.
+
+    >>> _for_files("a/b c"), len(_for_files("x" * 300))
+    ('a_b_c', 109)
+    """
+    safe = re.sub(r"[^\w.+=-]", "_", run_id)
+    return safe if len(safe) <= 109 else f"{safe[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def distributed_rank() -> tuple[int, int] | None:

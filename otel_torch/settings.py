@@ -173,6 +173,7 @@ class Names:
 
     registered: bool = True
     patterns: tuple[str, ...] = ()
+    used: set[str] = field(default_factory=set, compare=False)  # the patterns that have matched
 
     @classmethod
     def parse(cls, text: str, problem: Problem) -> Names:
@@ -182,7 +183,9 @@ class Names:
     def matches(self, *names: str) -> bool:
         """Whether any of the names (a region's long and short one) is written here, case ignored."""
         lowered = [name.lower() for name in names]
-        return any(fnmatch.fnmatchcase(name, pattern.lower()) for pattern in self.patterns for name in lowered)
+        hits = {pattern for pattern in self.patterns if any(fnmatch.fnmatchcase(name, pattern.lower()) for name in lowered)}
+        self.used.update(hits)
+        return bool(hits)
 
 
 def _text(text: str, problem: Problem) -> str:

@@ -90,7 +90,7 @@ finish()
 """, OTEL_TORCH_METRIC_SERIES="20", OTEL_TORCH_METRIC_STEP="label", **receiver.environment())  # fmt: skip
     assert len(receiver.metric_points(GAUGE)) == 20
     assert "more than 20 metric series" in done.stderr and "OTEL_TORCH_METRIC_SERIES" in done.stderr
-    assert "30 metric_points (series_limit)" in done.stderr
+    assert "30 metric points (series_limit)" in done.stderr
     dropped = receiver.metric_points("otel_torch.records.dropped")[-1]
     assert (dropped["value"], dropped["unit"], dropped["attributes"]["reason"]) == (30, "{record}", "series_limit")
 

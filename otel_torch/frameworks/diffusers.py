@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from otel_torch.console import say_once
 from otel_torch.sources import steps
 
 _busy = threading.local()
@@ -70,7 +71,10 @@ def _told(tell: Callable[[steps.Clock, Any], None]) -> Callable[[Callable[..., A
             finally:
                 _busy.on = False
             if (clock := steps.current_clock()) is not None:
-                tell(clock, scheduler)
+                try:
+                    tell(clock, scheduler)
+                except Exception as error:
+                    say_once(f"the steps of {type(scheduler).__name__} are not counted: {type(error).__name__}: {error}")
             return result
 
         return call
@@ -79,8 +83,20 @@ def _told(tell: Callable[[steps.Clock, Any], None]) -> Callable[[Callable[..., A
 
 
 def _schedule_set(clock: steps.Clock, scheduler: Any) -> None:
-    timesteps = getattr(scheduler, "timesteps", None)
-    clock.schedule_set(scheduler, len(timesteps) if timesteps is not None else 0)
+    clock.schedule_set(scheduler, _length(scheduler) or 0)
+
+
+def _length(scheduler: Any) -> int | None:
+    try:
+        return len(scheduler.timesteps)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _schedule_stepped(clock: steps.Clock, scheduler: Any) -> None:
+    # image to image begins half-way (`set_begin_index`): fewer steps than timesteps, which `step_index` counts
+    index, length = getattr(scheduler, "step_index", None), _length(scheduler)
+    clock.schedule_stepped(scheduler, last=isinstance(index, int) and length is not None and index >= length)
 
 
 def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +120,7 @@ def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_schedulers(module: ModuleType) -> None:
-    _watch_subclasses(module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(steps.Clock.schedule_stepped)})
+    _watch_subclasses(module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(_schedule_stepped)})
 
 
 def _watch_pipelines(module: ModuleType) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -64,6 +65,8 @@ class _Open:
     scope: Scope
     span: Span | None
     tracing: _Tracing
+    under: int = 0  # the span id that was current when it began
+    began_at: int = 0  # the size of its trace then
     attached: tuple[Token[Context], int] | None = None
     records: list[Record] = field(default_factory=list)
     size: int = 0
@@ -103,7 +106,10 @@ class _Tracing:
 
     @classmethod
     def of_program(cls, provider: Any) -> _Tracing:
-        return cls(provider.get_tracer("otel_torch", otel_torch.__version__), None, None, provider)
+        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
+        if type(getattr(tracer, "id_generator", None)) is RandomIdGenerator:  # it draws from the program's random numbers
+            tracer.id_generator = PrivateIds()
+        return cls(tracer, None, None, provider)
 
     @classmethod
     def own(cls, pipelines: Pipelines) -> _Tracing:
@@ -144,7 +150,6 @@ class SpanSink(Sink):
         self._share = _FIRST
         self._trace_bytes: dict[int, int] = {}
         self._last_step = 0
-        self._step_began_at = 0
         self._lock = threading.RLock()
 
     # -- scopes --------------------------------------------------------------------------------------------------------
@@ -163,6 +168,8 @@ class SpanSink(Sink):
                     return
             else:
                 opened = _Open(scope, self._start(tracing, scope, parent, context, run), tracing)
+                opened.under = current.get_span_context().span_id
+                opened.began_at = self._trace_bytes.get(opened.span.get_span_context().trace_id, 0) if opened.span else 0
                 context = set_span_in_context(opened.span or INVALID_SPAN, context)
             self._open[scope] = opened
             if not scope.lexical:
@@ -191,10 +198,13 @@ class SpanSink(Sink):
 
     def _parent(self, current: Span, run: Span) -> tuple[Span, Context]:
         """The current span, the program's own or ours; else the innermost step that is going on; else the run's."""
-        if current.get_span_context().is_valid:
+        under = current.get_span_context()
+        for opened in reversed(self._standing):
+            if opened.span is not None and (not under.is_valid or opened.under == under.span_id):
+                return opened.span, set_span_in_context(opened.span, get_current())
+        if under.is_valid:
             return current, get_current()
-        standing = next((opened.span for opened in reversed(self._standing) if opened.span is not None), run)
-        return standing, set_span_in_context(standing)
+        return run, set_span_in_context(run)
 
     def _in_region(self) -> bool:
         """Whether a registered region that was entered at a call site is open: it names what the forward is part of."""
@@ -204,14 +214,13 @@ class SpanSink(Sink):
     def _start(self, tracing: _Tracing, scope: Scope, parent: Span, context: Context, run: Span) -> Span:
         run_context = run.get_span_context()
         step = scope.kind == "step"
-        if step:
-            self._step_began_at = self._trace_bytes.get(run_context.trace_id, 0)
         parent_context = parent.get_span_context()
         of_program = parent_context.span_id not in self._ours and parent is not run
-        full = self._is_full(run_context.trace_id, max(self._last_step if step else 0, _SPAN_BYTES))
+        above = parent_context if of_program else run_context
+        full = self._is_full(above.trace_id, max(self._last_step if step else 0, _SPAN_BYTES))
         attributes = plain_all(scope.attributes)
-        if not of_program and ((step and (scope.training or full)) or (full and parent is run)):
-            span = self._start_root(tracing, scope.name, context, run_context, attributes, scope.start_ns)
+        if (step and (full or (scope.training and not of_program))) or (full and parent is run):
+            span = self._start_root(tracing, scope.name, context, above, attributes, scope.start_ns)
             self._linked += 1
             if self._links < LINKS and span.get_span_context().is_valid:
                 self._links += 1
@@ -247,10 +256,7 @@ class SpanSink(Sink):
         span.end(end_ns)
         self._ours.discard(context.span_id)
         if scope.kind == "step":
-            grown = self._trace_bytes.get(context.trace_id, 0)
-            in_run = self._run_context is not None and context.trace_id == self._run_context.trace_id
-            self._last_step = max(grown - self._step_began_at, 0) if in_run else grown
-        self._forget_trace(context.trace_id)
+            self._last_step = max(self._trace_bytes.get(context.trace_id, 0) - opened.began_at, 0)
 
     def _mark_error(self, span: Span, error: BaseException, end_ns: int) -> None:
         cls = type(error)
@@ -345,12 +351,10 @@ class SpanSink(Sink):
         return self._trace_bytes.get(trace_id, 0) + needed > limit
 
     def _grow(self, trace_id: int, size: int) -> None:
-        self._trace_bytes[trace_id] = self._trace_bytes.get(trace_id, 0) + size
-
-    def _forget_trace(self, trace_id: int) -> None:
-        """Forget a trace in which nothing is open any more; the run's stays."""
-        if len(self._trace_bytes) > 1000 and (self._run_context is None or trace_id != self._run_context.trace_id):
-            del self._trace_bytes[trace_id]
+        self._trace_bytes[trace_id] = self._trace_bytes.pop(trace_id, 0) + size
+        if len(self._trace_bytes) > 1000:  # forget what has grown least recently; the run's stays
+            run = self._run_context.trace_id if self._run_context is not None else 0
+            del self._trace_bytes[next(trace for trace in self._trace_bytes if trace != run)]
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

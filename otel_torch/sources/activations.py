@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
@@ -118,7 +119,7 @@ class Activations:
         self._outputs = "outputs" in settings.capture
         self._gradients = "gradients" in settings.capture
         self._parameters = "parameters" in settings.capture
-        self._attached: WeakSet[nn.Module] = WeakSet()
+        self._attached: Any = WeakIdKeyDictionary()
         self._on_leaves: dict[tuple[str, str], tuple[tuple[int, int], dict[tuple[int, str], _GradientHook]]] = {}
         self._unguard = compiled.guard_hooks() if settings.activations else lambda: None
         self._unproven: list[Model] = []
@@ -140,7 +141,7 @@ class Activations:
                 continue
             try:
                 ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
-                self._attached.add(module)
+                self._attached[module] = True
                 hooked += 1
             except Exception as error:
                 say_once(
@@ -167,7 +168,7 @@ class Activations:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for module in list(self._attached):
+        for module in list(self._attached.keys()):
             manager = ModuleHookManager.get_from(module)
             if manager is not None and manager.get_forward_hook(_HOOK) is not None:
                 manager.remove_forward_hook(_HOOK)
@@ -206,7 +207,9 @@ class Activations:
             call, recording = self._begin(site)
             if call is None:
                 return
-            site.open_calls.append(call.call)
+            calls = site.open_calls.setdefault(get_ident(), [])
+            calls.append(call.call)
+            del calls[:-100]  # those of forwards that raised
             if recording:
                 self._add(call, walk_inputs(args, kwargs))
         except Exception as error:
@@ -215,7 +218,8 @@ class Activations:
     def left(self, site: Site, output: Any) -> None:
         """A module has returned this output."""
         try:
-            call, recording = self._begin(site, site.open_calls.pop() if site.open_calls else None)
+            calls = site.open_calls.get(get_ident())
+            call, recording = self._begin(site, calls.pop() if calls else None)
             if call is None or not recording:
                 return
             tensors = list(walk(output, "out"))
@@ -261,9 +265,10 @@ class Activations:
         if not (self._parameters and self._gradients) or step not in self._settings.steps:
             return
         for name, module in self._selected(model):
-            call = _Call(model.name, name, step, 0, loop, "backward", None)
             for key, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in held and parameter.grad is not None:
+                    number = model.next_call(f"{name}.{key}", "parameters", loop, step)  # two optimizers may hold it
+                    call = _Call(model.name, name, step, number, loop, "backward", None)
                     self._add(call, [(f"param_grad.{key}", parameter.grad)])
 
     def _selected(self, model: Model) -> Iterator[tuple[str, nn.Module]]:

@@ -6,6 +6,7 @@ All calls that come out of one run of such a method are one forward of the model
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -27,11 +28,11 @@ class Entry:
 
     def __init__(self, root: nn.Module) -> None:
         self._codes = frozenset(_method_codes(type(root)))
-        self._mark: Any = None
+        self._of_thread = threading.local()
 
     def running(self) -> bool:
         """Whether the marked run is still on this thread's stack."""
-        mark = self._mark
+        mark = getattr(self._of_thread, "mark", None)
         return mark is not None and any(frame is mark or frame.f_trace is mark for frame in _frames())
 
     def enter(self) -> bool:
@@ -44,14 +45,14 @@ class Entry:
         if outermost is None:
             return False
         if outermost.f_trace is None and sys.gettrace() is None:
-            self._mark = outermost.f_trace = _Mark()
+            self._of_thread.mark = outermost.f_trace = _Mark()
         else:
-            self._mark = outermost  # a debugger is at work, and holds frames itself
+            self._of_thread.mark = outermost  # a debugger is at work, and holds frames itself
         return True
 
     def leave(self) -> None:
         """Forget the run."""
-        self._mark = None
+        self._of_thread.mark = None
 
 
 def _frames() -> Iterator[FrameType]:

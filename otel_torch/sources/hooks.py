@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 
@@ -61,7 +62,7 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-_managers: WeakKeyDictionary[nn.Module, ModuleHookManager] = WeakKeyDictionary()
+_managers: Any = WeakIdKeyDictionary()  # by identity: modules may be equal
 
 
 class ModuleHookManager:
@@ -79,12 +80,13 @@ class ModuleHookManager:
     @classmethod
     def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
         """The module's manager, or None."""
-        return _managers.get(module)
+        manager: ModuleHookManager | None = _managers.get(module)
+        return manager
 
     @classmethod
     def get_from_or_default(cls, module: nn.Module) -> ModuleHookManager:
         """The module's manager, attached now if there was none."""
-        manager = _managers.get(module)
+        manager = cls.get_from(module)
         if manager is None:
             manager = _managers[module] = cls(module)
         return manager

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.console import say_once
@@ -37,16 +38,28 @@ class Model:
         self.root = weakref.ref(root)
         self.name = name
         self.met_in_graph = met_in_graph
-        self.stateless = _stateless(root)
+        self.stateless, self.leaf = _stateless(root), _leaf(root)
         self.completed = 0
         self.size = 0  # how many modules records can name
         self.held_as: list[str] = []  # the attributes by which the program holds the root
         self.started = False
-        self.moment: Moment | None = None
         self.sites: dict[int, Site] = {}
         self.entry = Entry(root)
+        self._moments = threading.local()
+        self._newest: Moment | None = None
         self._calls: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
+        self._forgotten: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # (highest (loop, step), most calls)
+        self._counting = threading.Lock()
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
+
+    @property
+    def moment(self) -> Moment | None:
+        """The newest outermost forward of this thread; of any, for a thread (autograd's) that began none."""
+        return getattr(self._moments, "own", None) or self._newest
+
+    @moment.setter
+    def moment(self, moment: Moment) -> None:
+        self._moments.own = self._newest = moment
 
     def parameter_ids(self) -> frozenset[int]:
         """The identities of the root's parameters, as optimizers hold them."""
@@ -57,11 +70,18 @@ class Model:
 
     def next_call(self, module: str, phase: str, loop: int, step: int) -> int:
         """How often the module has already run in this step of this loop and phase; counts this run."""
-        counts = self._calls.setdefault((module, phase), {})
-        call = counts.get((loop, step), 0)
-        if not call and len(counts) >= 8:  # older steps do not come again
-            del counts[next(iter(counts))]
-        counts[loop, step] = call + 1
+        key, when = (module, phase), (loop, step)
+        with self._counting:
+            counts = self._calls.setdefault(key, {})
+            call = counts.get(when)
+            if call is None:
+                # a forgotten step that comes again (a new optimizer counts from 0) goes on behind every call of then
+                highest, most = self._forgotten.get(key, ((-1, -1), 0))
+                call = most if when <= highest else 0
+                if len(counts) >= 8:
+                    oldest = next(iter(counts))
+                    self._forgotten[key] = max(highest, oldest), max(most, counts.pop(oldest))
+            counts[when] = call + 1
         return call
 
     def called(self) -> frozenset[str]:
@@ -87,7 +107,7 @@ class Site:
         self.model = model
         self.module = weakref.ref(module, lambda _: forget(key))
         self.names: list[tuple[str, int]] = []
-        self.open_calls: list[int] = []
+        self.open_calls: dict[int, list[int]] = {}  # by thread
 
     @property
     def name(self) -> str:
@@ -104,6 +124,8 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.unwatched = False
         self.stack: list[Site] = []
+        self.unsettled: tuple[Model, Moment] | None = None  # a forward of which nobody tells the end
+        self.first_in_graph: Site | None = None
 
 
 _thread = _Thread()
@@ -138,9 +160,7 @@ class Registry:
         self._recorder = recorder
         self._attach = attach
         self._starting = starting
-        self._holders: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
-        self._unsettled: tuple[Model, Moment] | None = None
-        self._first_in_graph: Site | None = None
+        self._holders: Any = WeakIdKeyDictionary()  # by identity: equal modules are two; -> list of weak references
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
 
@@ -210,7 +230,7 @@ class Registry:
     def forked(self) -> None:
         """In a forked child another thread of the parent may hold the lock for ever, and what was open is the parent's."""
         self._lock = threading.RLock()
-        self._unsettled = None
+        _thread.unsettled = None
 
     def _take_in(self, holder: nn.Module) -> None:
         """Learn which modules `holder` holds: one that was built before us, copied or unpickled registered nothing."""
@@ -220,7 +240,10 @@ class Registry:
     def _registered(self, holder: nn.Module, name: str, child: nn.Module | None) -> None:
         if child is not None:
             try:
-                self._holders.setdefault(child, []).append(weakref.ref(holder))
+                known = self._holders.setdefault(child, [])
+                known[:] = [reference for reference in known if reference() is not None]
+                if all(reference() is not holder for reference in known):
+                    known.append(weakref.ref(holder))
             except TypeError:  # a module that cannot be hashed or referenced weakly has no owner that we know
                 pass
 
@@ -249,9 +272,9 @@ class Registry:
     @torch_private.keep_out_of_frames
     def _begin(self, model: Model, module: nn.Module | None) -> Moment | None:
         try:
-            if self._unsettled is not None:
-                if self._unsettled[0] is model and model.entry.running():
-                    return self._unsettled[1]
+            if _thread.unsettled is not None:
+                if _thread.unsettled[0] is model and model.entry.running():
+                    return _thread.unsettled[1]
                 self.settle()
             if not model.started:
                 model.started = True
@@ -260,7 +283,7 @@ class Registry:
             model.moment = moment = self._clock.begin_forward(model)
             root = model.root()
             if module is not None and root is not None and core(module) is not root and model.entry.enter():
-                self._unsettled = model, moment
+                _thread.unsettled = model, moment
             return moment
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
@@ -277,7 +300,7 @@ class Registry:
         try:
             if scope is not None:
                 self._recorder.close(scope, error)
-            if self._unsettled is None or self._unsettled[1] is not moment:
+            if _thread.unsettled is None or _thread.unsettled[1] is not moment:
                 self._clock.end_forward(model, moment, error)
         except Exception as raised:
             say_once(f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}")
@@ -288,17 +311,17 @@ class Registry:
         model = site.model
         if any(above.model is model for above in _thread.stack):
             return
-        if self._unsettled is not None and self._unsettled[0] is model and self._first_in_graph is not site:
+        if _thread.unsettled is not None and _thread.unsettled[0] is model and _thread.first_in_graph is not site:
             return
         self.settle()
-        self._first_in_graph = None
+        _thread.first_in_graph = None
         moment = self._begin(model, None)
         if moment is not None:
-            self._unsettled, self._first_in_graph = (model, moment), site
+            _thread.unsettled, _thread.first_in_graph = (model, moment), site
 
     def settle(self) -> None:
         """End the forward of a model whose method has returned: nobody tells when `vae.decode` does."""
-        unsettled, self._unsettled = self._unsettled, None
+        unsettled, _thread.unsettled = _thread.unsettled, None
         if unsettled is not None:
             unsettled[0].entry.leave()
             self._clock.end_forward(*unsettled)
@@ -316,14 +339,28 @@ class Registry:
                 root = self._owner(module)
                 if root is module and stack and _stateless(module):
                     return None
+                if root is module and (viewed := self._viewed(module)) is not None:
+                    self._take_model(viewed)
+                    if (model := self._model_of(core(viewed))) is not None:
+                        site = self.sites[id(module)] = self._make_site(model, module)
+                        return site
                 self._take_model(root)
                 return self.sites.get(id(module))
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
 
-    def _owner(self, module: nn.Module) -> nn.Module:
-        seen = {id(module)}
+    def _viewed(self, container: nn.Module) -> nn.Module | None:
+        """The model that a slice of a Sequential (`vgg.features[:16](x)`, made anew for every call) shows a part of: all
+        that it holds belongs elsewhere. Calls pass through it; no record names it."""
+        if type(container) is not nn.Sequential or not container._modules:
+            return None
+        owners = {self._owner(child, besides=container) for child in container._modules.values() if child is not None}
+        owner = owners.pop()
+        return owner if not owners and all(owner is not child for child in container._modules.values()) else None
+
+    def _owner(self, module: nn.Module, besides: nn.Module | None = None) -> nn.Module:
+        seen = {id(module), id(besides)}
         while True:
             for reference in self._holders.get(module, ()):
                 holder = reference()
@@ -342,21 +379,23 @@ class Registry:
             self.models.append(model)
         named = named_modules(outermost)
         keys = {name: id(module) for name, module in named}
-        new = []
+        new: list[Site] = []
         for name, module in named:
-            site = self.sites.get(id(module))
+            site = self.sites.get(id(module)) or model.sites.get(id(module))
             if site is None:
-                site = self._add_site(model, module)
+                site = self._make_site(model, module)
                 new.append(site)
             # a module that ran before it came into this container stays with the model that it was
             if site.model is model and all(name != known for known, _ in site.names):
                 site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
         for module in outermost.modules():  # the wrappers: calls pass through them, but no record names them
-            if id(module) not in self.sites:
-                self._add_site(model, module)
+            if id(module) not in self.sites and id(module) not in model.sites:
+                self._make_site(model, module)
         if new:
             model.size += len(new)
             self._attach(model, new)
+        # only now: another thread that calls the model meanwhile waits for its hooks
+        self.sites.update((key, site) for key, site in list(model.sites.items()) if key not in self.sites)
 
     def _model_of(self, root: nn.Module) -> Model | None:
         """The model of a root that is known; stateless loose modules of one class (losses made anew) are one model."""
@@ -364,17 +403,18 @@ class Registry:
             known = model.root()
             if known is root or (model.stateless and _stateless(root) and model.name == class_name(root)):
                 return model
+            if known is None and model.leaf and _leaf(root) and model.name.partition("#")[0] == class_name(root):
+                model.root = weakref.ref(root)  # a loss with class weights, made anew for every step
+                return model
         return None
 
-    def _add_site(self, model: Model, module: nn.Module) -> Site:
-        site = Site(model, module, self._forget)
-        self.sites[site.key] = model.sites[site.key] = site
+    def _make_site(self, model: Model, module: nn.Module) -> Site:
+        site = model.sites[id(module)] = Site(model, module, partial(self._forget, model))
         return site
 
-    def _forget(self, key: int) -> None:
-        site = self.sites.pop(key, None)
-        if site is not None:
-            site.model.sites.pop(key, None)
+    def _forget(self, model: Model, key: int) -> None:
+        self.sites.pop(key, None)
+        model.sites.pop(key, None)
 
     def _name(self, root: nn.Module) -> str:
         name = class_name(root)
@@ -384,3 +424,7 @@ class Registry:
 
 def _stateless(module: nn.Module) -> bool:
     return not (module._modules or module._parameters or module._buffers)
+
+
+def _leaf(module: nn.Module) -> bool:
+    return not (module._modules or module._parameters)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import session
 from otel_torch.records import Scope
@@ -80,21 +81,15 @@ class _Schedule:
         return self.done < self.length
 
 
-class _TraceSteps(threading.local):
-    """The `trace_step` blocks of a thread; `newest` is shared, so that a worker thread inside one is not blind."""
-
-    def __init__(self) -> None:
-        self.stack: list[int] = []
-
-
-_traced = _TraceSteps()
+# the `trace_step` blocks of a thread or task; `newest` is shared, so that a worker thread inside one is not blind
+_traced: ContextVar[tuple[int, ...]] = ContextVar("otel_torch.trace_step", default=())
 _newest: list[int] = []
 
 
 def current_step_idx() -> int | None:
     """The step of the innermost `trace_step` around this thread, or around another one if this has none; else None."""
-    if _traced.stack:
-        return _traced.stack[-1]
+    if stack := _traced.get():
+        return stack[-1]
     return _newest[-1] if _newest else None
 
 
@@ -114,16 +109,15 @@ class trace_step:  # a context manager that reads as a verb, as in FastVideo
         self._scope: _Turn | None = None
 
     def __enter__(self) -> None:
-        _traced.stack.append(self._step)
+        _traced.set((*_traced.get(), self._step))
         _newest.append(self._step)
         if (clock := _clock) is not None:
-            self._scope = clock.enter_traced(self._step, len(_traced.stack))
+            self._scope = clock.enter_traced(self._step, len(_traced.get()))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if (clock := _clock) is not None and self._scope is not None:
             clock.end_turn(self._scope, error)
-        if _traced.stack:
-            _traced.stack.pop()
+        _traced.set(_traced.get()[:-1])
         if self._step in _newest:
             _newest.reverse()
             _newest.remove(self._step)
@@ -141,12 +135,12 @@ class Clock:
         self.settle: Callable[[], None] = lambda: None  # ends a forward whose end nobody told; the registry's
         self._lock = threading.RLock()
         self._turn: _Turn | None = None
-        self._optimizers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._held: WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = WeakKeyDictionary()
-        self._schedules: WeakKeyDictionary[Any, _Schedule] = WeakKeyDictionary()
+        self._optimizers: Any = WeakIdKeyDictionary()
+        self._held: Any = WeakIdKeyDictionary()
+        self._schedules: Any = WeakIdKeyDictionary()
         self._loop = 0
         self._advanced = False  # whether the loop has made a step since it began
-        self._last_traced: dict[int, int] = {}
+        self._last_traced: dict[tuple[int, int], int] = {}
         self.seen_steps = 0
         self.recorded_steps = 0
 
@@ -169,13 +163,16 @@ class Clock:
         with self._lock:
             if self._advanced:
                 self._next_loop()
+                self._schedules.clear()  # one that the loop before left unfinished says nothing of this one
             self._schedules[schedule] = _Schedule(length)
 
-    def schedule_stepped(self, schedule: Any) -> None:
-        """A denoise schedule has completed a step."""
+    def schedule_stepped(self, schedule: Any, *, last: bool = False) -> None:
+        """A denoise schedule has completed a step; `last` where it says so itself, because it began half-way."""
         with self._lock:
             state = self._schedules.setdefault(schedule, _Schedule(0))
             state.done += 1
+            if last:
+                state.length = min(state.length, state.done)
             self._advanced = True
             turn = self._turn
             if turn and turn.rule in ("schedule", "framework"):
@@ -186,7 +183,7 @@ class Clock:
 
     def steps_of(self, optimizer: Any) -> int:
         """How many steps the optimizer has completed."""
-        return self._optimizers.get(optimizer, 0)
+        return int(self._optimizers.get(optimizer, 0))
 
     @property
     def loop(self) -> int:
@@ -207,10 +204,11 @@ class Clock:
 
     def enter_traced(self, step: int, depth: int) -> _Turn | None:
         with self._lock:
-            last = self._last_traced.get(depth)
+            place = threading.get_ident(), depth  # threads that trace at the same time each count for themselves
+            last = self._last_traced.get(place)
             if last is not None and step <= last:
                 self._next_loop()
-            self._last_traced[depth] = step
+            self._last_traced[place] = step
             self._advanced = True
             if self._turn and self._turn.rule == "trace_step":
                 return None  # a nested block is part of the outer step
@@ -227,7 +225,7 @@ class Clock:
         """An outermost forward of `model` begins in this thread."""
         with self._lock:
             hint = self._hint()
-            optimizer_steps = self._optimizer_steps(model)
+            optimizer_steps = self.optimizer_steps(model)
             traced = current_step_idx()
             loop = hint.loop if hint is not None and hint.loop is not None else self._loop
             if traced is not None:
@@ -272,9 +270,10 @@ class Clock:
     def end_forward(self, model: Forwards, moment: Moment, error: BaseException | None = None) -> None:
         """The outermost forward is over; a forward that is a step of its own ends that step."""
         with self._lock:
-            model.completed += 1
+            model.completed += error is None
             turn = self._turn
-            if turn and moment.opened_turn and turn.rule == "forward" and turn.model is model:
+            # a forward opens a `trace_step` turn itself only where the block's own is over: in a thread, or before `start`
+            if turn and moment.opened_turn and turn.rule in ("forward", "trace_step") and turn.model is model:
                 self.end_turn(turn, error)
             elif self._recorder.due:
                 self._recorder.flush(turn.scope if turn else None)
@@ -335,7 +334,8 @@ class Clock:
                 return hint
         return None
 
-    def _optimizer_steps(self, model: Forwards) -> int | None:
+    def optimizer_steps(self, model: Forwards) -> int | None:
+        """The completed steps of the busiest optimizer that holds parameters of `model`, None where none does."""
         holding = [steps for optimizer, steps in list(self._optimizers.items()) if self._holds(optimizer, model)]
         return max(holding, default=None)
 
