@@ -223,6 +223,10 @@ class _Running:
         regions = self.settings.regions
         if self.clock.seen_steps and (unused := [pattern for pattern in regions.patterns if pattern not in regions.used]):
             say(f"OTEL_TORCH_REGIONS: no region and no range was called {', '.join(map(repr, unused))}")
+        from otel_torch import torch_private
+
+        if not self.registry.models and torch_private.compiled_graphs():
+            say("no model was seen: what ran was compiled as part of a function. Call the model once before that, or compile it")
         if not self.clock.seen_steps:
             return  # a helper, such as a worker of a data loader, has no model of its own
         self.activations.say_what_never_matched()

@@ -32,7 +32,7 @@ class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """What a manual `instrument()` checks; the wrapper reads the same from the extra `instruments`."""
-        return ("torch >= 2.6",)
+        return ("torch >= 2.9",)
 
     def _instrument(self, **settings: Any) -> None:
         word = os.environ.get(_SWITCH, "").strip().lower()

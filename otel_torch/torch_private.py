@@ -105,9 +105,17 @@ def hide_from_torchscript(hidden: type) -> Callable[[], None]:
     return restore
 
 
+# torch from which on a compiled program can be told from an exported one, and hooks kept from being graphs of their own.
+# Older torch has the names too, but with other meanings: in 2.9 `is_exporting` is true in every graph
+COMPILER_TELLS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
+
 def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     """Have the compiler leave `function` alone where it meets it as a frame of its own: it runs eagerly there, and with
-    `with_callees` all that it calls too. Inlined into a graph it is traced as ever. Older torch compiles both."""
+    `with_callees` all that it calls too. Inlined into a graph it is traced as ever. Older torch compiles both: the records
+    are the same, the hooks of a regionally compiled module are graphs of their own."""
+    if not COMPILER_TELLS:
+        return function
     try:
         frames = torch._C._dynamo.eval_frame
         skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
@@ -116,6 +124,15 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     except Exception:
         pass
     return function
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made in this process; 0 where torch does not say."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    try:
+        return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
+    except Exception:
+        return 0
 
 
 def local_while_tracing(context: Any, name: str) -> Any:
@@ -129,8 +146,8 @@ def local_while_tracing(context: Any, name: str) -> Any:
         return None
 
 
-# whether `torch.export` is at work; older torch does not tell it from `torch.compile`
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+# whether `torch.export` is at work
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool) if COMPILER_TELLS else bool
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from otel_torch.records import Losses, Scope
 from otel_torch.settings import Settings
 from otel_torch.sources import record_function as ranges
 from otel_torch.sources.regions import region
+from otel_torch.torch_private import COMPILER_TELLS
 
 CLASS: Any = torch.autograd.profiler.record_function
 UNTOUCHED = CLASS.__enter__, CLASS.__exit__
@@ -136,6 +137,7 @@ def test_the_torch_profiler_shows_the_ranges_as_before() -> None:
     assert any(event.key == "range" for event in profiler.key_averages())
 
 
+@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch cannot trace a range that was made outside of the graph")
 def test_compiled_code_keeps_its_graph_and_its_values() -> None:
     outside = record_function("outside")
 
