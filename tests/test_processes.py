@@ -297,7 +297,8 @@ CHILDREN = """
         def hold():
             from otel_torch import bootstrap, session, sources
             clock, registry = sources.steps.current_clock(), bootstrap._running.registry
-            with clock._lock, session.current().recorder._lock, registry._lock, sources.regions._lock:
+            counting = registry.models[0]._counting
+            with clock._lock, session.current().recorder._lock, registry._lock, counting, sources.regions._lock:
                 held.set()
                 forked_now.wait(60)
         holder = threading.Thread(target=hold)

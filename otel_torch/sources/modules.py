@@ -61,6 +61,10 @@ class Model:
     def moment(self, moment: Moment) -> None:
         self._moments.own = self._newest = moment
 
+    def forked(self) -> None:
+        """See `Registry.forked`."""
+        self._counting = threading.Lock()
+
     def parameter_ids(self) -> frozenset[int]:
         """The identities of the root's parameters, as optimizers hold them."""
         root = self.root()
@@ -228,8 +232,10 @@ class Registry:
             self._restore.pop()()
 
     def forked(self) -> None:
-        """In a forked child another thread of the parent may hold the lock for ever, and what was open is the parent's."""
+        """In a forked child another thread of the parent may hold a lock for ever, and what was open is the parent's."""
         self._lock = threading.RLock()
+        for model in self.models:
+            model.forked()
         _thread.unsettled = None
 
     def _take_in(self, holder: nn.Module) -> None:
