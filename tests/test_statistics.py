@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.settings import STATISTICS
-from otel_torch.statistics.measure import PRIMITIVES, Measured, measure, traceable_row
+from otel_torch.statistics.measure import PRIMITIVES, Measured, measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
 
@@ -322,14 +322,6 @@ def test_rows_come_in_order_with_gaps_where_there_is_none():
     measured = [measure(torch.full((3,), float(n)) if n % 3 else torch.empty(3, device="meta"), ("max",)) for n in range(10)]
     assert read_rows(measured) == [[float(n)] if n % 3 else None for n in range(10)]
     assert read_rows([]) == []
-
-
-def test_the_row_inside_a_compiled_graph_is_the_same():
-    function = torch.compile(traceable_row, fullgraph=True, backend="aot_eager")
-    for tensor in (torch.randn(50), torch.randn(4, 5).bfloat16(), torch.tensor([0, math.nan, math.inf]), torch.arange(5)):
-        row = read_rows([measure(tensor)])[0]
-        assert function(tensor).tolist() == pytest.approx(row, rel=1e-12, nan_ok=True)
-    assert traceable_row(torch.ones(3), ("zeros", "max")).tolist() == [1.0, 0.0]
 
 
 def test_a_shard_is_measured_without_asking_another_rank(tmp_path):

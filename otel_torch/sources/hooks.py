@@ -73,7 +73,6 @@ class ModuleHookManager:
 
     def __init__(self, module: nn.Module) -> None:
         self.module_hooks: dict[str, ForwardHook] = {}
-        self._order: tuple[ForwardHook, ...] = ()
         self._handles: list[Any] = []
         self._reference = ref(module)
 

@@ -128,7 +128,6 @@ class Clock:
     """Tells the step of every forward and opens and closes the step scopes of one session."""
 
     def __init__(self, running: session.Session) -> None:
-        self._session = running
         self._recorder = running.recorder
         self._steps = running.settings.steps
         self.denoising = Denoising()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,22 +163,3 @@ def _zero() -> Tensor:
     if zero is None:
         zero = _local.zero = torch.zeros((), dtype=torch.float64, device="cpu")
     return zero
-
-
-def traceable_row(tensor: Tensor, primitives: Sequence[str] = PRIMITIVES) -> Tensor:
-    """The same row in plain operations, for the inside of a compiled graph, where the compiler fuses them into one pass.
-
-    tensor: strided, of any dtype, with at least one element. Returns float64, 1-D, on its device; see `measure`.
-    """
-    values = tensor.detach()
-    wide = (values.abs() if values.is_complex() else values).to(torch.float32 if values.is_mps else torch.float64)
-    compute: dict[str, Callable[[], Tensor]] = {
-        "min": wide.amin,
-        "max": wide.amax,
-        "sum": wide.sum,
-        "squares": lambda: (wide * wide).sum(),
-        "magnitudes": lambda: wide.abs().sum(),
-        "nonfinite": lambda: (~wide.isfinite()).sum().to(wide.dtype),
-        "zeros": lambda: (wide == 0).sum().to(wide.dtype),
-    }
-    return torch.stack([compute[name]() for name in PRIMITIVES if name in primitives])
