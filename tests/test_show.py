@@ -195,3 +195,11 @@ def test_colours_only_in_a_terminal(monkeypatch):
 def test_columns_line_up_whatever_the_script():
     lines = render(["module", "max"], [Line(["层", "1"]), Line(["block", "20"])]).splitlines()
     assert [escape(line) for line in lines] == ["module  max", "层        1", "block    20"]
+
+
+def test_a_folder_is_no_recording(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    from otel_torch.cli import main
+
+    assert main(["show", "."]) == 2
+    assert capsys.readouterr().err == "otel_torch: .: Is a directory\n"

@@ -87,6 +87,8 @@ def metadata_path(path: str | Path) -> Path:
 
 def read_metadata(path: str | Path, problem: Callable[[str], None] = lambda message: None) -> dict[str, Any]:
     """The metadata beside the recording `path`, {} where there is none; what is unreadable is a line to `problem`."""
+    if Path(path).is_dir():
+        return {}  # reading its rows says what is wrong
     beside = metadata_path(path)
     try:
         meta = json.loads(beside.read_text(encoding="utf-8"))
