@@ -51,6 +51,10 @@ def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tupl
     return iter(search.found)
 
 
+# what most often stands beside tensors; asked first, because older compilers cannot look for attributes of these
+_PLAIN = (type(None), bool, int, float, str)
+
+
 class _Search:
     """What has been found so far, and how many values may still be looked at."""
 
@@ -65,11 +69,14 @@ class _Search:
         if issubclass(kind, torch.Tensor):
             self.found.append((label, value))
             return
+        if kind in _PLAIN:
+            return
         if not (issubclass(kind, (tuple, list, dict, UserDict)) or hasattr(kind, "__dataclass_fields__")):
             return
-        for outer in above:
-            if value is outer:
-                return
+        if not torch.compiler.is_compiling():  # older ones cannot compare dicts by identity; the depth is bounded anyway
+            for outer in above:
+                if value is outer:
+                    return
         try:
             children = _children(value, kind)
         except Exception:
@@ -89,7 +96,8 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
     if issubclass(kind, UserDict):
         return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
     if issubclass(kind, tuple):
-        items = list(tuple.__iter__(value))
+        # past an `__iter__` of its own, which compilers before torch 2.13 cannot trace
+        items = list(value) if torch.compiler.is_compiling() else list(tuple.__iter__(value))
         fields = getattr(kind, "_fields", ())
         if len(fields) == len(items):
             return [(f".{fields[index]}", item) for index, item in enumerate(items)]
@@ -98,8 +106,9 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
         return [(f"[{index}]", item) for index, item in enumerate(value)]
     children = []
     for field in dataclasses.fields(value):
-        computed = getattr(kind, field.name, None)
-        if hasattr(type(computed), "__set__") and type(computed) is not MemberDescriptorType:
+        # older compilers cannot look a slot up on its class, and none runs a property that it does not trace
+        computed = None if torch.compiler.is_compiling() else getattr(kind, field.name, None)
+        if computed is not None and hasattr(type(computed), "__set__") and type(computed) is not MemberDescriptorType:
             continue  # a property that stands for the field
         try:
             children.append((f".{field.name}", getattr(value, field.name)))
