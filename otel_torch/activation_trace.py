@@ -20,8 +20,8 @@ from torch import nn
 from otel_torch import session
 from otel_torch.console import say, say_once
 from otel_torch.job import this_job
+from otel_torch.records import spell
 from otel_torch.settings import Numbers, Settings, Unusable
-from otel_torch.sinks.jsonl import spell
 from otel_torch.sinks.recording_file import resolve
 from otel_torch.sources.activations import selects
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 Statistic = float | int | str | list[int]
+
+
+def spell(value: Any) -> Any:
+    """A statistic as JSON and OpenTelemetry backends can carry it: one NaN double makes Jaeger answer 500 for the service.
+
+    >>> spell(float("-inf")), spell(0.5)
+    ('-Infinity', 0.5)
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 @dataclass(frozen=True, slots=True)

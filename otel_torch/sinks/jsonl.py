@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from typing import Any
 
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
+from otel_torch.parity.recording import metadata_path
 from otel_torch.recorder import Sink
-from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.records import Batch, Losses, Record, Scope, spell
 from otel_torch.sinks.budget import DiskBudget
-from otel_torch.sinks.recording_file import claim, metadata_path, replace_metadata, resolve
+from otel_torch.sinks.recording_file import claim, replace_metadata, resolve
 
 SCHEMA = "otel_torch.recording/1"
 _METADATA_INTERVAL_S = 10.0
@@ -35,17 +35,6 @@ def encode(record: Record) -> str:
     for name, value in record.stats.items():
         fields[name] = spell(value)
     return json.dumps(fields, ensure_ascii=False, allow_nan=False)
-
-
-def spell(value: Any) -> Any:
-    """A statistic as JSON and OpenTelemetry backends can carry it.
-
-    >>> spell(float("-inf")), spell(0.5)
-    ('-Infinity', 0.5)
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 class JsonlSink(Sink):

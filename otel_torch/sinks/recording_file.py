@@ -17,6 +17,7 @@ from typing import Any
 
 from otel_torch.console import say
 from otel_torch.job import Job
+from otel_torch.parity.recording import metadata_path
 
 
 def resolve(template: str, job: Job) -> Path:
@@ -31,15 +32,6 @@ def resolve(template: str, job: Job) -> Path:
         template = template.replace(name, str(value))
     path = Path(template).expanduser()
     return path if separated else _insert(path, f"rank{job.rank}")
-
-
-def metadata_path(path: Path) -> Path:
-    """The metadata beside a recording.
-
-    >>> str(metadata_path(Path("ref.jsonl")))
-    'ref.meta.json'
-    """
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
 
 
 def claim(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, int]:

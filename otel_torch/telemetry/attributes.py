@@ -6,20 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from otel_torch.records import Record
+from otel_torch.records import Record, spell
 
 ACTIVATION = "torch.module.activation"
 # statistics that are no gauges: counted elsewhere, or not a quantity that changes
 NO_GAUGE = frozenset({"nonfinite", "numel"})
-
-
-def spell(value: float) -> str:
-    """A non-finite number as a string: one NaN double makes Jaeger answer 500 for the whole service.
-
-    >>> spell(float("-inf"))
-    '-Infinity'
-    """
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
 def plain(value: Any) -> Any:
@@ -32,7 +23,7 @@ def plain(value: Any) -> Any:
     if kind is str or kind is bool:
         return value
     if kind is float:
-        return value if math.isfinite(value) else spell(value)
+        return spell(value)
     if kind is int:
         return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, (list, tuple)):
