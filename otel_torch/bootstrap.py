@@ -191,14 +191,17 @@ class _Running:
             self.activations.parameter_gradients(model, held, step if busiest is None else busiest, self.clock.loop)
 
     def _facts(self) -> dict[str, Any]:
+        from otel_torch.sources.inventory import describe_modules
+
         versions = {"python": platform.python_version(), "otel_torch": importlib.import_module("otel_torch").__version__}
         for name in ("torch", "numpy", "diffusers", "transformers", "fastvideo"):
             if (module := sys.modules.get(name)) is not None:
                 versions[name] = str(getattr(module, "__version__", ""))
         models = {
             model.name: {"modules": model.size, "forwards": model.completed, "held_as": model.held_as}
+            | (describe_modules(model) if "parity" in self.settings.capture else {})
             for model in list(self.registry.models)
-        }  # fmt: skip
+        }
         return {"versions": versions, "kernels": "torch", "models": models}
 
     def forked(self) -> None:

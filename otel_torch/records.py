@@ -10,6 +10,10 @@ from typing import Any
 Statistic = float | int | str | list[int]
 
 
+# statistics that mean something to a comparison only: they stay in the recording
+FINGERPRINTS = frozenset({"sketch", "row_sketch"})
+
+
 def spell(value: Any) -> Any:
     """A statistic as JSON and OpenTelemetry backends can carry it: one NaN double makes Jaeger answer 500 for the service.
 
@@ -22,10 +26,40 @@ def spell(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands in the run: what lines two programs up that name and cut things differently.
+
+    class_name: of the module. argument: what forward's signature calls an input. value: a number, the same for the same
+    tensor by identity, in order of first sight; storage: likewise of its memory, None where it has none. order: when the
+    call was entered and left, counted over all calls; None where nobody told. parent: when the enclosing call was
+    entered. shard: `shape`, `offset` and `partial` of a distributed tensor's part.
+    """
+
+    class_name: str
+    argument: str | None
+    value: int
+    storage: int | None
+    order: tuple[int | None, int | None]
+    parent: int | None
+    shard: dict[str, Any] | None
+
+    def fields(self) -> dict[str, Any]:
+        """As a recording writes them."""
+        fields: dict[str, Any] = {"class": self.class_name}
+        if self.argument is not None:
+            fields["argument"] = self.argument
+        fields |= {"value": self.value, "storage": self.storage, "order": list(self.order), "parent": self.parent}
+        if self.shard is not None:
+            fields["shard"] = self.shard
+        return fields
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One tensor of one module call: who, when, and what its numbers were.
 
-    `data` holds the whole tensor, on the host, where that was asked for; the sink that writes it takes it out.
+    `place` is known where two programs are to be lined up. `data` holds the whole tensor, on the host, where that was
+    asked for; the sink that writes it takes it out.
     `stats` holds the requested statistics in their table's order; one that is not defined for the tensor (the mean of
     an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never reaches a recording.
     """
@@ -41,6 +75,7 @@ class Record:
     stats: dict[str, Statistic]
     time_ns: int
     data: list[Any] | None = None
+    place: Place | None = None
 
     def key(self) -> dict[str, Any]:
         """The fields that identify the record, in the order in which a recording writes them."""

@@ -67,6 +67,20 @@ def one_of(*allowed: str, aliases: Mapping[str, str] | None = None) -> Callable[
     return parse
 
 
+def _captures(text: str, problem: Problem) -> tuple[str, ...]:
+    """What is captured; `parity` stands for several."""
+    chosen = one_of(*CAPTURES)(text, problem)
+    return tuple(dict.fromkeys((*chosen, *_PARITY_CAPTURES))) if "parity" in chosen else chosen
+
+
+def _seed(text: str, problem: Problem) -> int | None:
+    if text.strip().lower() in _OFF:
+        return None
+    if not text.strip().isdigit():
+        raise BadValue("use a whole number from 1 on, or off")
+    return int(text)
+
+
 def choice(*allowed: str) -> Callable[[str, Problem], str]:
     """A parser of one word out of a table."""
 
@@ -197,8 +211,14 @@ def _path(text: str, problem: Problem) -> str | None:
 
 
 # the statistics of a record, in the order in which it carries them; statistics/table.py says what each means
-STATISTICS = ("abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "shape", "dtype")
-CAPTURES = ("outputs", "inputs", "gradients", "parameters")
+STATISTICS = (
+    "abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "sketch", "row_sketch",
+    "shape", "dtype",
+)  # fmt: skip
+CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
+# what a recording that is to be compared needs of each tensor, whatever else was asked for
+PARITY_STATISTICS = ("abs_mean", "sum", "min", "max", "nonfinite", "l2", "numel", "shape", "dtype", "sketch")
+_PARITY_CAPTURES = ("outputs", "inputs", "parameters", "parity")
 SIGNALS = ("spans", "span_events", "log_events", "metrics")
 
 
@@ -247,7 +267,11 @@ class Settings:
         alias="FASTVIDEO_TRACE_STATS",
     )
     capture: tuple[str, ...] = _setting(
-        "OTEL_TORCH_CAPTURE", one_of(*CAPTURES), "outputs", "Comma list of `outputs`, `inputs`, `gradients`, `parameters`."
+        "OTEL_TORCH_CAPTURE",
+        _captures,
+        "outputs",
+        "Comma list of `outputs`, `inputs`, `gradients`, `parameters`; `parity` is inputs, outputs, parameters, their sketches "
+        "and what `otel-torch diff` needs to line two programs up.",
     )
     steps: Numbers = _setting(
         "OTEL_TORCH_STEPS",
@@ -371,6 +395,14 @@ class Settings:
         "off",
         "The profiler's `with_flops`.",
         alias="FASTVIDEO_TORCH_PROFILER_WITH_FLOPS",
+    )
+    noise: int | None = _setting(
+        "OTEL_TORCH_NOISE",
+        _seed,
+        "",
+        "Seed, a whole number from 1 on: the outputs of all leaf modules are changed by half a unit in the last place, to "
+        "record how much error legal arithmetic causes (the floor of `otel-torch diff --noise`).",
+        shown="off",
     )
     nvtx: bool = _setting("OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE")
     exceptions: str = _setting(

@@ -160,3 +160,39 @@ def graph_task_id() -> int:
     """The number of the backward pass that runs in this thread, -1 outside of one (or where torch does not say)."""
     current = getattr(torch._C, "_current_graph_task_id", None)
     return -1 if current is None else int(current())
+
+
+def shard_offset(tensor: Any) -> list[int] | None:
+    """Where the local part of a DTensor begins in it, one number a dimension; None where torch does not say."""
+    try:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return [int(start) for start in offset]
+    except Exception:
+        return None
+
+
+class StorageLife:
+    """Tells whether a tensor's memory still is the one that was seen: addresses come again, this does not.
+
+    Raises what torch raises for a tensor without a storage.
+    """
+
+    __slots__ = ("_reference", "key")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # no memory
+        self.key: int = self._reference.cdata
+
+    @property
+    def over(self) -> bool:
+        """Whether the memory has been given back."""
+        return bool(self._reference.expired())
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often the tensor's memory was changed in place, None where torch does not count (inference mode)."""
+    return None if tensor.is_inference() else int(tensor._version)

@@ -32,6 +32,8 @@ _SLOW_DISK = 0.1
 def encode(record: Record) -> str:
     """One line of a recording, without its end. Non-finite numbers are the strings `NaN`, `Infinity`, `-Infinity`."""
     fields = record.key()
+    if record.place is not None:
+        fields |= record.place.fields()
     for name, value in record.stats.items():
         fields[name] = spell(value)
     return json.dumps(fields, ensure_ascii=False, allow_nan=False)

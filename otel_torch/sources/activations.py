@@ -6,10 +6,11 @@ and are read once a step.
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,24 +19,31 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
-from otel_torch.records import Record, Statistic
+from otel_torch.records import Place, Record, Statistic
 from otel_torch.session import Session
-from otel_torch.settings import Settings
-from otel_torch.sources import compiled
+from otel_torch.settings import PARITY_STATISTICS, Settings
+from otel_torch.sources import compiled, modules
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.identity import Identities, Identity
 from otel_torch.sources.modules import Model, Site
-from otel_torch.sources.values import walk, walk_inputs
-from otel_torch.statistics.measure import Measured, measure
+from otel_torch.sources.names import class_name
+from otel_torch.sources.noise import Jitter
+from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
+from otel_torch.statistics.measure import WIDE, Measured, measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.table import derive, primitives_of
 
 _HOOK = "otel_torch.activations"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
-    """One call of a module: what the records of its tensors have in common."""
+    """One call of a module: what the records of its tensors have in common.
+
+    entered, left: when, in the order of all calls; None where nobody told. parent: when the call was entered in which
+    this one was made. recording: whether its tensors are recorded.
+    """
 
     model: str
     module: str
@@ -44,6 +52,19 @@ class _Call:
     loop: int
     phase: str
     branch: str | None
+    recording: bool = True
+    cls: str = ""
+    entered: int | None = None
+    left: int | None = None
+    parent: int | None = None
+    depth: int = 0
+
+
+class _Open(threading.local):
+    """The calls that this thread is in, outermost first; only where inputs are recorded."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Site, _Call]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +76,17 @@ class _Seen:
     measured: Measured
     time_ns: int
     copy: torch.Tensor | None = None
+    identity: Identity | None = None
+    argument: str | None = None
+
+    def place(self) -> Place | None:
+        """Where the tensor stands among all others, which only a recording for comparison says."""
+        identity, call = self.identity, self.call
+        if identity is None or identity.number is None:
+            return None
+        storage = None if identity.storage is None else identity.storage.number
+        shard = None if self.measured.shard is None else self.measured.shard._asdict()
+        return Place(call.cls, self.argument, identity.number, storage, (call.entered, call.left), call.parent, shard)
 
     def as_record(self, stats: dict[str, Statistic]) -> Record:
         call = self.call
@@ -70,6 +102,7 @@ class _Seen:
             stats=stats,
             time_ns=self.time_ns,
             data=None if self.copy is None else [self.copy.cpu()],
+            place=self.place(),
         )
 
 
@@ -113,7 +146,14 @@ class Activations:
         settings = running.settings
         self._settings = settings
         self._recorder = running.recorder
-        self._primitives = primitives_of(settings.stats)
+        self._parity = "parity" in settings.capture
+        self._stats = tuple(dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if self._parity else ()))))
+        self._primitives = primitives_of(self._stats)
+        self._identities = Identities()
+        self._order = itertools.count()
+        self._open = _Open()
+        self._arguments: Any = WeakIdKeyDictionary()  # the parameters of a module's forward, by module
+        self._jitter = Jitter(settings.noise) if settings.noise is not None else None
         self.keeps_tensors = settings.tensors is not None and can_write_tensors()
         self._inputs = "inputs" in settings.capture
         self._outputs = "outputs" in settings.capture
@@ -147,6 +187,8 @@ class Activations:
                 say_once(
                     f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})"
                 )
+        if self._jitter is not None:
+            self._jitter.attach(model, sites)
         self._matched += len(chosen)
         if hooked:
             self._unproven.append(model)
@@ -174,6 +216,8 @@ class Activations:
                 manager.remove_forward_hook(_HOOK)
                 manager.remove_if_empty()
         self._attached.clear()
+        if self._jitter is not None:
+            self._jitter.detach()
         for _, hooks in self._on_leaves.values():
             for gradient_hook in hooks.values():
                 gradient_hook.remove()
@@ -204,23 +248,21 @@ class Activations:
     def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run on these arguments."""
         try:
-            call, recording = self._begin(site)
+            call = self._begin(site)
             if call is None:
                 return
-            calls = site.open_calls.setdefault(get_ident(), [])
-            calls.append(call.call)
-            del calls[:-100]  # those of forwards that raised
-            if recording:
-                self._add(call, walk_inputs(args, kwargs))
+            self._enter(site, call)
+            if call.recording:
+                tensors = walk_inputs(args, kwargs)
+                self._add(call, tensors, self._names_of_arguments(site) if self._parity else None)
         except Exception as error:
             self._failed(site.model.name, error)
 
     def left(self, site: Site, output: Any) -> None:
         """A module has returned this output."""
         try:
-            calls = site.open_calls.get(get_ident())
-            call, recording = self._begin(site, calls.pop() if calls else None)
-            if call is None or not recording:
+            call = self._leave(site) if self._inputs else self._begin(site)
+            if call is None or not call.recording:
                 return
             tensors = list(walk(output, "out"))
             if self._outputs:
@@ -230,15 +272,52 @@ class Activations:
         except Exception as error:
             self._failed(site.model.name, error)
 
+    def _enter(self, site: Site, call: _Call) -> None:
+        calls, call.depth = self._open.calls, len(modules.running())
+        while calls and calls[-1][1].depth >= call.depth:
+            calls.pop()  # that one's forward raised
+        if self._parity:
+            call.entered, call.cls = next(self._order), self._class_of(site)
+            # of another model's forward too: a pipeline's tower may be called inside
+            call.parent = calls[-1][1].entered if calls else None
+        calls.append((site, call))
+
+    def _leave(self, site: Site) -> _Call | None:
+        calls = self._open.calls
+        while calls:
+            innermost, call = calls.pop()
+            if innermost is site:
+                if self._parity:
+                    call.left = next(self._order)
+                return call
+        return self._begin(site)  # it was hooked while it ran
+
+    @staticmethod
+    def _class_of(site: Site) -> str:
+        module = site.module()
+        return "" if module is None else class_name(module)
+
+    def _names_of_arguments(self, site: Site) -> list[str]:
+        module = site.module()
+        if module is None:
+            return []
+        names: list[str] | None = self._arguments.get(module)
+        if names is None:
+            names = self._arguments[module] = argument_names(module)
+        return names
+
     def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
         """A compiled program hands over one tensor of a call; `first` marks the call's first one."""
         try:
             begins = first and (entering or not self._inputs)
             if begins:
                 site.model.met_in_graph(site)
-            call, recording = self._begin(site, None if begins else self._latest(site))
-            if call is not None and recording and label and (self._outputs or entering):
-                self._add(call, [(label, tensor)])
+            call = self._begin(site, None if begins else self._latest(site))
+            if call is not None and self._parity:
+                call.cls, call.entered = self._class_of(site), next(self._order)
+            if call is not None and call.recording and label and (self._outputs or entering):
+                # a compiled program uses memory again as it likes: there no tensor is known by it
+                self._add(call, [(label, tensor)], known=False)
             if self._gradients and torch.is_grad_enabled():
                 say_once(
                     f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
@@ -257,8 +336,10 @@ class Activations:
         if not self._parameters or (self._settings.models is not None and not self._settings.models.search(model.name)):
             return
         for name, module in self._selected(model):
-            call = _Call(model.name, name, 0, 0, 0, "attach", None)
+            call = _Call(model.name, name, 0, 0, 0, "attach", None, cls=class_name(module))
             self._add(call, [(f"param.{key}", tensor) for key, tensor in module._parameters.items() if tensor is not None])
+            if self._parity:  # a port may keep as a parameter what its original keeps as a buffer
+                self._add(call, [(f"buffer.{key}", tensor) for key, tensor in module._buffers.items() if tensor is not None])
 
     def parameter_gradients(self, model: Model, held: frozenset[int], step: int, loop: int) -> None:
         """Record the gradients with which an optimizer is about to step, of the parameters that it holds."""
@@ -283,34 +364,64 @@ class Activations:
         """Turn what was seen into records: the one transfer of a step from each device."""
         if self._unproven:
             self._say_what_did_not_fire()
-        names = self._settings.stats
         rows = read_rows([seen.measured for seen in pending])
-        return [seen.as_record(derive(names, row, seen.measured)) for seen, row in zip(pending, rows, strict=True)]
+        records = [self._as_record(seen, row) for seen, row in zip(pending, rows, strict=True)]
+        self._identities.forget()
+        return records
+
+    def _as_record(self, seen: _Seen, row: list[float] | None) -> Record:
+        identity = seen.identity
+        if identity is not None and not self._identities.first_sight(identity, row):
+            names = tuple(name for name in self._stats if name not in WIDE)  # a sketch stands with the first role only
+            return seen.as_record(derive(names, row, seen.measured))
+        names = (*self._stats, "row_sketch") if seen.call.phase == "attach" and self._parity else self._stats
+        return seen.as_record(derive(names, row, seen.measured))
 
     @staticmethod
     def _phase(phase: str) -> str:
         return "recompute" if torch_private.graph_task_id() != -1 else phase
 
-    def _begin(self, site: Site, number: int | None = None) -> tuple[_Call | None, bool]:
-        """The call of a site that is beginning (or, with `number`, going on), and whether it is recorded."""
+    def _begin(self, site: Site, number: int | None = None) -> _Call | None:
+        """The call of a site that is beginning (or, with `number`, going on)."""
         model = site.model
         moment = model.moment
         if moment is None:
-            return None, False
+            return None
         phase = self._phase(moment.phase)
         name = site.name
         if number is None:
             number = model.next_call(name, phase, moment.loop, moment.step)
-        call = _Call(model.name, name, moment.step, number, moment.loop, phase, moment.branch)
-        return call, moment.recording and (len(site.names) == 1 or self.selects(name))
+        recording = moment.recording and (len(site.names) == 1 or self.selects(name))
+        return _Call(model.name, name, moment.step, number, moment.loop, phase, moment.branch, recording)
 
-    def _add(self, call: _Call, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _add(
+        self,
+        call: _Call,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        arguments: list[str] | None = None,
+        known: bool = True,
+    ) -> None:
         now = time.time_ns()
+        primitives = (*self._primitives, "row_sketch") if call.phase == "attach" and self._parity else self._primitives
         for label, tensor in tensors:
             try:
-                self._recorder.add(_Seen(call, label, measure(tensor, self._primitives), now, self._copy(tensor)))
+                identity, argument = None, None
+                if self._parity:
+                    identity = self._identities.of(tensor) if known else Identity(None, True)
+                    argument = argument_name(label, arguments) if arguments is not None else None
+                measured = self._measure(tensor, primitives, identity)
+                self._recorder.add(_Seen(call, label, measured, now, self._copy(tensor), identity, argument))
             except Exception as error:
                 self._failed(call.model, error)
+
+    @staticmethod
+    def _measure(tensor: torch.Tensor, primitives: tuple[str, ...], identity: Identity | None) -> Measured:
+        """The tensor's numbers, taken once where it is known to be the same."""
+        if identity is None or not identity.counted:
+            return measure(tensor, primitives)
+        if identity.measured is None:
+            identity.measured = measure(tensor, primitives)
+        return identity.measured
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not self.keeps_tensors:
@@ -323,7 +434,7 @@ class Activations:
     @torch_private.unseen_by_function_modes
     def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Tensor-level hooks: they work for dicts and dataclasses, and where the next module changes its input in place."""
-        backward = _Call(call.model, call.module, call.step, call.call, call.loop, "backward", call.branch)
+        backward = _Call(call.model, call.module, call.step, call.call, call.loop, "backward", call.branch, cls=call.cls)
         for label, tensor in tensors:
             if tensor.requires_grad:
                 hook = _GradientHook(self, backward, "grad" + label.removeprefix("out"))

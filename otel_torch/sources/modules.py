@@ -103,7 +103,7 @@ class Site:
     names: (canonical name, key of the module that holds it), several where the module is shared; none on a wrapper.
     """
 
-    __slots__ = ("__weakref__", "key", "model", "module", "names", "open_calls")
+    __slots__ = ("__weakref__", "key", "model", "module", "names")
 
     def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
         key = id(module)
@@ -111,7 +111,6 @@ class Site:
         self.model = model
         self.module = weakref.ref(module, lambda _: forget(key))
         self.names: list[tuple[str, int]] = []
-        self.open_calls: dict[int, list[int]] = {}  # by thread
 
     @property
     def name(self) -> str:
@@ -133,6 +132,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def running() -> list[Site]:
+    """The calls that this thread is in, outermost first."""
+    return _thread.stack
 
 
 @contextmanager

@@ -7,6 +7,7 @@ the program's code (no property, no lazy attribute), and a compiler can trace it
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MemberDescriptorType
@@ -49,6 +50,27 @@ def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tupl
     for key, value in kwargs.items():
         search.enter(value, f"in.{key}", ())
     return iter(search.found)
+
+
+def argument_names(module: torch.nn.Module) -> list[str]:
+    """The names of a forward's positional parameters, in order; none where its signature cannot be read."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def argument_name(label: str, names: Sequence[str]) -> str | None:
+    """What forward's signature calls an input, None where it does not say.
+
+    >>> argument_name("in[1].key", ["x", "cache"]), argument_name("in.mask", []), argument_name("in[3]", ["x"])
+    ('cache.key', 'mask', None)
+    """
+    if label.startswith("in."):
+        return label.removeprefix("in.")
+    number, _, rest = label.removeprefix("in[").partition("]")
+    return names[int(number)] + rest if int(number) < len(names) else None
 
 
 # what most often stands beside tensors; asked first, because older compilers cannot look for attributes of these

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics.plain import Plain, plain
+from otel_torch.statistics.plain import Plain, Shard, plain
+from otel_torch.statistics.sketch import FREQUENCIES, SIZE, row_sketch, sketch
 from otel_torch.torch_private import unobserved
 
 # the row's columns; of a complex tensor min, max and sum are those of the magnitudes and mean nothing
-PRIMITIVES = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
+_SUMS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
+# ... and behind them what takes several numbers, and how many
+WIDE = {"sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
+PRIMITIVES = (*_SUMS, *WIDE)
 
 # how the columns of several pieces become one; all others add up
 _COMBINE = {"min": torch.amin, "max": torch.amax}
@@ -40,10 +44,12 @@ _local = threading.local()
 class Measured:
     """One tensor's numbers on their way to the host.
 
-    row: float64 (float32 on devices without it), 1-D, one value for each of `primitives`, on the tensor's device; None
-    where the tensor holds no numbers that could be read (meta, fake, inside vmap) or none at all (empty).
+    row: float64 (float32 on devices without it), 1-D, one value for each of `primitives` (as many as `WIDE` says for
+    those in it), on the tensor's device; None where the tensor holds no numbers that could be read (meta, fake, inside
+    vmap) or none at all (empty).
     stored: how many elements the row is of; numel: how many the tensor has (more, if it is sparse: the rest are zeros).
     shape: ragged or symbolic sizes are -1; None for a tensor without one. dtype: as `str(tensor.dtype)`.
+    shard: which part of a distributed tensor the numbers are of, None for all of it.
     """
 
     row: Tensor | None
@@ -52,13 +58,14 @@ class Measured:
     numel: int
     shape: list[int] | None
     dtype: str
+    shard: Shard | None = None
 
 
 @unobserved
-def measure(tensor: Tensor, primitives: Sequence[str] = PRIMITIVES) -> Measured:
+def measure(tensor: Tensor, primitives: Sequence[str] = _SUMS) -> Measured:
     """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
 
-    primitives: which columns the row has, by default all, always in the table's order. A DTensor is measured by its
+    primitives: which columns the row has, by default all but sketches, always in the table's order. A DTensor is measured by its
     local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
     """
     columns = _in_order(primitives if isinstance(primitives, tuple) else tuple(primitives))
@@ -68,10 +75,12 @@ def measure(tensor: Tensor, primitives: Sequence[str] = PRIMITIVES) -> Measured:
         row = None
         if facts.values is not None and columns:
             stored = facts.values.numel()
-            row = _row(facts.values, columns) if stored else None
+            if not facts.in_order:  # numbers without their positions have no sketch
+                columns = tuple(name for name in columns if name not in WIDE)
+            row = _row(facts.values, columns, facts.shard) if stored and columns else None
         else:
             stored = facts.numel
-        return Measured(row, columns, stored, facts.numel, facts.shape, str(tensor.dtype))
+        return Measured(row, columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")
@@ -83,7 +92,29 @@ def _in_order(primitives: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in PRIMITIVES if name in primitives)
 
 
-def _row(values: Tensor, columns: tuple[str, ...]) -> Tensor:
+def _row(values: Tensor, columns: tuple[str, ...], shard: Shard | None) -> Tensor:
+    parts = []
+    if sums := tuple(name for name in columns if name not in WIDE):
+        parts.append(_row_of_sums(values, sums))
+    if "sketch" in columns:
+        parts.append(sketch(*_positioned(values, shard)))
+    if "row_sketch" in columns:
+        parts.append(row_sketch(*_positioned(values, shard, rows=True)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tuple[Tensor, int]:
+    """The values with the position of the first one, so that the sketches of all shards add up to the whole's."""
+    if shard is None or shard.partial:
+        return values, 0
+    if list(shard.shape[1:]) == list(values.shape[1:]):  # cut along the first dimension: one stretch of positions
+        return values, shard.offset[0] if rows else shard.offset[0] * math.prod(shard.shape[1:])
+    whole = torch.zeros(shard.shape, dtype=values.dtype, device=values.device)
+    whole[tuple(slice(start, start + size) for start, size in zip(shard.offset, values.shape, strict=True))] = values
+    return whole, 0
+
+
+def _row_of_sums(values: Tensor, columns: tuple[str, ...]) -> Tensor:
     limit = _PIECE_DEVICE
     if values.is_cpu:
         limit = min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)

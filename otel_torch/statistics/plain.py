@@ -12,18 +12,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from otel_torch.torch_private import is_fake
+from otel_torch.torch_private import is_fake, shard_offset
+
+
+class Shard(NamedTuple):
+    """Which part of a distributed tensor this rank holds.
+
+    shape: of the whole tensor. offset: of the part's first element, a number a dimension. partial: the whole is the sum
+    of all ranks' parts, each of its full shape.
+    """
+
+    shape: list[int]
+    offset: list[int]
+    partial: bool
 
 
 class Plain(NamedTuple):
-    """values: the numbers that are stored, strided, in any order; None where there are none to read.
+    """values: the numbers that are stored, strided; None where there are none to read.
 
     numel: elements of the tensor, zeros that a sparse one does not store included. shape: as `Measured.shape`.
+    in_order: whether the values have the tensor's own shape, each at its place. shard: as `Measured.shard`.
     """
 
     values: Tensor | None
     numel: int
     shape: list[int] | None
+    in_order: bool = False
+    shard: Shard | None = None
 
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
@@ -39,7 +54,9 @@ def plain(tensor: Tensor) -> Plain:
         if inner is not tensor:
             found = plain(inner)
             # a ragged tensor is known by its own shape, a shard by that of the shard
-            return found._replace(shape=_shape(tensor)) if tensor.is_nested else found
+            if tensor.is_nested:
+                return found._replace(shape=_shape(tensor), in_order=False)
+            return found._replace(shard=_shard(tensor))
     if tensor.is_nested:
         values = (tensor if tensor.is_contiguous() else tensor.contiguous()).values()
         return Plain(_readable(values), values.numel(), _ragged_shape(tensor))
@@ -49,7 +66,22 @@ def plain(tensor: Tensor) -> Plain:
     shape, numel = _shape(tensor), _numel(tensor)
     if tensor.is_quantized and tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         tensor = tensor.dequantize()  # one scale a channel: cannot be taken to pieces
-    return Plain(_readable(tensor), numel, shape)
+    return Plain(_readable(tensor), numel, shape, in_order=True)
+
+
+def _shard(tensor: Tensor) -> Shard | None:
+    """The part of a DTensor that is local; None where it is all of it, or no rectangle of it."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is None or not isinstance(tensor, distributed.DTensor):
+        return None
+    placements = tensor.placements
+    if any(not (one.is_replicate() or one.is_partial() or type(one) is distributed.Shard) for one in placements):
+        return None
+    offset = shard_offset(tensor)
+    partial = any(one.is_partial() for one in placements)
+    if offset is None or not (partial or any(one.is_shard() for one in placements)):
+        return None
+    return Shard([int(size) for size in tensor.shape], offset, partial)
 
 
 def _stored(tensor: Tensor) -> Tensor | None:

@@ -27,7 +27,7 @@ def read_rows(measured: Sequence[Measured]) -> list[list[float] | None]:
         numbers = torch.cat([row for index in indices if (row := measured[index].row) is not None]).tolist()
         start = 0
         for index in indices:
-            end = start + len(measured[index].primitives)
+            end = start + measured[index].row.numel()  # type: ignore[union-attr]
             rows[index] = numbers[start:end]
             start = end
     return rows

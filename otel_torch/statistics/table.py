@@ -6,11 +6,13 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from otel_torch.records import Statistic
-from otel_torch.statistics.measure import PRIMITIVES, Measured
+from otel_torch.statistics.measure import PRIMITIVES, WIDE, Measured
+from otel_torch.statistics.sketch import encode
 
-_Row = Mapping[str, float]
+_Row = Mapping[str, Any]
 _Compute = Callable[[_Row, Measured], Statistic | None]
 
 
@@ -48,6 +50,8 @@ DEFINITIONS: dict[str, Definition] = {
     "l2": Definition(("squares",), lambda row, of: math.sqrt(row["squares"]), least=0, of_complex=True),
     "zeros": Definition(("zeros",), lambda row, of: int(row["zeros"]), least=0, of_complex=True),
     "numel": Definition((), lambda row, of: of.numel, least=0, of_complex=True),
+    "sketch": Definition(("sketch",), lambda row, of: encode(row["sketch"]), of_complex=True),
+    "row_sketch": Definition(("row_sketch",), lambda row, of: encode(row["row_sketch"]), of_complex=True),
     "shape": Definition((), lambda row, of: of.shape, least=-1, of_complex=True),
     "dtype": Definition((), lambda row, of: of.dtype, least=-1, of_complex=True),
 }
@@ -89,12 +93,17 @@ def _plan(names: tuple[str, ...], columns: tuple[str, ...], is_complex: bool, nu
     ]
 
 
-def _complete(primitives: Sequence[float] | None, measured: Measured) -> dict[str, float]:
+def _complete(primitives: Sequence[float] | None, measured: Measured) -> dict[str, Any]:
     """The primitives by name, with the zeros that a sparse tensor has but does not store; {} where there are none."""
+    row: dict[str, Any]
     if primitives is not None:
-        row = dict(zip(measured.primitives, primitives, strict=True))
+        row = dict(zip(measured.primitives, primitives, strict=False))
+        start = len(measured.primitives) - sum(name in WIDE for name in measured.primitives)
+        for name in measured.primitives[start:]:
+            row[name] = primitives[start : start + WIDE[name]]
+            start += WIDE[name]
     elif measured.stored == 0:
-        row = dict.fromkeys(measured.primitives, 0.0)
+        row = {name: 0.0 for name in measured.primitives if name not in WIDE}
     else:
         return {}
     implied = measured.numel - measured.stored

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from otel_torch.records import Record, spell
+from otel_torch.records import FINGERPRINTS, Record, spell
 
 ACTIVATION = "torch.module.activation"
 # statistics that are no gauges: counted elsewhere, or not a quantity that changes
@@ -60,7 +60,8 @@ def describe_activation(record: Record) -> dict[str, Any]:
     found: dict[str, Any] = identify(record)
     found |= {"torch.step": record.step, "torch.call": record.call, "torch.loop": record.loop}
     for name, value in record.stats.items():
-        found[f"torch.stat.{name}"] = plain(value)
+        if name not in FINGERPRINTS:
+            found[f"torch.stat.{name}"] = plain(value)
     return found
 
 

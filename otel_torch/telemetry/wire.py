@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from math import isfinite
 
-from otel_torch.records import Record
+from otel_torch.records import FINGERPRINTS, Record
 from otel_torch.telemetry.attributes import ACTIVATION, gauges, plain
 
 _pack_double = struct.Struct("<d").pack
@@ -92,7 +92,7 @@ def _activation(field: int, record: Record) -> bytes:
         if kind is float and isfinite(value):  # type: ignore[arg-type]
             parts.append(_before_double(field, name))
             parts.append(_pack_double(value))
-        else:
+        elif name not in FINGERPRINTS:
             parts.append(_other_statistic(field, name, tuple(value) if kind is list else value))  # type: ignore[arg-type]
     return b"".join(parts)
 

@@ -1,0 +1,156 @@
+"""A short linear fingerprint of a tensor: the distance of two sketches estimates the distance of the two tensors.
+
+Statistics do not see order: halves exchanged, heads transposed, tokens permuted leave all of them as they were. A sketch
+does, at 64 numbers a tensor and without keeping it. It is a random projection (Johnson and Lindenstrauss; the folding is
+Charikar's count sketch), linear and indexed by flat position, so that shards and sums add up and views agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from array import array
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+# numbers in a sketch; the estimate of a distance then has a standard deviation of 9 %
+SIZE = 64
+# frequencies of a row sketch, each a complex number
+FREQUENCIES = 32
+
+# Elements are folded into this many sums, which a dense matrix of signs projects. A prime: what repeats with a tensor's
+# rows (a bias that is missing, one wrong channel) then spreads over all sums and does not add up in one of them.
+_FOLD = 1021
+_ROWS = 128
+_PIECE = _FOLD * _ROWS
+
+
+def sketch(values: Tensor, start: int = 0) -> Tensor:
+    """The sketch of `values`: shape (64,), float64 (float32 where a device lacks it), on their device.
+
+    values: strided, of any shape and dtype; complex numbers count as pairs. Elements are indexed by flat position in
+    logical order, the first one by `start`, so that sketches of the parts of a tensor add up to that of the whole.
+    Signs are the same on every device; a value that is not finite makes all numbers non-finite.
+    """
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    folded = torch.zeros(_FOLD, dtype=dtype, device=values.device)
+    for number, offset, piece in _pieces(values, start):
+        signs = _signs(values.device, dtype)[offset : offset + piece.numel()]
+        product = piece * signs if piece.dtype == dtype else piece.to(dtype).mul_(signs)
+        # each piece is folded with a shift and a sign of its own, so that pieces that are alike do not add up either
+        shift, sign = _shift(number)
+        _fold(folded, product, offset + shift, sign)
+    projection = _projection(values.device, dtype)
+    # elsewhere no BLAS: it would make a handle, and refuse to run in deterministic mode
+    return torch.mv(projection, folded) if values.is_cpu else (projection * folded).sum(1)
+
+
+def row_sketch(values: Tensor, start: int = 0) -> Tensor:
+    """32 complex sums over the rows r of a parameter, of w_j^(start + r) times the signed sum of row r, as 64 numbers.
+
+    values: strided; a row is what one index of its first dimension holds, so that 1-D values have rows of one element.
+    The row sketch of `cat((q, k, v))` follows from those of the parts, each turned by w_j^(rows before it): it tells
+    which parts a fused weight has, and in which order. Shape (64,), real parts before imaginary ones, otherwise as
+    `sketch`.
+    """
+    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    rows = _real(values)
+    rows = rows.reshape(rows.shape[0], -1) if rows.dim() else rows.reshape(1, 1)
+    signs = _signs(values.device, dtype)
+    width = rows.shape[1]
+    if width > signs.numel():
+        signs = signs.repeat(-(-width // signs.numel()))
+    turns = torch.tensor(_turns(), dtype=dtype, device=values.device)
+    total = torch.zeros(2, FREQUENCIES, dtype=dtype, device=values.device)
+    step = max(1, _PIECE // max(width, 1))
+    for first in range(0, rows.shape[0], step):
+        part = rows[first : first + step].to(dtype)
+        sums = (part * signs[:width]).sum(1)
+        # the phase of a far row, exact: whole turns are taken off before the angle is taken
+        index = torch.arange(start + first, start + first + part.shape[0], dtype=dtype, device=values.device)
+        phase = torch.frac(index[:, None] * turns) * math.tau
+        total += torch.stack(((phase.cos() * sums[:, None]).sum(0), (phase.sin() * sums[:, None]).sum(0)))
+    return total.flatten()
+
+
+def encode(numbers: Sequence[float]) -> str:
+    """A sketch as a recording carries it: base64 of little-endian float32.
+
+    >>> encode([1.0, 0.0])
+    'AACAPwAAAAA='
+    """
+    floats = array("f", numbers)
+    if array("H", [1]).tobytes() != b"\x01\x00":
+        floats.byteswap()
+    return b64encode(floats.tobytes()).decode()
+
+
+def _real(values: Tensor) -> Tensor:
+    values = values.dequantize() if values.is_quantized else values
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
+    """(number of the piece, offset in it, elements) of flat positions `start` and on."""
+    flat = _real(values).reshape(-1)  # a copy where memory has another order
+    done = 0
+    while done < flat.numel():
+        number, offset = divmod(start + done, _PIECE)
+        length = min(_PIECE - offset, flat.numel() - done)
+        yield number, offset, flat[done : done + length]
+        done += length
+
+
+def _fold(folded: Tensor, product: Tensor, position: int, sign: float) -> None:
+    """Add element i of `product` to `folded[(position + i) % _FOLD]`, in place."""
+    while product.numel():
+        column = position % _FOLD
+        if column or product.numel() < _FOLD:  # up to the end of a row
+            length = min(_FOLD - column, product.numel())
+            folded[column : column + length].add_(product[:length], alpha=sign)
+        else:
+            length = product.numel() // _FOLD * _FOLD
+            folded.add_(product[:length].view(-1, _FOLD).sum(0), alpha=sign)
+        product, position = product[length:], position + length
+
+
+# -- signs: bits of SHAKE-256, which is the same everywhere and for ever; torch's generators are not ------------------------
+
+
+def _bits(purpose: str, count: int) -> list[float]:
+    stream = hashlib.shake_256(f"otel_torch {purpose}".encode()).digest(-(-count // 8))
+    return [1.0 if stream[i // 8] >> i % 8 & 1 else -1.0 for i in range(count)]
+
+
+@functools.cache
+def _table(purpose: str, count: int) -> tuple[float, ...]:
+    return tuple(_bits(purpose, count))
+
+
+@functools.lru_cache(8)
+def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(_table("signs", _PIECE), dtype=dtype, device=device)
+
+
+@functools.lru_cache(8)
+def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(64, _FOLD): columns of length 1, so that a sketch is as long as its tensor."""
+    signs = torch.tensor(_table("projection", SIZE * _FOLD), dtype=dtype, device=device)
+    return signs.view(SIZE, _FOLD) / math.sqrt(SIZE)
+
+
+@functools.lru_cache(4096)
+def _shift(number: int) -> tuple[int, float]:
+    bits = int.from_bytes(hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little")
+    return (bits >> 1) % _FOLD, 1.0 if bits & 1 else -1.0
+
+
+@functools.cache
+def _turns() -> tuple[float, ...]:
+    """The frequencies of a row sketch, in turns a row, each with 24 bits so that a row's phase is exact in float64."""
+    stream = hashlib.shake_256(b"otel_torch rows").digest(3 * FREQUENCIES)
+    return tuple(int.from_bytes(stream[3 * j : 3 * j + 3], "little") / 2**24 for j in range(FREQUENCIES))
