@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from otel_torch.bootstrap import stop as stop
     from otel_torch.capture.scan import scan as scan
     from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
+    from otel_torch.parity.command import diff as diff
     from otel_torch.parity.recording import read_recording as read_recording
     from otel_torch.sources.hooks import ForwardHook as ForwardHook
     from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
@@ -66,6 +67,7 @@ _HOMES = {
         "set_global_controller",
     ),
     "capture.scan": ("scan",),
+    "parity.command": ("diff",),
     "parity.recording": ("read_recording",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -114,6 +114,7 @@ class _Running:
         # sources know torch, and torch may be what is being imported: only from here on may they be loaded
         from otel_torch.sources import profiler, record_function, steps
         from otel_torch.sources.activations import Activations
+        from otel_torch.sources.inventory import Inventory
         from otel_torch.sources.modules import Registry
         from otel_torch.sources.training import Training
 
@@ -122,6 +123,7 @@ class _Running:
         recorder = Recorder(lambda pending: self.activations.read(pending), self._connect, losses)
         self.session = session.Session(this_job(os.environ | overrides), settings, recorder, losses)
         self.clock = steps.Clock(self.session)
+        self.inventory = Inventory()
         self.activations = Activations(self.session)
         self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
         self.training = Training(self.clock, self._stepping)
@@ -183,6 +185,8 @@ class _Running:
         # a rank that neither writes nor exports pays for no hook
         if self.settings.activations and any(sink.wanted for sink in self.session.recorder.sinks):
             self.activations.attach(model, sites)
+            if "parity" in self.settings.capture:
+                self.inventory.take_down(model, sites)
 
     def _stepping(self, optimizer: Any, step: int) -> None:
         held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
@@ -191,15 +195,13 @@ class _Running:
             self.activations.parameter_gradients(model, held, step if busiest is None else busiest, self.clock.loop)
 
     def _facts(self) -> dict[str, Any]:
-        from otel_torch.sources.inventory import describe_modules
-
         versions = {"python": platform.python_version(), "otel_torch": importlib.import_module("otel_torch").__version__}
         for name in ("torch", "numpy", "diffusers", "transformers", "fastvideo"):
             if (module := sys.modules.get(name)) is not None:
                 versions[name] = str(getattr(module, "__version__", ""))
         models = {
             model.name: {"modules": model.size, "forwards": model.completed, "held_as": model.held_as}
-            | (describe_modules(model) if "parity" in self.settings.capture else {})
+            | (self.inventory.describe(model) if "parity" in self.settings.capture else {})
             for model in list(self.registry.models)
         }
         return {"versions": versions, "kernels": "torch", "models": models}

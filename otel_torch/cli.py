@@ -19,6 +19,7 @@ from otel_torch.console import say
 COMMANDS = {
     "run": ("otel_torch.launch", "run a command with recording switched on"),
     "show": ("otel_torch.show", "show a recording as a table"),
+    "diff": ("otel_torch.parity.command", "find where a port first goes wrong"),
     "scan": ("otel_torch.capture.scan", "list the modules that would be recorded, without a real run"),
     "doctor": ("otel_torch.doctor", "say what is set, what would be recorded and what is reachable"),
 }

@@ -212,3 +212,13 @@ def _restore(row: Row) -> None:
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def iterate_attached(path: str | Path) -> Iterator[Row]:
+    """The rows of phase `attach` alone: all other lines are passed over unread."""
+    with open(path, "rb") as file:
+        for line in file:
+            if b'"attach"' in line:
+                row = _parse_line(line)
+                if isinstance(row, dict) and row.get("phase") == "attach":
+                    yield row

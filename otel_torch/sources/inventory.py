@@ -8,37 +8,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from otel_torch.sources.modules import Model
+from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
 
 # where a port keeps how a checkpoint's names become its own: regex -> name, and which parts are fused into what
 _MAPPINGS = ("param_names_mapping", "stacked_params_mapping")
 
 
-def describe_modules(model: Model) -> dict[str, Any]:
-    """For the metadata: `table` has a line a module: `module` (canonical name), `class`, `called`, `parameters` (names),
-    and `aliases`, the further names of a shared module; beside it a port's own mappings of names, where it has any."""
-    called = model.called()
-    table = []
-    for site in list(model.sites.values()):
-        module = site.module()
-        if module is None or not site.names:
-            continue
-        (name, _), *others = site.names
-        line: dict[str, Any] = {
-            "module": name,
-            "class": class_name(module),
-            "called": any(alias in called for alias, _ in site.names),
-            "parameters": [key for key, tensor in module._parameters.items() if tensor is not None],
-        }
-        if others:
-            line["aliases"] = [alias for alias, _ in others]
-        table.append(line)
-    found: dict[str, Any] = {"table": table}
-    for mapping in _MAPPINGS:
-        if rules := _rules(model.root(), mapping):
-            found[mapping] = rules
-    return found
+class Inventory:
+    """Takes down what models consist of while they live: at the program's end most are gone."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
+        self._rules: dict[str, dict[str, Any]] = {}
+
+    def take_down(self, model: Model, sites: list[Site]) -> None:
+        """Add the modules of `sites`, which are new in `model`."""
+        lines = self._lines.setdefault(model.name, [])
+        for site in sites:
+            module = site.module()
+            if module is None or not site.names:
+                continue
+            names = [name for name, _ in site.names]
+            line: dict[str, Any] = {"module": names[0], "class": class_name(module)}
+            line["parameters"] = [key for key, tensor in module._parameters.items() if tensor is not None]
+            if names[1:]:
+                line["aliases"] = names[1:]
+            lines.append((names, line))
+        self._rules[model.name] = {name: rules for name in _MAPPINGS if (rules := _rules(model.root(), name))}
+
+    def describe(self, model: Model) -> dict[str, Any]:
+        """For the metadata: `table` has a line a module: `module` (canonical name), `class`, `parameters` (names),
+        `called`, and `aliases`, the further names of a shared module; beside it a port's own mappings of names, if any."""
+        called = model.called()
+        table = [line | {"called": not called.isdisjoint(names)} for names, line in self._lines.get(model.name, ())]
+        return {"table": table, **self._rules.get(model.name, {})}
 
 
 def _rules(root: Any, name: str) -> list[list[Any]]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from otel_torch.console import say_once
 from otel_torch.statistics.plain import Plain, Shard, plain
-from otel_torch.statistics.sketch import FREQUENCIES, SIZE, row_sketch, sketch
+from otel_torch.statistics.frequencies import FREQUENCIES
+from otel_torch.statistics.sketch import SIZE, row_sketch, sketch
 from otel_torch.torch_private import unobserved
 
 # the row's columns; of a complex tensor min, max and sum are those of the magnitudes and mean nothing

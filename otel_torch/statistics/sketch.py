@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from otel_torch.statistics.frequencies import FREQUENCIES, TURNS
+
 # numbers in a sketch; the estimate of a distance then has a standard deviation of 9 %
 SIZE = 64
-# frequencies of a row sketch, each a complex number
-FREQUENCIES = 32
 
 # Elements are folded into this many sums, which a dense matrix of signs projects. A prime: what repeats with a tensor's
 # rows (a bias that is missing, one wrong channel) then spreads over all sums and does not add up in one of them.
@@ -64,7 +64,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     width = rows.shape[1]
     if width > signs.numel():
         signs = signs.repeat(-(-width // signs.numel()))
-    turns = torch.tensor(_turns(), dtype=dtype, device=values.device)
+    turns = torch.tensor(TURNS, dtype=dtype, device=values.device)
     total = torch.zeros(2, FREQUENCIES, dtype=dtype, device=values.device)
     step = max(1, _PIECE // max(width, 1))
     for first in range(0, rows.shape[0], step):
@@ -147,10 +147,3 @@ def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
 def _shift(number: int) -> tuple[int, float]:
     bits = int.from_bytes(hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little")
     return (bits >> 1) % _FOLD, 1.0 if bits & 1 else -1.0
-
-
-@functools.cache
-def _turns() -> tuple[float, ...]:
-    """The frequencies of a row sketch, in turns a row, each with 24 bits so that a row's phase is exact in float64."""
-    stream = hashlib.shake_256(b"otel_torch rows").digest(3 * FREQUENCIES)
-    return tuple(int.from_bytes(stream[3 * j : 3 * j + 3], "little") / 2**24 for j in range(FREQUENCIES))

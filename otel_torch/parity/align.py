@@ -1,0 +1,305 @@
+"""Says which tensors of two programs should be equal: calls are paired, then what goes into them and comes out of them.
+
+Two ports of one model name their modules differently and cut them at other places. What surely corresponds are the modules
+that own the same parameters; what encloses them, and what stands beside them under the same name, follows from these.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from otel_torch.parity.modules import ModulePairs, Place
+from otel_torch.parity.parameters import pattern
+from otel_torch.parity.program import Call, Program, Role
+from otel_torch.parity.values import Comparer, Relation
+
+# why two roles should be equal, the surest first
+Ground = Literal["owner", "fused", "container", "outermost", "alike"]
+
+
+@dataclass(slots=True, eq=False)
+class Expectation:
+    """Two roles that should be equal. Several on one side: their sum, or their parts under each other, is what is meant."""
+
+    reference: list[Role]
+    port: list[Role]
+    ground: Ground
+    relation: Relation
+
+    @property
+    def right(self) -> bool:
+        """Whether they are."""
+        return self.relation.right
+
+    @property
+    def time(self) -> int:
+        """When the reference comes to it."""
+        return min(role.time for role in self.reference)
+
+
+@dataclass(slots=True)
+class Alignment:
+    """Two programs, laid side by side. calls: pairs; uncalled: calls of the reference (side 0) and the port (side 1) whose
+    module is paired, but that have no partner."""
+
+    reference: Program
+    port: Program
+    modules: ModulePairs
+    comparer: Comparer
+    calls: dict[Call, Call] = field(default_factory=dict)
+    uncalled: tuple[list[Call], list[Call]] = field(default_factory=lambda: ([], []))
+    expectations: list[Expectation] = field(default_factory=list)
+    partner: dict[Call, Call] = field(default_factory=dict)  # of both sides
+
+
+def align(reference: Program, port: Program, modules: ModulePairs, comparer: Comparer) -> Alignment:
+    """Lay two stretches of run side by side."""
+    found = Alignment(reference, port, modules, comparer)
+    _pair_outermost(found)
+    _pair_calls(found)
+    _expect_of_pairs(found)
+    _expect_of_fused(found)
+    _expect_of_alike(found)
+    found.expectations.sort(key=lambda one: one.time)
+    return found
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------------
+
+
+def _pair_outermost(found: Alignment) -> None:
+    for one, other in _in_turn(found, found.reference.outermost, found.port.outermost):
+        _pair(found, one, other)
+
+
+def _pair(found: Alignment, one: Call, other: Call) -> None:
+    if one not in found.partner and other not in found.partner:
+        found.calls[one] = other
+        found.partner[one], found.partner[other] = other, one
+
+
+def _pair_calls(found: Alignment) -> None:
+    mine, theirs = _by_place(found.reference.calls), _by_place(found.port.calls)
+    for one, other in found.modules.one.items():
+        left, right = mine.get(one, []), theirs.get(other, [])
+        left = [call for call in left if call not in found.partner]
+        right = [call for call in right if call not in found.partner]
+        for first, second in _in_turn(found, left, right):
+            _pair(found, first, second)
+        found.uncalled[0].extend(call for call in left if call not in found.partner)
+        found.uncalled[1].extend(call for call in right if call not in found.partner)
+
+
+def _by_place(calls: Iterable[Call]) -> dict[Place, list[Call]]:
+    groups: dict[Place, list[Call]] = defaultdict(list)
+    for call in calls:
+        groups[call.place].append(call)
+    return groups
+
+
+def _in_turn(found: Alignment, left: Sequence[Call], right: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """Calls of one module on both sides, in order; where one side has more of them, first those with equal inputs."""
+    if len(left) == len(right):
+        return list(zip(left, right, strict=True))
+    pairs, rest = [], list(right)
+    unmatched = []
+    for call in left:
+        for other in rest:
+            if _meet(found.comparer, call, other):
+                pairs.append((call, other))
+                rest.remove(other)
+                break
+        else:
+            unmatched.append(call)
+    return pairs + list(zip(unmatched, rest, strict=False))
+
+
+def _meet(comparer: Comparer, one: Call, other: Call) -> bool:
+    """Whether an input of one call is an input of the other."""
+    return any(
+        comparer.equal(first.value, second.value) for first in one.inputs for second in other.inputs if not first.value.constant
+    )
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------------
+
+
+def _expect_of_pairs(found: Alignment) -> None:
+    """What goes into and comes out of paired calls."""
+    for one, other in found.calls.items():
+        ground: Ground = "owner"
+        if one.parent is None or other.parent is None:
+            ground = "outermost"
+        elif one.place in found.modules.containers:
+            ground = "container"
+        _expect_sides(found, one, other, ground)
+
+
+def _expect_sides(found: Alignment, one: Call, other: Call, ground: Ground) -> None:
+    for left, right in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
+        found.expectations += pair_roles(found.comparer, left, right, ground)
+
+
+def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], ground: Ground) -> list[Expectation]:
+    """Pair the tensors of one side of two calls: equal ones, equal names, then the only ones of a size."""
+    found: list[Expectation] = []
+    ones, others = list(left), list(right)
+
+    def take(one: list[Role], other: list[Role], relation: Relation) -> None:
+        found.append(Expectation(one, other, ground, relation))
+        for role in one:
+            ones.remove(role)
+        for role in other:
+            others.remove(role)
+
+    for one in left:
+        partners = [other for other in others if comparer.equal(one.value, other.value)]
+        if partners:
+            best = max(partners, key=lambda other: (_same_name(one, other), other.tensor == one.tensor))
+            take([one], [best], comparer.relation(one.value, best.value))
+    _uncross(comparer, found, ground)
+    for one in list(ones):
+        for first, second in _pairs(others):
+            relation = _sum(comparer, one, first, second)
+            if relation is not None:
+                take([one], [first, second], relation)
+                break
+    for other in list(others):
+        for first, second in _pairs(ones):
+            relation = _sum(comparer, other, first, second)
+            if relation is not None:
+                take([first, second], [other], relation)
+                break
+    for one in list(ones):
+        partners = [other for other in others if _fits(one, other) and _same_name(one, other)]
+        if len(partners) == 1:
+            take([one], partners, comparer.relation(one.value, partners[0].value))
+    for one in list(ones):
+        partners = [other for other in others if _fits(one, other)]
+        rivals = [rival for rival in ones if _fits(one, rival)]
+        if partners and len(partners) == len(rivals):
+            best = partners[rivals.index(one)]
+            take([one], [best], comparer.relation(one.value, best.value))
+    for one in list(ones):
+        partners = [other for other in others if comparer.relation(one.value, other.value).state == "repeated"]
+        if partners and not one.value.constant:
+            take([one], [partners[0]], comparer.relation(one.value, partners[0].value))
+    return found
+
+
+def _uncross(comparer: Comparer, found: list[Expectation], ground: Ground) -> None:
+    """Equal tensors whose names are exchanged (q given as k, and k as q) are no match of both, but a fault of both."""
+    for first in list(found):
+        for second in list(found):
+            if first is second or first not in found or second not in found:
+                continue
+            a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
+            crossed = _same_name(a, d) and _same_name(c, b) and not comparer.equal(a.value, d.value)
+            if crossed and not _same_name(a, b):
+                found.remove(first)
+                found.remove(second)
+                found.append(Expectation([a], [d], ground, comparer.relation(a.value, d.value)))
+                found.append(Expectation([c], [b], ground, comparer.relation(c.value, b.value)))
+
+
+def _pairs(roles: Sequence[Role]) -> list[tuple[Role, Role]]:
+    return [(first, second) for index, first in enumerate(roles) for second in roles[index + 1 :]]
+
+
+def _sum(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation | None:
+    """One value against the sum of two: a residual that one program has added and the other not yet."""
+    values = one.value, first.value, second.value
+    if len({value.numel for value in values}) > 1 or any(value.sketch is None or value.constant for value in values):
+        return None
+    whole, a, b = (value.sketch for value in values)
+    import numpy as np
+
+    error = float(np.linalg.norm(whole - (a + b)) / max(float(np.linalg.norm(whole)), 1e-300))  # type: ignore[operator]
+    limit = 2 * comparer.limit(one.value, first.value)
+    return Relation("equal", error, limit) if error <= limit else None
+
+
+def _fits(one: Role, other: Role) -> bool:
+    return one.value.numel == other.value.numel and not one.value.constant and not other.value.constant
+
+
+def _same_name(one: Role, other: Role) -> bool:
+    return one.argument is not None and one.argument == other.argument
+
+
+def _expect_of_fused(found: Alignment) -> None:
+    """A fused module has the input of each of its parts, and its output is theirs put together."""
+    mine, theirs = _by_place(found.reference.calls), _by_place(found.port.calls)
+    for whole, parts in found.modules.parts.items():
+        _fuse(found, [mine.get(part, []) for part in parts], theirs.get(whole, []), False)
+    for whole, parts in found.modules.wholes.items():
+        _fuse(found, [theirs.get(part, []) for part in parts], mine.get(whole, []), True)
+
+
+def _fuse(found: Alignment, parts: list[list[Call]], wholes: list[Call], turned: bool) -> None:
+    if not parts or any(len(calls) != len(wholes) for calls in parts):
+        return
+    for index, whole in enumerate(wholes):
+        calls = [part[index] for part in parts]
+        for call in calls:
+            pairs = (whole.inputs, call.inputs) if turned else (call.inputs, whole.inputs)
+            found.expectations += pair_roles(found.comparer, *pairs, "fused")
+        outs = [call.outputs[0] for call in calls if call.outputs]
+        if len(outs) == len(calls) and whole.outputs:
+            relation = _put_together(found.comparer, outs, whole.outputs[0], turned)
+            sides = ([whole.outputs[0]], outs) if turned else (outs, [whole.outputs[0]])
+            found.expectations.append(Expectation(*sides, "fused", relation))
+
+
+def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bool) -> Relation:
+    """Whether parts make a whole, by the sums that add up whichever way they are laid together."""
+    first, second = (whole.value, parts[0].value) if turned else (parts[0].value, whole.value)
+    limit = max(comparer.limit(first, second), *(comparer.floors.get(part.value, 0.0) * 2 for part in parts))
+    if sum(part.value.numel for part in parts) != whole.value.numel:
+        return Relation("shape", None, limit)
+    squares = [float(role.row.get("l2") or 0.0) ** 2 for role in parts]
+    total = float(whole.row.get("l2") or 0.0) ** 2
+    error = abs(sum(squares) - total) / total if total else 0.0
+    scale = float(whole.row.get("abs_mean") or 0.0) * whole.value.numel
+    for name, weigh in (("abs_mean", True), ("sum", False)):
+        values = [float(role.row.get(name) or 0.0) * (role.value.numel if weigh else 1) for role in parts]
+        other = float(whole.row.get(name) or 0.0) * (whole.value.numel if weigh else 1)
+        error = max(error, abs(sum(values) - other) / scale if scale else 0.0)
+    return Relation("equal" if error <= limit else "different", error, limit)
+
+
+def _expect_of_alike(found: Alignment) -> None:
+    """Modules without parameters, of one name in paired containers or of equal inputs."""
+    mine: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+    for call in found.port.calls:
+        if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
+            mine[above, _leaf(call)].append(call)
+    groups: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+    for call in found.reference.calls:
+        if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
+            groups[found.partner[above], _leaf(call)].append(call)
+    for key, calls in groups.items():
+        others = mine.get(key, [])
+        for one, other in zip(calls, others, strict=False) if len(calls) == len(others) else _in_turn(found, calls, others):
+            _pair(found, one, other)
+            if any(call.place in found.modules.one for call in (one,)):
+                continue
+            inputs = pair_roles(found.comparer, one.inputs, other.inputs, "alike")
+            found.expectations += inputs
+            if inputs and all(pair.right for pair in inputs) and len(inputs) == len(one.inputs) == len(other.inputs):
+                found.expectations += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
+
+
+def _known_above(found: Alignment, call: Call) -> Call | None:
+    """The innermost enclosing call that has a partner."""
+    above = call.parent
+    while above is not None and above not in found.partner:
+        above = above.parent
+    return above
+
+
+def _leaf(call: Call) -> str:
+    return pattern(call.module).rpartition(".")[2]

@@ -1,0 +1,635 @@
+"""A comparison as one page to look around in and to send on: it opens offline, loads nothing, and runs no name it shows.
+
+The curves are Vega-Lite's, whose scripts `vl-convert-python` carries: 0.9 MB a page, against 1.3 MB of bokeh's and 4.8 MB
+of plotly's. They are drawn as SVG, so that the page's own colours, light and dark, are theirs too. Recordings may hold any
+name: it enters the page as escaped text or as data, and the page forbids every script whose hash it does not know.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape as escape_html
+from pathlib import Path
+from typing import Any
+
+from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
+from otel_torch.parity.report import (
+    MARKS,
+    WEAKER,
+    advice,
+    at_the_finding,
+    binned,
+    counts,
+    excess,
+    harm,
+    headline,
+    name,
+    nearest,
+    number,
+    pair_of,
+    place,
+    size,
+    step_name,
+    worst,
+)
+from otel_torch.table import escape
+
+POINTS = 1000  # of the curve: of more pairs, neighbours are put together
+ROWS, COLUMNS = 120, 60  # of the heat map, likewise
+MODULES = 5000  # of the tree: of more, branches without a difference are one line
+NEIGHBOURS = 3  # pairs before and after the finding whose statistics are shown
+LISTED = 2000  # entries of a list
+
+# from harmless to guilty: what a module, or a group of pairs, is coloured by
+_STATES: tuple[State, ...] = ("right", "healed", "layout", "dtype", "inherited", "introduced")
+_HEAT = ("within its floor", "up to 10 times", "up to 1,000 times", "up to 100,000 times", "more", "not finite")
+_HIDDEN_STATISTICS = ("sketch", "histogram")
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --ink: #1c2330; --faint: #667085; --line: #d9dee7;
+  --right: #7d93b8; --healed: #2a9d8f; --layout: #8e6bbf; --dtype: #3d8bd9; --inherited: #e0a030; --introduced: #d6293e;
+  --floor: #c3cbd9; --heat0: #e6ebf3; --heat1: #fbe3a8; --heat2: #f5b461; --heat3: #e9763f; --heat4: #c5283d; --heat5: #6a0f49 }
+@media (prefers-color-scheme: dark) { :root { --back: #12161d; --card: #1b212b; --ink: #e4e9f2; --faint: #94a0b4; --line: #323b4a;
+  --right: #7187ad; --healed: #45c4b4; --layout: #b795ea; --dtype: #67aef2; --inherited: #f0b84a; --introduced: #ff5c70;
+  --floor: #3a4556; --heat0: #232b38; --heat1: #5d4a1c; --heat2: #94621f; --heat3: #cc5f2b; --heat4: #f04a5d; --heat5: #e88bd6 } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.5rem 4rem; background: var(--back); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.35rem; line-height: 1.35; margin: .4rem 0 1rem }
+h2 { font-size: 1.05rem; margin: 2.6rem 0 .4rem }
+h3 { font-size: .95rem; margin: 1.2rem 0 .3rem }
+p { margin: .4rem 0 } .faint { color: var(--faint) } .warning { color: var(--inherited) }
+code, .name, pre { font: .92em/1.45 ui-monospace, "Cascadia Code", Menlo, Consolas, monospace; overflow-wrap: anywhere }
+pre { margin: .3rem 0; padding: .6rem .8rem; background: var(--back); border: 1px solid var(--line); border-radius: 6px;
+  overflow-x: auto; overflow-wrap: normal }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1rem 1.3rem }
+.badge { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; font-weight: 600; color: var(--back) }
+.badge.match { background: var(--healed) } .badge.diverged { background: var(--introduced) }
+.badge.incomparable { background: var(--inherited) }
+table { border-collapse: collapse; margin: .4rem 0 } .wide { overflow-x: auto }
+th, td { text-align: left; padding: .18rem 1.1rem .18rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
+th { font-weight: 600; color: var(--faint); font-size: .88em } .number { text-align: right; font-variant-numeric: tabular-nums }
+.right { color: var(--faint) } .healed { color: var(--healed) } .layout { color: var(--layout) } .dtype { color: var(--dtype) }
+.inherited { color: var(--inherited) } .introduced { color: var(--introduced); font-weight: 600 }
+.legend span { margin-right: 1.1rem; white-space: nowrap }
+.plot { width: 100%; min-height: 3rem } .plot svg { max-width: 100% }
+.tree details, .tree div { margin-left: 1.15rem } .tree > details { margin-left: 0 } .tree div { padding-left: 1rem }
+.tree summary { cursor: pointer } .tree summary:hover { background: var(--card) }
+#tip { position: fixed; z-index: 1; max-width: 40rem; padding: .45rem .7rem; background: var(--ink); color: var(--back);
+  border-radius: 6px; font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; pointer-events: none;
+  overflow-wrap: anywhere }
+#tip[hidden] { display: none }
+@media print { body { max-width: none } }
+"""
+
+_SCRIPT = """
+"use strict";
+const tip = document.getElementById("tip");
+function hover(handler, event, item, value) {
+  tip.hidden = value === undefined || value === null || value === "";
+  if (tip.hidden) return;
+  tip.textContent = String(value);
+  const x = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
+  const below = event.clientY + 16;
+  const y = below + tip.offsetHeight > window.innerHeight ? event.clientY - tip.offsetHeight - 10 : below;
+  tip.style.left = Math.max(x, 8) + "px";
+  tip.style.top = Math.max(y, 8) + "px";
+}
+const plots = JSON.parse(document.getElementById("plots").textContent);
+for (const [id, plot] of Object.entries(plots)) {
+  const description = vega.parse(vegaLite.compile(plot).spec);
+  new vega.View(description, {renderer: "svg", container: document.getElementById(id), hover: true}).tooltip(hover).runAsync();
+}
+"""
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write the report as one page, about 1 MB; folders are made.
+
+    Raises ModuleNotFoundError, in one line, without vl-convert-python, and OSError where the file cannot be written.
+    """
+    page = _page(report, _library())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8", newline="\n")
+
+
+def _library() -> str:
+    """Vega's scripts, as a page carries them."""
+    try:
+        import vl_convert
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("--html needs vl-convert-python: pip install 'otel-torch[html]'") from None
+    bundle: str = vl_convert.javascript_bundle()
+    return bundle
+
+
+def _page(report: Report, library: str) -> str:
+    curve, heat = _curve(report), _heat(report)
+    plots = {name: plot for name, plot in (("curve", curve), ("heat", heat)) if plot is not None}
+    # a script ends at the first `</script`, also inside of a string; a carriage return would not survive the parser
+    scripts = [text.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--") for text in (library, _SCRIPT)]
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
+    # Vega makes functions of its own expressions, hence unsafe-eval; nothing is loaded from anywhere
+    policy = (
+        f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
+    drawn = [f"<script>{text}</script>" for text in scripts] if plots else []
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape_html(policy)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{report.verdict}: {_text(report.reference)} against {_text(report.port)}</title>",
+            f"<style>{_STYLE}</style></head><body>",
+            *_summary(report),
+            *(_curve_section(report) if curve is not None else []),
+            *(_heat_section(report) if heat is not None else []),
+            *_tree_section(report),
+            *_statistics_section(report),
+            *_lists(report),
+            f'<div id="tip" hidden></div><script type="application/json" id="plots">{_json(plots)}</script>',
+            *drawn,
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _summary(report: Report) -> list[str]:
+    """The verdict and the finding."""
+    parts = [
+        '<header class="card">',
+        f'<p><span class="badge {report.verdict}">{report.verdict}</span> <span class="faint">{counts(report)}</span></p>',
+    ]
+    first = report.first
+    if first is not None:
+        parts += [
+            f"<h1>{_sentence(headline(first))}</h1>",
+            _places(first),
+            f"<p>{_text(size(first))} {_text(first.explanation)}</p>",
+        ]
+        sentence, environments = advice(first, report.chain)
+        parts.append(f"<p>{_text(sentence)}</p>")
+        parts += [f'<p class="faint">{program}</p><pre>{_text(values)}</pre>' for program, values in environments]
+    elif report.verdict == "match":
+        parts.append(f"<h1>The port computes what the reference computes.</h1><p>{_sentence(nearest(report))}</p>")
+    else:
+        parts.append(f"<h1>These recordings cannot be compared.</h1><p>{_text(report.reason or '')}</p>")
+    if report.weaker:
+        parts.append(f'<p class="warning">{_text(WEAKER)}</p>')
+    parts.append(
+        f'<p class="faint">reference <code>{_text(report.reference)}</code> · port <code>{_text(report.port)}</code></p></header>'
+    )
+    return parts
+
+
+def _places(finding: Finding) -> str:
+    """A finding's place in both programs' names."""
+    rows = [
+        ("reference", finding.model, finding.module, finding.tensor, finding.side, finding.loop, finding.step, finding.call),
+        ("port", finding.port_model, finding.port_module, finding.port_tensor, finding.port_side, finding.port_loop,
+         finding.port_step, finding.port_call),
+    ]  # fmt: skip
+    cells = [
+        [
+            row[0],
+            _text(row[1] or "–"),
+            _code(name(row[2])),
+            _code(row[3] or "–"),
+            *("–" if one is None else str(one) for one in row[4:]),
+        ]
+        for row in rows
+    ]
+    return _table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
+
+
+def _curve_section(report: Report) -> list[str]:
+    pairs = at_the_finding(report)
+    first = report.first
+    step = "all steps" if first is None or first.step is None else step_name((first.loop, first.step))
+    said = f"{len(pairs):,} pairs of {step}, in the reference's order"
+    if len(pairs) > POINTS:
+        said += f"; neighbours are put together in {POINTS:,} groups, of each the worst pair is drawn"
+    legend = "".join(f'<span class="{state}">{MARKS[state]} {state}</span>' for state in _STATES)
+    return [
+        "<h2>Error by depth</h2>",
+        f'<p class="faint">{said}. The grey ground is the floor. Drag to move, shift and wheel to zoom.</p>',
+        f'<p class="legend">{legend}</p>',
+        '<div class="plot" id="curve"></div>',
+    ]
+
+
+def _curve(report: Report) -> dict[str, Any] | None:
+    """The error and the floor of each pair over the reference's order, as a Vega-Lite plot."""
+    pairs = at_the_finding(report)
+    tops = [top for group in binned(pairs, POINTS) if (top := worst(group)) is not None]
+    sizes = [size for pair in tops for size in (pair.error, pair.floor) if size and math.isfinite(size)]
+    if not sizes:
+        return None
+    low, high = min(sizes) / 3, max(sizes) * 3
+    values = [
+        {
+            "depth": pair.depth,
+            # an error of zero has no logarithm and an infinite one no place: they lie on the lower and upper edge
+            "error": low if not pair.error else min(pair.error, high) if math.isfinite(pair.error) else high,
+            "floor": max(pair.floor, low),
+            "base": low,
+            "state": pair.state,
+            "text": _hover(pair),
+        }
+        for pair in tops
+    ]
+    depth = {
+        "field": "depth",
+        "type": "quantitative",
+        "title": "depth: place in the reference's order",
+        "axis": {"tickMinStep": 1},
+    }
+    error = {
+        "field": "error",
+        "type": "quantitative",
+        "title": "error (relative L2)",
+        "scale": {"type": "log", "domain": [low, high], "nice": False},
+        "axis": {"format": ".0e"},
+    }
+    colour = {
+        "field": "state",
+        "type": "nominal",
+        "scale": {"domain": list(_STATES), "range": [f"var(--{state})" for state in _STATES]},
+        "legend": None,
+    }
+    guilty = {"filter": "datum.state === 'introduced'"}
+    return _plot(
+        values,
+        height=320,
+        layer=[
+            {
+                "mark": {"type": "area", "color": "var(--floor)", "opacity": 0.55, "interpolate": "step", "tooltip": None},
+                "encoding": {"x": depth, "y": {**error, "field": "floor"}, "y2": {"field": "base"}},
+            },
+            {
+                "mark": {"type": "line", "color": "var(--faint)", "strokeWidth": 1, "opacity": 0.6, "tooltip": None},
+                "encoding": {"x": depth, "y": error},
+                "params": [
+                    {
+                        "name": "shown",
+                        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+                        "bind": "scales",
+                    }
+                ],
+            },
+            {
+                "transform": [guilty],
+                "mark": {"type": "rule", "color": "var(--introduced)", "strokeDash": [4, 3], "tooltip": None},
+                "encoding": {"x": depth},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "opacity": 1, "clip": True},
+                "encoding": {
+                    "x": depth,
+                    "y": error,
+                    "color": colour,
+                    "size": {"condition": {"test": guilty["filter"], "value": 140}, "value": 36},
+                    "shape": {"condition": {"test": guilty["filter"], "value": "diamond"}, "value": "circle"},
+                    "tooltip": {"field": "text", "type": "nominal"},
+                },
+            },
+        ],
+    )
+
+
+def _heat_section(report: Report) -> list[str]:
+    legend = "".join(f'<span><span style="color:var(--heat{at})">■</span> {said}</span>' for at, said in enumerate(_HEAT))
+    rows, columns, _ = _cells(report)
+    said = ["Each cell is the worst error over floor of a module in a step."]
+    if len(rows) < len({(pair.model, pair.module) for pair in report.compared}):
+        said.append(f"Modules are put together under {len(rows):,} names.")
+    if any(label.count("–") for label in columns):
+        said.append(f"Steps are put together in {len(columns):,} groups.")
+    if report.compared_left_out:
+        said.append(f"{report.compared_left_out:,} pairs of steps without a difference are left out.")
+    return [
+        "<h2>Module × step</h2>",
+        f'<p class="faint">{" ".join(said)}</p>',
+        f'<p class="legend">{legend}</p>',
+        '<div class="plot" id="heat"></div>',
+    ]
+
+
+def _heat(report: Report) -> dict[str, Any] | None:
+    """Error over floor of modules by step, as a Vega-Lite plot."""
+    rows, columns, cells = _cells(report)
+    if not cells:
+        return None
+    values = [
+        {
+            "row": row,
+            "module": rows[row],
+            "column": column,
+            "step": columns[column],
+            "heat": _HEAT[_warmth(pair)],
+            "text": _hover(pair),
+        }
+        for (row, column), pair in cells.items()
+    ]
+    return _plot(
+        values,
+        height={"step": 15},
+        mark={"type": "rect", "stroke": "var(--back)", "strokeWidth": 1},
+        encoding={
+            "x": {
+                "field": "step",
+                "type": "nominal",
+                "title": "step",
+                "sort": {"field": "column"},
+                "axis": {"labelAngle": 0, "labelOverlap": True},
+            },
+            "y": {"field": "module", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}},
+            "color": {
+                "field": "heat",
+                "type": "nominal",
+                "scale": {"domain": list(_HEAT), "range": [f"var(--heat{at})" for at in range(len(_HEAT))]},
+                "legend": None,
+            },
+            "tooltip": {"field": "text", "type": "nominal"},
+        },
+    )
+
+
+def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], Comparison]]:
+    """Names of rows (modules) and columns (steps), and the worst pair of each cell."""
+    models = {pair.model for pair in report.compared}
+    labels = {
+        (pair.model, pair.module): (f"{escape(pair.model)}: " if len(models) > 1 else "") + name(pair.module)
+        for pair in report.compared
+    }
+    parts = max((label.count(".") + 1 for label in labels.values()), default=0)
+    short = labels
+    while parts > 1 and len(set(short.values())) > ROWS:  # a shorter beginning of the names puts more modules together
+        parts -= 1
+        short = {key: ".".join(label.split(".")[:parts]) for key, label in labels.items()}
+    found = {(pair.loop, pair.step) for pair in report.compared}
+    steps = sorted(found, key=lambda step: tuple(-1 if part is None else part for part in step))
+    groups = binned(steps, COLUMNS)
+    columns = [
+        _step_label(group[0]) if len(group) == 1 else f"{_step_label(group[0])}–{_step_label(group[-1])}" for group in groups
+    ]
+    column_of = {step: at for at, group in enumerate(groups) for step in group}
+    cells: dict[tuple[str, int], Comparison] = {}
+    for pair in report.compared:
+        cell = (short[pair.model, pair.module], column_of[pair.loop, pair.step])
+        cells[cell] = pair if cell not in cells else worst((cells[cell], pair)) or pair
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    if len(rows) > ROWS:  # nothing in common to shorten: the worst ones, in their order
+        warmest = sorted(rows, key=lambda row: -max(excess(pair) for (of, _), pair in cells.items() if of == row))[:ROWS]
+        rows = [row for row in rows if row in set(warmest)]
+    row_of = {row: at for at, row in enumerate(rows)}
+    return rows, columns, {(row_of[row], column): pair for (row, column), pair in cells.items() if row in row_of}
+
+
+def _step_label(step: tuple[int | None, int | None]) -> str:
+    loop, number = step
+    return ("none" if number is None else str(number)) + (f" (loop {loop})" if loop else "")
+
+
+def _warmth(pair: Comparison) -> int:
+    """Which colour of the heat map a pair has."""
+    if pair.error is not None and not math.isfinite(pair.error):
+        return 5
+    if pair.state not in ("inherited", "introduced"):
+        return 0
+    return next((at for at, most in ((1, 10.0), (2, 1e3), (3, 1e5)) if excess(pair) <= most), 4)
+
+
+def _plot(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
+    """A Vega-Lite plot as wide as the page, in the page's colours."""
+    axis = {
+        "domainColor": "var(--line)",
+        "tickColor": "var(--line)",
+        "gridColor": "var(--line)",
+        "gridOpacity": 0.6,
+        "labelColor": "var(--ink)",
+        "titleColor": "var(--faint)",
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    }
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",  # names the language; nobody loads it
+        "data": {"values": values},
+        "width": "container",
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "background": None,
+        "config": {"view": {"stroke": None}, "axis": axis, "font": "system-ui, sans-serif"},
+        **parts,
+    }
+
+
+def _hover(pair: Comparison) -> str:
+    """What the pointer shows of a pair."""
+    call = f", call {pair.call}" if pair.call else ""
+    return (
+        f"{MARKS[pair.state]} {pair.state}\n"
+        f"reference  {name(pair.module)}  {escape(pair.tensor)}\nport       {name(pair.port_module)}  {escape(pair.port_tensor)}\n"
+        f"error {number(pair.error)}, floor {number(pair.floor)}, {step_name((pair.loop, pair.step))}{call}"
+    )
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A module in the tree: its pairs, its port's name, the modules in it, and the worst state in all of that."""
+
+    children: dict[str, _Branch] = field(default_factory=dict)
+    worst: dict[str, Comparison] = field(default_factory=dict)  # by side
+    state: State = "right"
+    size: int = 0  # modules at and below it
+
+    def add(self, parts: Sequence[str], pair: Comparison) -> None:
+        """Take a pair in, at the module with that path below this one."""
+        self.state = max(self.state, pair.state, key=_STATES.index)
+        if parts:
+            self.children.setdefault(parts[0], _Branch()).add(parts[1:], pair)
+            return
+        held = self.worst.get(pair.side)
+        if held is None or (_STATES.index(pair.state), excess(pair)) > (_STATES.index(held.state), excess(held)):
+            self.worst[pair.side] = pair
+
+    def count(self) -> int:
+        """How many modules these are; kept in `size`."""
+        self.size = 1 + sum(child.count() for child in self.children.values())
+        return self.size
+
+
+def _tree_section(report: Report) -> list[str]:
+    if not report.compared:
+        return []
+    roots: dict[str, _Branch] = {}
+    for pair in report.compared:
+        roots.setdefault(pair.model, _Branch()).add(pair.module.split(".") if pair.module else [], pair)
+    whole = sum(root.count() for root in roots.values()) <= MODULES
+    said = "The reference's modules, each with the worst of its inputs and outputs over all steps."
+    if not whole:
+        said += f" Of more than {MODULES:,} modules, those with nothing but right pairs in them are counted."
+    tree = [line for model, root in roots.items() for line in _branch(model, root, whole)]
+    return ["<h2>Modules</h2>", f'<p class="faint">{said}</p>', '<div class="tree name">', *tree, "</div>"]
+
+
+def _branch(label: str, branch: _Branch, whole: bool) -> Iterator[str]:
+    """A module as a line, and as a fold where modules are in it: open where something is introduced."""
+    line = f'<span class="{branch.state}">{MARKS[branch.state]} {_text(label)}</span>'
+    port = next((pair for pair in branch.worst.values() if pair.port_module != pair.module), None)
+    if port is not None:
+        line += f' <span class="faint">= {_text(name(port.port_module))}</span>'
+    for side in ("parameter", "input", "output"):
+        if (pair := branch.worst.get(side)) is not None and pair.state != "right":
+            line += f' <span class="{pair.state}" title="{_text(_hover(pair))}">{side} {pair.state} {number(pair.error)}</span>'
+    if not branch.children:
+        yield f"<div>{line}</div>"
+    elif branch.state == "right" and not whole:
+        yield f'<div>{line} <span class="faint">{branch.size - 1:,} modules in it, all right</span></div>'
+    else:
+        yield f"<details{' open' if branch.state == 'introduced' else ''}><summary>{line}</summary>"
+        for child_label, child in branch.children.items():
+            yield from _branch(child_label, child, whole)
+        yield "</details>"
+
+
+def _statistics_section(report: Report) -> list[str]:
+    """The numbers of the finding's tensor and of its neighbours', the two programs side by side."""
+    found = pair_of(report, report.first)
+    middle = found or worst(report.compared)
+    if middle is None:
+        return []
+    step = sorted(
+        (pair for pair in report.compared if (pair.loop, pair.step) == (middle.loop, middle.step)), key=lambda one: one.depth
+    )
+    at = next(position for position, pair in enumerate(step) if pair is middle)
+    shown = [
+        pair
+        for pair in step[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]
+        if pair is middle or pair.statistics or pair.port_statistics
+    ]
+    title = (
+        "Statistics of the finding and its neighbours"
+        if found
+        else "Statistics of the pair that is furthest from its floor, and its neighbours"
+    )
+    return [f"<h2>{title}</h2>", *(line for pair in shown for line in _statistics(pair, pair is middle))]
+
+
+def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
+    names = [key for key in dict.fromkeys((*pair.statistics, *pair.port_statistics)) if key not in _HIDDEN_STATISTICS]
+    rows = [(key, pair.statistics.get(key), pair.port_statistics.get(key)) for key in names]
+    yield (
+        f"<details{' open' if whole else ''}><summary><span class='{pair.state}'>{MARKS[pair.state]} {pair.state}</span> "
+        f"{_code(name(pair.module))} {_code(pair.tensor)} <span class='faint'>= {_code(name(pair.port_module))} {_code(pair.port_tensor)}, "
+        f"error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
+    )
+    yield _table(
+        ["statistic", "reference", "port", "relative difference"],
+        [[_text(key), _text(_statistic(one)), _text(_statistic(other)), _difference(one, other)] for key, one, other in rows],
+        numbers=3,
+    )
+    yield "</div></details>"
+
+
+def _statistic(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "×".join(map(str, value)) or "scalar" if isinstance(value, list) else str(value).removeprefix("torch.")
+
+
+def _difference(one: Any, other: Any) -> str:
+    """How much two statistics differ, relative to the larger one.
+
+    >>> _difference(1.0, 2.0), _difference(3, 3), _difference([2], [3]), _difference(None, 1.0), _difference(0, 0)
+    ('0.5', '0', 'differs', '–', '0')
+    """
+    if one is None or other is None:
+        return "–"
+    if one == other or (one != one and other != other):
+        return "0" if _is_number(one) else "equal"
+    if not (_is_number(one) and _is_number(other) and math.isfinite(one) and math.isfinite(other)):
+        return "differs"
+    return number(abs(one - other) / max(abs(one), abs(other)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _lists(report: Report) -> list[str]:
+    """All that was found, and all that was not compared."""
+    sections: list[tuple[str, list[str]]] = [
+        ("Findings, each with a cause of its own", [_finding_line(one) for one in report.introduced]),
+        ("Harmless differences", [f"{harm(one)}: {_finding_line(one)}" for one in report.harmless]),
+        ("Only in the reference", list(map(_module_line, report.unpaired.get("reference", [])))),
+        ("Only in the port", list(map(_module_line, report.unpaired.get("port", [])))),
+        ("Not told apart", list(map(_module_line, report.ambiguous))),
+        ("Warnings", list(map(_text, report.warnings))),
+    ]
+    return [line for title, entries in sections if entries for line in _list(title, entries)]
+
+
+def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
+    yield f"<h2>{title}: {len(entries):,}</h2><details{' open' if len(entries) <= 20 else ''}><summary>all of them</summary><ul>"
+    yield from (f"<li>{entry}</li>" for entry in entries[:LISTED])
+    if len(entries) > LISTED:
+        yield f"<li>and {len(entries) - LISTED:,} more, which `--json` names</li>"
+    yield "</ul></details>"
+
+
+def _finding_line(finding: Finding) -> str:
+    sizes = "" if finding.error is None else f", error {number(finding.error)}, floor {number(finding.floor)}"
+    in_reference = finding.module is not None
+    step = (finding.loop, finding.step) if in_reference else (finding.port_loop, finding.port_step)
+    port = "nothing" if finding.port_module is None else name(finding.port_module)
+    return (
+        f"{_code(place(finding))} {_code((finding.tensor if in_reference else finding.port_tensor) or '–')}, {finding.kind}, {step_name(step)}"
+        f"{sizes}; in the port {_code(port)}. {_text(finding.explanation)}"
+    )
+
+
+def _module_line(module: Module) -> str:
+    return f"{_text(module.model)} {_code(name(module.module))} {_code(module.tensor)}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
+    """A table of cells that are HTML already; the last `numbers` columns hold numbers."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        first = len(cells) - numbers
+        return "".join(f"<{tag}{' class=number' if at >= first else ''}>{cell}</{tag}>" for at, cell in enumerate(cells))
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table><tr>{line(header, 'th')}</tr>{body}</table>"
+
+
+def _text(text: str) -> str:
+    """A text as HTML; what no one could see in it is spelled out."""
+    return escape_html("\n".join(map(escape, text.split("\n"))))
+
+
+def _code(text: str) -> str:
+    return f"<code>{_text(text)}</code>"
+
+
+def _sentence(text: str) -> str:
+    """A text as HTML, in which what stands between backquotes is code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a backquote of a name's own
+        return _text(text)
+    return "".join(_code(part) if at % 2 else _text(part) for at, part in enumerate(parts))
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand in a script element: no `<`, nothing but ASCII."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")

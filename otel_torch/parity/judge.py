@@ -1,0 +1,271 @@
+"""Names the first wrong place: of all tensors that should be equal and are not, the one that made the others wrong.
+
+A verdict is always the birth of a value: made by a module if it was first seen as an output, by the code in front of a module
+if it was first seen as an input. That says on each side, in its own names, which of several nested modules is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.modules import Place
+from otel_torch.parity.parameters import ParameterPair
+from otel_torch.parity.program import Call, Role, RoleSide, Value
+from otel_torch.parity.values import Relation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spot:
+    """A place on one side: an input or output of a call; of a module that was never called, without a call."""
+
+    module: Place
+    side: RoleSide | None
+    role: Role | None
+    call: Call | None
+
+
+@dataclass(slots=True, eq=False)
+class Fault:
+    """Where a difference begins, on both sides. expectation: the pair of tensors that told; None for a missing call."""
+
+    kind: str
+    reference: Spot | None
+    port: Spot | None
+    expectation: Expectation | None
+    relation: Relation | None
+    weights: list[ParameterPair] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Judgement:
+    """faults: the first one first, then independent ones. healed: mismatches of which nothing comes. wrong: all others."""
+
+    diverged: bool
+    faults: list[Fault] = field(default_factory=list)
+    healed: list[Expectation] = field(default_factory=list)
+    wrong: list[Expectation] = field(default_factory=list)
+
+
+def judge(alignment: Alignment, never_called: list[tuple[Place, Place, int]] = []) -> Judgement:  # noqa: B006 -- not changed
+    """Judge one stretch of run. never_called: (reference's module, port's module, side on which it is never called)."""
+    return _Judge(alignment, never_called).judge()
+
+
+class _Judge:
+    def __init__(self, alignment: Alignment, never_called: list[tuple[Place, Place, int]]) -> None:
+        self._alignment = alignment
+        self._never_called = never_called
+        self._comparer = alignment.comparer
+        self._by_call: dict[Call, list[Expectation]] = {}
+        self._right: tuple[set[Value], set[Value]] = set(), set()
+        for one in alignment.expectations:
+            for role in (*one.reference, *one.port):
+                self._by_call.setdefault(role.call, []).append(one)
+            if one.right:
+                self._right[0].update(role.value for role in one.reference)
+                self._right[1].update(role.value for role in one.port)
+
+    def judge(self) -> Judgement:
+        wrong = [one for one in self._alignment.expectations if not one.right]
+        if not wrong and not self._missing():
+            return Judgement(False)
+        if self._ends_right():
+            return Judgement(False, healed=wrong)
+        live = [one for one in wrong if not self._exonerated(one)]
+        first = self._first(live)
+        if first is None:
+            return Judgement(bool(live), healed=wrong)
+        found = Judgement(True, [first], [one for one in wrong if one not in live], live)
+        found.faults += self._independent(first, live)
+        return found
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _ends_right(self) -> bool:
+        """Whether all final outputs of one side are right: nothing that differs on the way then matters."""
+        finals = [one for one in self._alignment.expectations if one.ground == "outermost" and self._is_output(one)]
+        if not finals:
+            return False
+        for side in (0, 1):
+            program = (self._alignment.reference, self._alignment.port)[side]
+            outputs = [role for call in program.outermost for role in call.outputs]
+            partners = {role: one for one in finals for role in (one.reference if side == 0 else one.port)}
+            known = [partners[role] for role in outputs if role in partners]
+            if known and all(one.right for one in known) and len(known) == len(outputs):
+                return True
+        return all(one.right for one in finals)
+
+    @staticmethod
+    def _is_output(one: Expectation) -> bool:
+        return one.reference[0].side == "output"
+
+    # -- what does not count -------------------------------------------------------------------------------------------
+
+    def _exonerated(self, one: Expectation) -> bool:
+        """Whether somebody uses the wrong value and is right all the same."""
+        if self._made_wrong_from_right(one):
+            return False
+        for role in one.port:
+            for use in role.value.roles:
+                call = use.call
+                if use.side != "input" or call is role.call and role.side == "output":
+                    continue
+                outputs = [other for other in self._by_call.get(call, ()) if self._is_output(other) and call in _calls(other)]
+                if outputs and all(other.right for other in outputs) and not self._scaled(one):
+                    return True
+        return self._born_later(one)
+
+    def _made_wrong_from_right(self, one: Expectation) -> bool:
+        """A leaf with right inputs and another output."""
+        call = one.port[0].call
+        if not self._is_output(one) or call.children or one.ground not in ("owner", "alike"):
+            return False
+        inputs = [other for other in self._by_call.get(call, ()) if not self._is_output(other)]
+        return bool(inputs) and all(other.right for other in inputs)
+
+    def _scaled(self, one: Expectation) -> bool:
+        """Whether the wrong value is the right one times a number: a norm behind it hides that."""
+        first, second = one.reference[0].value, one.port[0].value
+        if first.sketch is None or second.sketch is None or first.numel != second.numel:
+            return False
+        dot = float(first.sketch @ second.sketch)
+        square = float(first.sketch @ first.sketch)
+        rest = second.sketch - first.sketch * (dot / square if square else 0.0)
+        size = float(second.sketch @ second.sketch)
+        return bool(size) and float(rest @ rest) <= (4 * one.relation.limit) ** 2 * size
+
+    def _born_later(self, one: Expectation) -> bool:
+        """Whether the right value comes a little later: an activation was moved across a module's boundary."""
+        role = one.port[0]
+        wanted = one.reference[0].value
+        call = self._alignment.partner.get(one.reference[0].call)
+        if call is None or call.parent is None:
+            return False
+        later = [
+            other
+            for sibling in call.parent.children
+            if sibling.entered >= call.left
+            for other in (*sibling.inputs, *sibling.outputs)
+        ]
+        return any(
+            other.value is not role.value and self._comparer.equal(wanted, other.value) and other.value.birth is other
+            for other in later[:4]
+        )
+
+    # -- the first -----------------------------------------------------------------------------------------------------
+
+    def _first(self, live: list[Expectation]) -> Fault | None:
+        first = min(live, key=lambda one: one.time, default=None)
+        missing = self._missing()
+        if missing is not None and (first is None or self._time_of(missing) <= first.time):
+            return missing
+        if first is None:
+            return None
+        for earlier in (self._order_fault, self._wrong_input_of_a_sister):
+            found = earlier(first)
+            if found is not None:
+                return found
+        return self._fault(first)
+
+    def _time_of(self, fault: Fault) -> int:
+        spot = fault.reference
+        return spot.call.entered if spot is not None and spot.call is not None else -1
+
+    def _missing(self) -> Fault | None:
+        """The first module that one side never calls although its counterpart is called; the outermost such."""
+        found: list[tuple[int, int, Fault]] = []
+        for one, other, side in self._never_called:
+            calls = (self._alignment.port, self._alignment.reference)[side == 1].calls
+            place = one if side == 1 else other
+            call = next((call for call in calls if call.place == place), None)
+            if call is None:
+                continue
+            spots = (
+                Spot(one, "output", None, call if side == 1 else None),
+                Spot(other, "output", None, call if side == 0 else None),
+            )
+            found.append((call.entered, len(place[1]), Fault("missing", *spots, None, None)))
+        return min(found, key=lambda item: item[:2])[2] if found else None
+
+    def _order_fault(self, first: Expectation) -> Fault | None:
+        """An earlier value that holds the right numbers in another order: seen only where both programs have it."""
+        time = first.port[0].value.birth.time
+        earlier = [
+            value for value in self._alignment.port.values if self._may_be_an_order_fault(value) and value.birth.time <= time
+        ]
+        for value in sorted(earlier, key=lambda value: value.birth.time):
+            for other in self._alignment.reference.values:
+                if other.numel != value.numel or other.birth.time > first.time or other.constant:
+                    continue
+                relation = self._comparer.relation(other, value)
+                if relation.state == "order":
+                    one = Expectation([other.birth], [value.birth], "alike", relation)
+                    return Fault("layout", self._born(other.birth), self._born(value.birth), one, relation)
+        return None
+
+    def _may_be_an_order_fault(self, value: Value) -> bool:
+        return value.numel > 1 and not value.constant and not value.exact and value not in self._right[1]
+
+    def _wrong_input_of_a_sister(self, first: Expectation) -> Fault | None:
+        return None
+
+    def _fault(self, one: Expectation) -> Fault:
+        reference, port = self._wrong_role(one.reference, 0), self._wrong_role(one.port, 1)
+        weights: list[ParameterPair] = []
+        if self._is_output(one):
+            places = reference.call.place, port.call.place
+            weights = [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal]
+            if self._made_wrong_from_right(one):  # whatever else the value is: a module that hands on its input, too
+                spots = _spot(reference.call, reference), _spot(port.call, port)
+                return Fault(self._kind(one, weights), *spots, one, one.relation, weights)
+        spots = self._born(reference), self._passed(port, reference)
+        return Fault(self._kind(one, weights), *spots, one, one.relation, weights)
+
+    def _wrong_role(self, roles: list[Role], side: int) -> Role:
+        """Of several that make one value together, the one that is not known to be right."""
+        return next((role for role in roles if role.value not in self._right[side]), roles[0])
+
+    @staticmethod
+    def _born(role: Role) -> Spot:
+        birth = role.value.birth
+        return _spot(birth.call, birth)
+
+    def _passed(self, port: Role, reference: Role) -> Spot:
+        """Where the port's value comes from. If it was right where it was made, the module that handed it on unchanged,
+        or the code that took it, is wrong."""
+        value = port.value
+        if value not in self._right[1]:
+            return self._born(port)
+        for role in sorted(value.roles, key=lambda role: -role.time):
+            if role.side == "output" and role.time <= port.time and role is not value.birth:
+                if any(other.value is value for other in role.call.inputs) and role.call is not port.call:
+                    return _spot(role.call, role)
+        return _spot(port.call, port)
+
+    @staticmethod
+    def _kind(one: Expectation, weights: list[ParameterPair]) -> str:
+        if weights:
+            return "weights"
+        return {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}.get(one.relation.state, "value")
+
+    # -- further ones --------------------------------------------------------------------------------------------------
+
+    def _independent(self, first: Fault, live: list[Expectation]) -> Iterator[Fault]:
+        """Modules that make a wrong output of right inputs, besides the first fault."""
+        seen = {first.port.module if first.port else None}
+        for one in live:
+            if one is not first.expectation and self._made_wrong_from_right(one):
+                fault = self._fault(one)
+                if fault.port is not None and fault.port.module not in seen:
+                    seen.add(fault.port.module)
+                    yield fault
+
+
+def _spot(call: Call, role: Role) -> Spot:
+    return Spot(call.place, role.side, role, call)
+
+
+def _calls(one: Expectation) -> Iterable[Call]:
+    return [role.call for role in (*one.reference, *one.port)]

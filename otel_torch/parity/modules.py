@@ -1,0 +1,123 @@
+"""Pairs the modules of two programs: owners of parameters by their parameters, containers by the owners below them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from otel_torch.parity.parameters import ParameterPair, similarity
+
+Place = tuple[str, str]  # model, module
+
+# how much of what two containers hold must correspond
+_OVERLAP = 0.75
+
+
+@dataclass(slots=True)
+class ModulePairs:
+    """What corresponds to what.
+
+    one: reference's module -> port's, one to one. parts: reference's modules of which a port's module consists, in order;
+    wholes: port's modules of which a reference's module consists. containers: those of `one` that were paired by what
+    they hold. weights: the parameter pairs of a module pair.
+    """
+
+    one: dict[Place, Place] = field(default_factory=dict)
+    parts: dict[Place, list[Place]] = field(default_factory=dict)
+    wholes: dict[Place, list[Place]] = field(default_factory=dict)
+    containers: dict[Place, Place] = field(default_factory=dict)
+    weights: dict[tuple[Place, Place], list[ParameterPair]] = field(default_factory=dict)
+
+    def counterpart(self, port: Place) -> Place | None:
+        """The reference's module that a port's module is paired with, one to one."""
+        return next((one for one, other in self.one.items() if other == port), None)
+
+
+def pair_modules(
+    pairs: Sequence[ParameterPair],
+    reference: Iterable[Place],
+    port: Iterable[Place],
+) -> ModulePairs:
+    """Pair owners by votes of their parameters, then containers by the paired owners below them.
+
+    reference, port: every module of each side, whether it owns anything or not.
+    """
+    found = ModulePairs()
+    votes: dict[Place, Counter[Place]] = defaultdict(Counter)
+    for pair in pairs:
+        weight = 1.0 if pair.equal else 0.5
+        if len(pair.reference) == len(pair.port) == 1:
+            votes[pair.reference[0].place][pair.port[0].place] += weight  # type: ignore[assignment]
+        elif len(pair.port) == 1:
+            _extend(found.parts, pair.port[0].place, [part.place for part in pair.reference])
+        else:
+            _extend(found.wholes, pair.reference[0].place, [part.place for part in pair.port])
+        for one in {part.place for part in pair.reference}:
+            for other in {part.place for part in pair.port}:
+                found.weights.setdefault((one, other), []).append(pair)
+    candidates = sorted(
+        ((-count, -similarity(one[1], other[1]), one, other) for one, row in votes.items() for other, count in row.items()),
+    )
+    taken: set[Place] = set()
+    for _, _, one, other in candidates:
+        if one not in found.one and other not in taken:
+            found.one[one] = other
+            taken.add(other)
+    _pair_containers(found, list(reference), list(port))
+    return found
+
+
+def _extend(groups: dict[Place, list[Place]], key: Place, places: list[Place]) -> None:
+    known = groups.setdefault(key, [])
+    known += [place for place in places if place not in known]
+
+
+def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Place]) -> None:
+    numbers: list[dict[Place, set[int]]] = [{}, {}]
+    groups = [([one], [other]) for one, other in found.one.items()]
+    groups += [(parts, [whole]) for whole, parts in found.parts.items()]
+    groups += [([whole], parts) for whole, parts in found.wholes.items()]
+    for number, group in enumerate(groups):
+        for side in (0, 1):
+            for place in group[side]:
+                numbers[side].setdefault(place, set()).add(number)
+    below = [_below(modules, numbers[side]) for side, modules in enumerate((reference, port))]
+    holders: dict[int, list[Place]] = defaultdict(list)
+    for place, held in below[1].items():
+        for number in held:
+            holders[number].append(place)
+    candidates = []
+    for one, held in below[0].items():
+        if one in found.one or one in found.wholes:
+            continue
+        for other in {place for number in held for place in holders[number]}:
+            overlap = len(held & below[1][other]) / len(held | below[1][other])
+            if overlap >= _OVERLAP:
+                depth = abs(one[1].count(".") - other[1].count("."))
+                candidates.append((-overlap, -similarity(one[1], other[1]), depth, one, other))
+    taken = set(found.one.values()) | set(found.parts)
+    for _, _, _, one, other in sorted(candidates):
+        if one not in found.one and other not in taken:
+            found.one[one] = found.containers[one] = other
+            taken.add(other)
+
+
+def _below(modules: list[Place], owners: dict[Place, set[int]]) -> dict[Place, set[int]]:
+    """What each module that holds others holds, itself included."""
+    held: dict[Place, set[int]] = defaultdict(set)
+    has_children = set()
+    for model, module in modules:
+        parent = module
+        while parent:
+            parent = parent.rpartition(".")[0]
+            has_children.add((model, parent))
+    for (model, module), numbers in owners.items():
+        parent = module
+        while True:
+            if (model, parent) in has_children:
+                held[model, parent] |= numbers
+            if not parent:
+                break
+            parent = parent.rpartition(".")[0]
+    return dict(held)

@@ -1,0 +1,412 @@
+"""Pairs the parameters of two programs: what is loaded into both is the surest sign of what corresponds to what.
+
+Equal numbers pair whatever the names are; fused weights pair with their parts by sums that add up; what is left (a weight
+that was loaded wrong is equal to nothing) pairs by the patterns that the names of the others showed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from otel_torch.parity.program import Parameter, Sketch
+from otel_torch.parity.tolerance import Tolerance
+from otel_torch.statistics.frequencies import TURNS
+
+How = Literal["map", "equal", "transposed", "fused", "name"]
+
+# no fused weight has more parts (q, k, v and the MLP's gate and up)
+_MOST_PARTS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParameterPair:
+    """Parameters that correspond: one to one, or the parts of a fused one, in their order in it.
+
+    how: what paired them. error: relative L2 distance; 0 for transposed ones, None where none can be had.
+    equal: whether they hold the same numbers.
+    """
+
+    reference: tuple[Parameter, ...]
+    port: tuple[Parameter, ...]
+    how: How
+    error: float | None
+    equal: bool
+
+
+def pair_parameters(
+    reference: Sequence[Parameter],
+    port: Sequence[Parameter],
+    tolerance: Tolerance,
+    named: Callable[[Parameter], list[str]] = lambda parameter: [],
+) -> list[ParameterPair]:
+    """Pair what can be paired, surest first. named: what a map calls a reference's parameter in the port, if it says."""
+    pairing = _Pairing(reference, port, tolerance)
+    pairing.by_map(named)
+    pairing.by_equality()
+    pairing.by_transposition()
+    pairing.by_fusion()
+    pairing.take_back_misplaced()
+    pairing.by_patterns()
+    return pairing.pairs
+
+
+class _Pairing:
+    """What is paired so far, and what is left."""
+
+    def __init__(self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance) -> None:
+        self.pairs: list[ParameterPair] = []
+        self._left = [list(_without_aliases(reference)), list(_without_aliases(port))]
+        self._tolerance = tolerance
+
+    def _take(self, reference: Sequence[Parameter], port: Sequence[Parameter], how: How, error: float | None) -> None:
+        limit = self._tolerance.of_parameters([*reference, *port])
+        self.pairs.append(ParameterPair(tuple(reference), tuple(port), how, error, error is not None and error <= limit))
+        taken = {id(one) for one in (*reference, *port)}
+        self._left = [[one for one in side if id(one) not in taken] for side in self._left]
+
+    def by_map(self, named: Callable[[Parameter], list[str]]) -> None:
+        """What a map or the port's own loader says corresponds, whatever the numbers are."""
+        targets: dict[str, list[Parameter]] = defaultdict(list)
+        for one in self._left[0]:
+            for name in named(one):
+                targets[name].append(one)
+        ports = {one.full: one for one in self._left[1]}
+        for name, parts in targets.items():
+            whole = ports.get(name)
+            if whole is None:
+                continue
+            if len(parts) == 1:
+                if parts[0].numel == whole.numel:
+                    self._take(parts, [whole], "map", _distance(parts[0], whole))
+            elif sum(part.numel for part in parts) == whole.numel:
+                ordered = _in_order(parts, whole) or parts
+                self._take(ordered, [whole], "map", _fused_error(ordered, whole))
+
+    def by_equality(self) -> None:
+        """Equal numbers; where several are equal (norms of ones, zero biases) the most similar names."""
+        self._greedily(self._equal, "equal")
+
+    def by_transposition(self) -> None:
+        """Equal statistics and another order: a weight that one program keeps transposed."""
+        # a square one of the same name may be a fault: that it is transposed is then for the name to say
+        self._greedily(self._transposed, "transposed")
+
+    def _greedily(self, same: Callable[[Parameter, Parameter], float | None], how: How) -> None:
+        """Pair what is `same`, within a number of elements and a norm, the most similar names first."""
+        ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
+        for one in self._left[1]:
+            ports[one.numel, _magnitude(one)].append(one)
+        found = []
+        for one in self._left[0]:
+            near = [other for step in (-1, 0, 1) for other in ports.get((one.numel, _magnitude(one) + step), ())]
+            for other in near:
+                error = same(one, other)
+                if error is not None:
+                    found.append((-similarity(one.full, other.full), len(found), one, other, error))
+        taken: set[int] = set()
+        for _, _, one, other, error in sorted(found, key=lambda item: item[:2]):
+            if id(one) not in taken and id(other) not in taken:
+                taken |= {id(one), id(other)}
+                self._take([one], [other], how, error)
+
+    def _equal(self, one: Parameter, other: Parameter) -> float | None:
+        error = _distance(one, other)
+        return error if error is not None and error <= self._tolerance.of_parameters([one, other]) else None
+
+    def _transposed(self, one: Parameter, other: Parameter) -> float | None:
+        if one.shape == other.shape or sorted(_squeezed(one.shape)) != sorted(_squeezed(other.shape)):
+            return None
+        limit = self._tolerance.of_parameters([one, other])
+        return 0.0 if _alike(one.row, other.row, limit) else None
+
+    def by_fusion(self) -> None:
+        """A weight whose numel, squares and row sketch are those of several parts put under each other."""
+        for whole_side in (1, 0):
+            for whole in list(self._left[whole_side]):
+                parts = self._parts_of(whole, self._left[1 - whole_side])
+                if parts is not None:
+                    sides = (parts, [whole]) if whole_side == 1 else ([whole], parts)
+                    self._take(*sides, "fused", _fused_error(parts, whole))
+
+    def _parts_of(self, whole: Parameter, candidates: list[Parameter]) -> list[Parameter] | None:
+        if not whole.shape or whole.row_sketch is None:
+            return None
+        leaf, width = whole.name, whole.shape[1:]
+        fitting = [one for one in candidates if one.name == leaf and one.shape[1:] == width and 0 < one.numel < whole.numel]
+        groups: dict[str, list[Parameter]] = defaultdict(list)
+        for one in fitting:
+            for depth in (1, 2):  # siblings, or cousins: `attn.to_q` with `mlp.fc1`
+                groups["/".join([one.model, *one.module.split(".")[:-depth], str(depth)])].append(one)
+        limit = self._tolerance.of_parameters([whole, *fitting]) * 10
+        for group in sorted(groups.values(), key=len):
+            if len(group) > 12:
+                continue
+            for count in range(2, _MOST_PARTS + 1):
+                for chosen in itertools.combinations(group, count):
+                    if sum(one.numel for one in chosen) == whole.numel and _adds_up(chosen, whole, limit):
+                        ordered = _in_order(chosen, whole)
+                        if ordered is not None:
+                            return ordered
+        return None
+
+    def take_back_misplaced(self) -> None:
+        """Undo equal pairs that the names of all others speak against: weights that were loaded into the wrong place (q and k
+        exchanged, a block that has the next block's) should be compared with what belongs there."""
+        learned: dict[str, Counter[str]] = defaultdict(Counter)
+        singles = [pair for pair in self.pairs if len(pair.reference) == len(pair.port) == 1 and pair.how == "equal"]
+        for pair in singles:
+            learned[pattern(pair.reference[0].full)][pattern(pair.port[0].full)] += 1
+        ports = {pair.port[0].full: pair.port[0] for pair in singles} | {one.full: one for one in self._left[1]}
+        references = {pair.reference[0].full for pair in singles} | {one.full for one in self._left[0]}
+        misplaced = []
+        for pair in singles:
+            one, other = pair.reference[0], pair.port[0]
+            if one.full == other.full:
+                continue
+            expected = one.full if one.full in ports and other.full in references else None
+            if expected is None:
+                best, _ = learned[pattern(one.full)].most_common(1)[0]
+                expected = fill(best, indices(one.full))
+            there = ports.get(expected)
+            if there is not None and there is not other and there.shape == one.shape and self._equal(one, there) is None:
+                misplaced.append(pair)
+        # numbering that begins elsewhere, or one program's norm2 being the other's norm3, moves all of a name, not some
+        moved = Counter(pattern(pair.reference[0].full) for pair in misplaced)
+        for pair in misplaced:
+            one, other = pair.reference[0], pair.port[0]
+            exchanged = pattern(one.full) == pattern(other.full) or other.full in references
+            if exchanged or moved[pattern(one.full)] < sum(learned[pattern(one.full)].values()):
+                self.pairs.remove(pair)
+                self._left[0].append(one)
+                self._left[1].append(other)
+
+    def by_patterns(self) -> None:
+        """What the names of the pairs so far suggest, indices equal; then similar names of equal shape."""
+        for how in (self._by_exact_names, self._by_learned_names, self._by_similar_names):
+            how()
+
+    def _by_exact_names(self) -> None:
+        ports = {one.full: one for one in self._left[1]}
+        for one in list(self._left[0]):
+            other = ports.get(one.full)
+            if other is not None and other.shape == one.shape:
+                self._take([one], [other], "name", _distance(one, other))
+            elif other is not None and _padded(one, other):
+                self._take([one], [other], "name", 0.0)
+
+    def _by_learned_names(self) -> None:
+        learned: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        for pair in self.pairs:
+            if len(pair.port) == 1:
+                for one in pair.reference:
+                    learned[pattern(pair.port[0].full)][tuple(pattern(part.full) for part in pair.reference)] += 1
+            else:
+                learned["/" + pattern(pair.reference[0].full)][tuple(pattern(part.full) for part in pair.port)] += 1
+        for side in (1, 0):
+            for whole in list(self._left[side]):
+                suggestions = learned.get(("" if side == 1 else "/") + pattern(whole.full), Counter())
+                names: tuple[str, ...]
+                for names, _ in suggestions.most_common():
+                    parts = [self._find(name, whole, 1 - side) for name in names]
+                    chosen = [part for part in parts if part is not None]
+                    if len(chosen) == len(names) and sum(part.numel for part in chosen) == whole.numel:
+                        error = _distance(chosen[0], whole) if len(chosen) == 1 else _fused_error(chosen, whole)
+                        self._take(*((chosen, [whole]) if side == 1 else ([whole], chosen)), "name", error)
+                        break
+
+    def _find(self, name: str, like: Parameter, side: int) -> Parameter | None:
+        numbers = indices(like.full)
+        for one in self._left[side]:
+            if pattern(one.full) == name and indices(one.full) == numbers:
+                return one
+        return None
+
+    def _by_similar_names(self) -> None:
+        ports: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
+        for one in self._left[1]:
+            ports[_squeezed(one.shape)].append(one)
+        found = []
+        for one in self._left[0]:
+            for other in ports[_squeezed(one.shape)]:
+                if one.name == other.name and not one.is_buffer and not other.is_buffer:
+                    closeness = similarity(one.full, other.full)
+                    if closeness > 0.6 and indices(one.full) == indices(other.full):
+                        found.append((-closeness, len(found), one, other))
+        taken: set[int] = set()
+        for _, _, one, other in sorted(found, key=lambda item: item[:2]):
+            if id(one) not in taken and id(other) not in taken:
+                taken |= {id(one), id(other)}
+                self._take([one], [other], "name", _distance(one, other))
+
+
+# -- names -----------------------------------------------------------------------------------------------------------------
+
+
+def pattern(name: str) -> str:
+    """A name with its indices left open. Only whole components are indices: the digit of `attn1` is none.
+
+    >>> pattern("blocks.12.attn1.to_q.weight")
+    'blocks.*.attn1.to_q.weight'
+    """
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def fill(name: str, numbers: Sequence[int]) -> str:
+    """A pattern with indices put in; "" where their number is another.
+
+    >>> fill("blocks.*.to_q", [3])
+    'blocks.3.to_q'
+    """
+    parts = name.split(".")
+    if parts.count("*") != len(numbers):
+        return ""
+    left = iter(numbers)
+    return ".".join(str(next(left)) if part == "*" else part for part in parts)
+
+
+def indices(name: str) -> tuple[int, ...]:
+    """The indices in a name.
+
+    >>> indices("blocks.12.net.0")
+    (12, 0)
+    """
+    return tuple(int(part) for part in name.split(".") if part.isdigit())
+
+
+def similarity(one: str, other: str) -> float:
+    """How much two names have in common, from 0 to 1: their components from the end on weigh most, equal indices too.
+
+    >>> similarity("a.0.to_q.weight", "b.0.to_q.weight") > similarity("a.0.to_q.weight", "b.1.to_k.weight")
+    True
+    """
+    if one == other:
+        return 1.0
+    left, right = _words(one), _words(other)
+    common = sum((Counter(left) & Counter(right)).values())
+    tail = 0
+    for first, second in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
+        if first != second:
+            break
+        tail += 1
+    same_index = indices(one)[:1] == indices(other)[:1]
+    return 0.6 * 2 * common / (len(left) + len(right)) + 0.15 * min(tail, 2) / 2 + 0.24 * same_index
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[._]|(?<=[a-z])(?=[0-9A-Z])", name) if word]
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------------
+
+
+def distance(one: Sketch, other: Sketch) -> float:
+    """The estimated relative L2 distance of two tensors: relative to the first, or to what there is where that is zero."""
+    difference = float(np.linalg.norm(one - other))
+    if difference == 0:
+        return 0.0
+    size = float(np.linalg.norm(one))
+    return difference / size if size else float("inf")
+
+
+def _distance(one: Parameter, other: Parameter) -> float | None:
+    if one.numel != other.numel:
+        return None
+    if one.sketch is None or other.sketch is None:
+        return 0.0 if _alike(one.row, other.row, 1e-6) else None
+    return distance(one.sketch, other.sketch)
+
+
+def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bool:
+    """Whether two tensors have equal statistics, so far as both have them: the same numbers in some order."""
+    compared = 0
+    for name in ("abs_mean", "l2", "min", "max", "sum"):
+        left, right = one.get(name), other.get(name)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            compared += 1
+            # a sum may be nearly nothing, of many that are not
+            scale = max(abs(left), abs(right), _magnitudes(one) if name == "sum" else 0.0)
+            if abs(left - right) > limit * scale:
+                return False
+    return compared > 0
+
+
+def _padded(one: Parameter, other: Parameter) -> bool:
+    """Whether one is the other with rows of zeros below it (a vocabulary rounded up)."""
+    squares = _squares(one), _squares(other)
+    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= 1e-6 * max(squares)
+
+
+def _magnitudes(row: dict[str, object]) -> float:
+    mean, shape = row.get("abs_mean"), row.get("shape")
+    if not isinstance(mean, int | float) or not isinstance(shape, list):
+        return 0.0
+    return float(mean) * float(np.prod(shape, dtype=float)) ** 0.5
+
+
+def _magnitude(one: Parameter) -> int:
+    """The norm to about 1.5 %, as a whole number: equal parameters differ by one at the most."""
+    squares = _squares(one)
+    return round(32 * math.log(squares)) if squares > 0 and math.isfinite(squares) else -(10**6)
+
+
+def _squares(one: Parameter) -> float:
+    norm = one.row.get("l2")
+    return float(norm) ** 2 if isinstance(norm, int | float) else float("nan")
+
+
+def _adds_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> bool:
+    total = sum(_squares(part) for part in parts)
+    return abs(total - _squares(whole)) <= 2 * limit * _squares(whole)
+
+
+def _stacked(parts: Sequence[Parameter]) -> Sketch | None:
+    """The row sketch of the parts put under each other."""
+    total, rows = np.zeros(32, dtype=np.complex128), 0
+    for part in parts:
+        if part.row_sketch is None:
+            return None
+        half = part.row_sketch[:32] + 1j * part.row_sketch[32:]
+        total = total + half * np.exp(2j * np.pi * np.mod(rows * np.array(TURNS), 1.0))
+        rows += part.shape[0] if part.shape else 1
+    return np.concatenate((total.real, total.imag))
+
+
+def _fused_error(parts: Sequence[Parameter], whole: Parameter) -> float | None:
+    stacked = _stacked(parts)
+    if stacked is None or whole.row_sketch is None:
+        return None
+    return distance(whole.row_sketch, stacked)
+
+
+def _in_order(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
+    """The order in which the parts make the whole; None where none does."""
+    best = min(
+        itertools.permutations(parts),
+        key=lambda order: error if (error := _fused_error(order, whole)) is not None else float("inf"),
+    )
+    error = _fused_error(best, whole)
+    return list(best) if error is not None and error < 0.02 else None
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _without_aliases(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
+    """Each tensor once: of a parameter with several names, the first."""
+    seen: set[tuple[str, int]] = set()
+    for one in parameters:
+        number = one.row.get("value")
+        if isinstance(number, int):
+            if (one.model, number) in seen:
+                continue
+            seen.add((one.model, number))
+        yield one

@@ -1,0 +1,53 @@
+"""How much two tensors may differ and still be the same: what legal arithmetic does by itself.
+
+A fixed threshold fails in bf16, where rounding alone is as large as many bugs. The floor of a tensor is what the reference
+does to itself under half an ulp of noise, and never less than its dtype can resolve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# the relative L2 error that another kernel may cause at once, by the coarsest type that took part
+BASES = {"torch.float64": 1e-6, "torch.float32": 1e-6, "torch.float16": 1.5e-3, "torch.bfloat16": 1.2e-2}
+_COARSE = {name: base for name, base in BASES.items() if base > 1e-6} | {
+    # numbers of eight bits and fewer: half the distance of neighbours, and some for what is scaled
+    "torch.float8_e4m3fn": 6e-2,
+    "torch.float8_e5m2": 1.2e-1,
+}
+# how far beyond the error under noise a difference is still chance: on clean ports the ratio is 1.0 at the most
+NOISE_FACTOR = 2.0
+
+
+class Typed(Protocol):
+    """What has a row with a dtype."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row as recorded."""
+
+
+@dataclass(slots=True)
+class Tolerance:
+    """The limits of one comparison. rtol: what a person gave instead of the dtype constants, None for those.
+
+    noise: the error of the reference under noise, by row key; empty where none was recorded.
+    """
+
+    rtol: float | None = None
+    noise: dict[Any, float] = field(default_factory=dict)
+
+    def base(self, dtypes: Iterable[str]) -> float:
+        """The limit for tensors in which numbers of these types took part.
+
+        >>> Tolerance().base(["torch.float32", "torch.bfloat16"])
+        0.012
+        """
+        coarsest = max((_COARSE.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+        return max(coarsest, BASES["torch.float32"] if self.rtol is None else self.rtol)
+
+    def of_parameters(self, parameters: Iterable[Typed]) -> float:
+        """The limit for parameters that were loaded, not computed."""
+        return self.base(str(one.row.get("dtype", "")) for one in parameters)

@@ -1,0 +1,163 @@
+"""How a value of one program and one of the other compare: the same, the same in another order, or something else.
+
+The sketch decides where there is one; statistics, which see no order, decide where there is none and tell a permutation
+from another value where there is. Extremes never decide: one unit at the maximum is 0.4 % in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from otel_torch.parity.program import Role, Value
+from otel_torch.parity.tolerance import NOISE_FACTOR, Tolerance
+
+# equal: within the limit. order: the same numbers in another order, though of one shape. layout: likewise, but in shapes
+# that have another order anyway. repeated: one is the other several times. different: none of these
+State = Literal["equal", "order", "layout", "repeated", "shape", "nonfinite", "different"]
+
+RIGHT: frozenset[State] = frozenset({"equal", "layout", "repeated"})
+# where statistics decide, how much they may be off: sums see less than sketches, and several are looked at
+_STATISTICS_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """error, limit: relative L2, or of the worst statistic where there is no sketch; None where none can be had."""
+
+    state: State
+    error: float | None
+    limit: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the two values are what they should be."""
+        return self.state in RIGHT
+
+
+@dataclass(slots=True)
+class Comparer:
+    """Compares values, each pair once. noise: floors of the reference's values, relative, by value."""
+
+    tolerance: Tolerance
+    floors: dict[Value, float] = field(default_factory=dict)
+    coarse: dict[Value, float] = field(default_factory=dict)
+    _known: dict[tuple[Value, Value], Relation] = field(default_factory=dict)
+
+    def relation(self, reference: Value, port: Value) -> Relation:
+        """How the two compare."""
+        known = self._known.get((reference, port))
+        if known is None:
+            known = self._known[reference, port] = self._compare(reference, port)
+        return known
+
+    def equal(self, reference: Value, port: Value) -> bool:
+        """Whether the two hold the same numbers in the same order."""
+        return reference.numel == port.numel and self.relation(reference, port).state == "equal"
+
+    def limit(self, reference: Value, port: Value) -> float:
+        """How far the two may be apart."""
+        if reference.exact and port.exact:
+            return 0.0
+        base = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
+        base = max(base, self.tolerance.base(str(one.row.get("dtype", "")) for one in (reference, port)))
+        return max(base, NOISE_FACTOR * self.floors.get(reference, 0.0))
+
+    def _compare(self, one: Value, other: Value) -> Relation:
+        limit = self.limit(one, other)
+        if one.numel != other.numel:
+            return Relation("repeated" if _repeats(one, other, limit) else "shape", None, limit)
+        if one.finite != other.finite or not one.finite:
+            return Relation("equal" if one.finite == other.finite else "nonfinite", math.inf, limit)
+        error = sketch_error(one, other)
+        if error is None:
+            error = statistics_error(one.row, other.row)
+            return Relation("equal" if error is None or error <= _STATISTICS_FACTOR * limit else "different", error, limit)
+        if error <= limit:
+            return Relation("equal", error, limit)
+        apart = statistics_error(one.row, other.row)
+        # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
+        if apart is not None and error > 20 * limit and apart <= 1e-6 + 4 * limit / math.sqrt(one.numel):
+            return Relation("order" if _shapes_meet(one, other) else "layout", error, limit)
+        return Relation("different", error, limit)
+
+
+def sketch_error(one: Value, other: Value) -> float | None:
+    """The estimated relative L2 distance, None without sketches."""
+    if one.sketch is None or other.sketch is None:
+        return None
+    difference = float(np.linalg.norm(one.sketch - other.sketch))
+    if difference == 0:
+        return 0.0
+    size = _norm(one)
+    return difference / size if size else math.inf
+
+
+def _norm(value: Value) -> float:
+    norm = value.row.get("l2")
+    return float(norm) if isinstance(norm, int | float) else float(np.linalg.norm(value.sketch))  # type: ignore[arg-type]
+
+
+def statistics_error(one: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """How far the order-blind statistics of two rows are apart, the worst of them, relative to the tensor's size; None
+    where they have none in common."""
+    errors = []
+    scale = max(
+        (abs(float(row[name])) for row in (one, other) for name in ("abs_mean", "rms") if _number(row.get(name))), default=0
+    )
+    root = math.sqrt(max(_numel(one), 1))
+    for name, unit in (
+        ("abs_mean", 1.0),
+        ("mean", 1.0),
+        ("std", 1.0),
+        ("rms", 1.0),
+        ("sum", float(max(_numel(one), 1))),
+        ("l2", root),
+    ):
+        left, right = one.get(name), other.get(name)
+        if not (_number(left) and _number(right)):
+            continue
+        apart = abs(float(left) - float(right)) / unit  # type: ignore[arg-type]
+        size = scale or max(abs(float(left)), abs(float(right))) / unit  # type: ignore[arg-type]
+        errors.append(0.0 if apart == 0 else apart / size if size else math.inf)
+    return max(errors) if errors else None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numel(row: dict[str, Any]) -> int:
+    shape = row.get("shape")
+    return math.prod(shape) if isinstance(shape, list) else 1
+
+
+def _shapes_meet(one: Value, other: Value) -> bool:
+    """Whether the two have a shape in common, sizes of 1 aside."""
+    return bool({_squeeze(shape) for shape in one.shapes} & {_squeeze(shape) for shape in other.shapes})
+
+
+def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _repeats(one: Value, other: Value, limit: float) -> bool:
+    """Whether the larger value is the smaller one several times: a table that one program expands and the other does not."""
+    small, large = sorted((one, other), key=lambda value: value.numel)
+    if small.numel <= 0 or large.numel % small.numel:
+        return False
+    a, b = small.row, large.row
+    pairs = [("abs_mean", 1.0), ("mean", 1.0), ("min", 1.0), ("max", 1.0)]
+    known = [(float(a[n]), float(b[n])) for n, _ in pairs if _number(a.get(n)) and _number(b.get(n))]
+    scale = max((max(abs(x), abs(y)) for x, y in known), default=0.0)
+    slack = max(limit, 1e-6)
+    return len(known) >= 3 and all(abs(x - y) <= slack * scale for x, y in known)
+
+
+def birth_shape(role: Role) -> tuple[int, ...]:
+    """The shape of a role's tensor, () where it is not recorded."""
+    shape = role.row.get("shape")
+    return tuple(shape) if isinstance(shape, list) else ()
