@@ -116,6 +116,7 @@ class _Running:
         from otel_torch.sources.activations import Activations
         from otel_torch.sources.inventory import Inventory
         from otel_torch.sources.modules import Registry
+        from otel_torch.sources.noise import Jitter
         from otel_torch.sources.training import Training
 
         self.settings, self.overrides = settings, overrides
@@ -125,6 +126,8 @@ class _Running:
         self.clock = steps.Clock(self.session)
         self.inventory = Inventory()
         self.activations = Activations(self.session)
+        self.jitter = Jitter(settings.noise) if settings.noise is not None else None
+        self.isolation, self.operations = self._isolation(), self._operations()
         self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
         self.training = Training(self.clock, self._stepping)
         self._undo: list[Callable[[], None]] = []
@@ -137,6 +140,7 @@ class _Running:
             source.install()
             self._undo.append(source.uninstall)
         self._undo.append(self.activations.detach)
+        self._undo += [source.detach for source in (self.isolation, self.jitter, self.operations) if source is not None]
         if settings.regions.patterns:
             record_function.install()
             self._undo.append(record_function.uninstall)
@@ -183,10 +187,43 @@ class _Running:
 
     def _attach(self, model: Any, sites: list[Any]) -> None:
         # a rank that neither writes nor exports pays for no hook
-        if self.settings.activations and any(sink.wanted for sink in self.session.recorder.sinks):
+        recorded = self.settings.activations and any(sink.wanted for sink in self.session.recorder.sinks)
+        chosen = self.activations.chosen(model, sites) if recorded else []
+        if self.isolation is not None:
+            self.isolation.attach_around(model, chosen)
+        if recorded:
             self.activations.attach(model, sites)
             if "parity" in self.settings.capture:
-                self.inventory.take_down(model, sites)
+                self.inventory.take_down(model, sites, self.activations.observes)
+        if self.isolation is not None:
+            self.isolation.attach_within(model, chosen)
+        if self.settings.activations and self.jitter is not None:  # on every rank, or ranks would part; behind the observers
+            self.jitter.attach(model, sites)
+        if self.operations is not None:
+            self.operations.attach(model, chosen)
+
+    def _isolation(self) -> Any:
+        """What feeds a port with its reference's tensors, None where nobody asked."""
+        if self.settings.isolate is None:
+            return None
+        if "parity" not in self.settings.capture:
+            say("OTEL_TORCH_ISOLATE needs OTEL_TORCH_CAPTURE=parity, so nothing is isolated")
+            return None
+        from otel_torch.sources.isolation import Isolation
+
+        isolation = Isolation(self.settings.isolate, lambda: self.session.job.rank, self.activations.going_on)
+        self.activations.told_of_graphs.append(isolation.met_in_graph)
+        return isolation
+
+    def _operations(self) -> Any:
+        """What watches the operations of some modules, None where nobody asked."""
+        if self.settings.operations is None:
+            return None
+        from otel_torch.sources.operations import Operations
+
+        operations = Operations(self.settings.operations, self.activations.taker)
+        self.activations.told_of_graphs.append(operations.met_in_graph)
+        return operations
 
     def _stepping(self, optimizer: Any, step: int) -> None:
         held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
@@ -204,7 +241,8 @@ class _Running:
             | (self.inventory.describe(model) if "parity" in self.settings.capture else {})
             for model in list(self.registry.models)
         }
-        return {"versions": versions, "kernels": "torch", "models": models}
+        isolated = {} if self.isolation is None else {"isolated": self.isolation.describe()}
+        return {"versions": versions, "kernels": "torch", "models": models} | isolated
 
     def forked(self) -> None:
         """In a forked child: the same sources, sinks of its own once there is something to record."""
@@ -235,6 +273,10 @@ class _Running:
         if not self.clock.seen_steps:
             return  # a helper, such as a worker of a data loader, has no model of its own
         self.activations.say_what_never_matched()
+        if self.isolation is not None:
+            self.isolation.say_what_was_fed()
+        if self.operations is not None:
+            self.operations.say_what_never_matched()
         if not self.clock.recorded_steps:
             say(f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded")
 

@@ -76,7 +76,7 @@ def _captures(text: str, problem: Problem) -> tuple[str, ...]:
 def _seed(text: str, problem: Problem) -> int | None:
     if text.strip().lower() in _OFF:
         return None
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise BadValue("use a whole number from 1 on, or off")
     return int(text)
 
@@ -94,7 +94,7 @@ def choice(*allowed: str) -> Callable[[str, Problem], str]:
 
 
 def _count(text: str, problem: Problem) -> int:
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise BadValue("use a whole number, 0 or more")
     return int(text)
 
@@ -212,8 +212,8 @@ def _path(text: str, problem: Problem) -> str | None:
 
 # the statistics of a record, in the order in which it carries them; statistics/table.py says what each means
 STATISTICS = (
-    "abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "sketch", "row_sketch",
-    "shape", "dtype",
+    "abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "histogram",
+    "sketch", "row_sketch", "shape", "dtype",
 )  # fmt: skip
 CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
 # what a recording that is to be compared needs of each tensor, whatever else was asked for
@@ -402,6 +402,23 @@ class Settings:
         "",
         "Seed, a whole number from 1 on: the outputs of all leaf modules are changed by half a unit in the last place, to "
         "record how much error legal arithmetic causes (the floor of `otel-torch diff --noise`).",
+        shown="off",
+    )
+    operations: re.Pattern[str] | None = _setting(
+        "OTEL_TORCH_OPERATIONS",
+        _regex,
+        "",
+        "Regex, searched in the names of the recorded modules: inside the forwards of those that match, the output of every "
+        "ATen operation becomes a record of the module, `op[3].aten.mul.out`. Other modules cost nothing.",
+        shown="none",
+    )
+    isolate: str | None = _setting(
+        "OTEL_TORCH_ISOLATE",
+        _path,
+        "",
+        "Folder of a reference's whole tensors, recorded with `OTEL_TORCH_TENSORS` and `OTEL_TORCH_CAPTURE=parity`, with the "
+        "pairs that `otel-torch diff --save-isolation` wrote there: every module computes from the reference's inputs and "
+        "hands the reference's outputs on, so that its own error stands alone.",
         shown="off",
     )
     nvtx: bool = _setting("OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE")

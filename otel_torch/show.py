@@ -17,7 +17,7 @@ from typing import Any
 
 from otel_torch.console import say
 from otel_torch.parity.recording import RecordingError, Row, iterate_rows, read_metadata
-from otel_torch.records import Losses
+from otel_torch.records import FINGERPRINTS, Losses
 from otel_torch.settings import STATISTICS, BadValue, Numbers
 from otel_torch.table import Line, colourful, escape, paint, render, write
 
@@ -30,6 +30,8 @@ _SUMMARISE: dict[str, Callable[[float, float], float]] = {
     "nonfinite": lambda one, other: one + other,
     "zeros": lambda one, other: one + other,
 }
+# what is shown in another way, or is no reading for people
+_NO_COLUMN = FINGERPRINTS | {"histogram", "shape", "dtype"}
 _NAMES = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
 
 
@@ -208,7 +210,7 @@ def _columns(groups: Sequence[_Group], single: bool) -> list[_Column]:
         if any(group.first_bad for group in groups):
             columns.append(("bad since", lambda group: _since(group.first_bad)))
     recorded = {name for group in groups for name in group.row}
-    columns += [(name, _text(name)) for name in STATISTICS if name in recorded and name not in ("shape", "dtype")]
+    columns += [(name, _text(name)) for name in STATISTICS if name in recorded and name not in _NO_COLUMN]
     known = {*STATISTICS, *_NAMES}
     further = dict.fromkeys(
         name for group in groups for name, value in group.row.items() if name not in known and _is_number(value)

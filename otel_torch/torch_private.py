@@ -193,6 +193,15 @@ class StorageLife:
         return bool(self._reference.expired())
 
 
+def several_ranks() -> bool:
+    """Whether other ranks work with this one: a collective changes tensors in place, and torch does not count that."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
+    except Exception:  # torch built without it
+        return False
+
+
 def version_of(tensor: torch.Tensor) -> int | None:
     """How often the tensor's memory was changed in place, None where torch does not count (inference mode)."""
     return None if tensor.is_inference() else int(tensor._version)

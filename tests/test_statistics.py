@@ -12,8 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.settings import STATISTICS
-from otel_torch.statistics.measure import PRIMITIVES, Measured, measure
+from otel_torch.statistics.histogram import histogram
+from otel_torch.statistics.measure import PRIMITIVES, WIDE, Measured, measure
 from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -308,7 +310,9 @@ def test_only_the_columns_that_are_asked_for_are_computed():
 
 def test_every_statistic_is_computed_from_its_own_columns_alone():
     tensor = torch.randn(50)
-    whole = statistics(tensor)
+    measured = measure(tensor, PRIMITIVES)
+    whole = derive(STATISTICS, read_rows([measured])[0], measured)
+    assert list(whole) == list(STATISTICS)
     for name in STATISTICS:
         measured = measure(tensor, primitives_of([name]))
         assert derive([name], read_rows([measured])[0], measured) == {name: whole[name]}
@@ -371,7 +375,59 @@ def test_private_names_are_there():
 
 
 def test_primitives_are_the_rows_columns():
-    measured = measure(torch.tensor([-1.0, 0.0, 3.0]))
+    tensor = torch.tensor([-1.0, 0.0, 3.0])
+    measured = measure(tensor)
+    assert measured.primitives == tuple(name for name in PRIMITIVES if name not in WIDE)
     row = read_rows([measured])[0]
-    assert measured.primitives == PRIMITIVES
     assert row == [-1.0, 3.0, 2.0, 10.0, 4.0, 0.0, 1.0]
+    measured = measure(tensor, PRIMITIVES)
+    assert measured.primitives == PRIMITIVES
+    wide = [histogram(tensor), sketch(tensor), row_sketch(tensor)]
+    assert read_rows([measured])[0] == [*row, *torch.cat(wide).tolist()]
+
+
+def counted(tensor):
+    measured = measure(tensor, ("histogram",))
+    return derive(["histogram"], read_rows([measured])[0], measured)["histogram"]
+
+
+def bins(**counts):
+    """A histogram: `zeros`, `nonfinite`, `below` 2^-40, `above` 2^20, and `e3`, `e_3` for 2^3 and 2^-3."""
+    places = {"zeros": 0, "below": 1, "above": 62, "nonfinite": 63}
+    wanted = [0] * 64
+    for name, count in counts.items():
+        wanted[places[name] if name in places else int(name[1:].replace("_", "-")) + 42] = count
+    return wanted
+
+
+def test_a_histogram_counts_magnitudes_by_power_of_two():
+    values = [0.0, -0.0, 1.0, -1.5, 1.999, 2.0, -4.0, 0.5, 2.0**-40, 2.0**-41, 5e-324, 2.0**19, 2.0**20 - 1, 2.0**20, -1e300]
+    found = counted(torch.tensor([*values, math.nan, math.inf, -math.inf], dtype=torch.float64))
+    assert found == bins(zeros=2, below=2, e_40=1, e_1=1, e0=3, e1=1, e2=1, e19=2, above=2, nonfinite=3)
+    assert all(type(count) is int for count in found)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64], ids=str)
+def test_a_histogram_of_any_type_counts_every_element_once(dtype):
+    tensor = (torch.randn(3, 50, 7, generator=torch.Generator().manual_seed(1)) * 3).abs().to(dtype)
+    found = counted(tensor.transpose(0, 2)[:, ::2])
+    assert sum(found) == 7 * 25 * 3 and found == counted(tensor[:, ::2].to(torch.complex128).abs())
+
+
+def test_a_histogram_of_pieces_and_of_ones_own_zeros():
+    assert counted(torch.full((3_000_000,), 0.75)) == bins(e_1=3_000_000)
+    assert counted(torch.eye(50).to_sparse()) == bins(e0=50, zeros=2450)
+    assert counted(torch.zeros(3, 2).to_sparse()) == bins(zeros=6)
+    assert counted(torch.empty(0)) == bins()
+    assert counted(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) == bins(e0=5)
+    whole = torch.randn(1000)
+    assert [one + other for one, other in zip(counted(whole[:300]), counted(whole[300:]), strict=True)] == counted(whole)
+    measured = measure(torch.ones(3, device="meta"), ("histogram",))
+    assert derive(["histogram"], None, measured) == {}
+
+
+def test_a_device_counts_as_the_host_does(monkeypatch):
+    tensor = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    wanted = histogram(tensor)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    assert torch.equal(histogram(tensor), wanted)

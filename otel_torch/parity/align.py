@@ -63,6 +63,7 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     _expect_of_pairs(found)
     _expect_of_fused(found)
     _expect_of_alike(found)
+    _expect_of_equal_inputs(found)
     found.expectations.sort(key=lambda one: one.time)
     return found
 
@@ -180,8 +181,9 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
     for one in list(ones):
         partners = [other for other in others if _fits(one, other)]
         rivals = [rival for rival in ones if _fits(one, rival)]
-        if partners and len(partners) == len(rivals):
-            best = partners[rivals.index(one)]
+        # a container may be given other things in each program, a module's result is its result
+        if partners and (len(partners) == len(rivals) or (one.side == "output" and ground != "container")):
+            best = partners[min(rivals.index(one), len(partners) - 1)]
             take([one], [best], comparer.relation(one.value, best.value))
     for one in list(ones):
         partners = [other for other in others if comparer.relation(one.value, other.value).state == "repeated"]
@@ -227,7 +229,9 @@ def _fits(one: Role, other: Role) -> bool:
 
 
 def _same_name(one: Role, other: Role) -> bool:
-    return one.argument is not None and one.argument == other.argument
+    """Whether both programs call it the same: the argument of forward, or the key of an output."""
+    name = one.argument or one.tensor.partition(".")[2]
+    return bool(name) and name == (other.argument or other.tensor.partition(".")[2])
 
 
 def _expect_of_fused(found: Alignment) -> None:
@@ -293,6 +297,45 @@ def _expect_of_alike(found: Alignment) -> None:
                 found.expectations += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
 
 
+def _expect_of_equal_inputs(found: Alignment) -> None:
+    """Modules without parameters and with equal inputs, whatever they are called, that make something of them."""
+    left = [[call for call in program.calls if _is_free(found, call)] for program in (found.reference, found.port)]
+    for one in left[0]:
+        fitting = [
+            other
+            for other in left[1]
+            if other not in found.partner
+            and len(_weighty(one.inputs)) == len(_weighty(other.inputs))
+            and _lie_alike(found, one, other)
+        ]
+        for other in fitting:
+            inputs = pair_roles(found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike")
+            if len(inputs) == len(_weighty(one.inputs)) and all(pair.relation.state == "equal" for pair in inputs):
+                outputs = pair_roles(found.comparer, one.outputs, other.outputs, "alike")
+                if outputs:
+                    _pair(found, one, other)
+                    found.expectations += outputs
+                    break
+
+
+def _is_free(found: Alignment, call: Call) -> bool:
+    """Whether a call is a leaf without a partner that makes something else of what it is given."""
+    made = {role.value for role in call.outputs} - {role.value for role in call.inputs}
+    return (
+        call not in found.partner and not call.children and bool(_weighty(call.inputs)) and bool(made) and len(call.outputs) == 1
+    )
+
+
+def _weighty(roles: Sequence[Role]) -> list[Role]:
+    return [role for role in roles if not role.value.constant and not role.value.exact]
+
+
+def _lie_alike(found: Alignment, one: Call, other: Call) -> bool:
+    """Whether two calls are made in the same pair of containers."""
+    above, there = _known_above(found, one), _known_above(found, other)
+    return above is not None and found.partner[above] is there
+
+
 def _known_above(found: Alignment, call: Call) -> Call | None:
     """The innermost enclosing call that has a partner."""
     above = call.parent
@@ -302,4 +345,6 @@ def _known_above(found: Alignment, call: Call) -> Call | None:
 
 
 def _leaf(call: Call) -> str:
-    return pattern(call.module).rpartition(".")[2]
+    """The last component of its name that says something."""
+    parts = pattern(call.module).split(".")
+    return parts[-1] if parts[-1] != "*" else ".".join(parts[-2:])

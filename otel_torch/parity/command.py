@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
+import os
+import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from otel_torch.console import say
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
+from otel_torch.parity.mapping import load_map
+from otel_torch.parity.naming import has_loader
+from otel_torch.parity.recording import read_metadata
 from otel_torch.table import colourful, write
 
 _STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
+# how often a terminal is told how far it is, in seconds
+_EVERY = 0.1
 
 
 def diff(
@@ -23,6 +33,7 @@ def diff(
     *,
     noise: str | Path | None = None,
     map: str | Path | None = None,
+    save_map: str | Path | None = None,
     rtol: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -30,23 +41,61 @@ def diff(
 
     reference, port: recordings, made with OTEL_TORCH_CAPTURE=parity (others are compared by statistics alone, which is
     weaker, and said), or folders of the recordings of all ranks. noise: the reference, recorded once more with
-    OTEL_TORCH_NOISE. map: a TOML file that says what corresponds. rtol: a relative L2 error instead of the constants of
-    the dtypes. progress: is called with a short text now and then. Raises ValueError, of one line, for bad input.
+    OTEL_TORCH_NOISE. map: a TOML file that says what corresponds. save_map: where to write what was found to. rtol: a relative
+    L2 error instead of the constants of the dtypes. progress: is called with a short text now and then. Raises ValueError, of
+    one line, for bad input, and OSError for files that cannot be read or written.
     """
-    return compare(reference, port, noise=noise, rtol=rtol, progress=progress)
+    for path in (reference, port, noise):
+        if path is not None:
+            os.stat(path)  # one that is not there is said before anything long begins
+    options: dict[str, Any] = {} if map is None else {"map": load_map(map)}
+    if save_map is not None:
+        options["save_map"] = save_map
+    report = compare(reference, port, noise=noise, rtol=rtol, progress=progress, **options)
+    report.warnings[:0] = _look_again(reference, port, noise)
+    return report
+
+
+def _look_again(reference: str | Path, port: str | Path, noise: str | Path | None) -> list[str]:
+    """What a person probably did not mean."""
+    found = []
+    if os.path.samefile(reference, port):
+        found.append(f"{reference} and {port} are the same file: it cannot but match itself")
+    if noise is not None:
+        if os.path.samefile(reference, noise):
+            found.append(f"{noise} is the reference itself: as its own noise it says that there is none")
+        elif isinstance(settings := read_metadata(noise).get("settings"), dict) and "OTEL_TORCH_NOISE" not in settings:
+            found.append(f"{noise} does not say that it was recorded with OTEL_TORCH_NOISE: is it noise?")
+    if has_loader(read_metadata(reference)) and not has_loader(read_metadata(port)):
+        found.append(f"{reference} carries a port's mapping of names and {port} does not: are the two exchanged?")
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `otel-torch diff`."""
-    parser.add_argument("reference", metavar="REFERENCE", help="the recording of the reference")
-    parser.add_argument("port", metavar="PORT", help="the recording of the port")
-    parser.add_argument("--noise", metavar="RECORDING", help="the reference recorded again with OTEL_TORCH_NOISE=1")
-    parser.add_argument("--map", metavar="FILE", help="TOML: which names correspond; overrides what is found")
-    parser.add_argument("--save-map", metavar="FILE", help="write what was found to correspond, ready to edit")
-    parser.add_argument("--rtol", metavar="ERROR", type=_tolerance, help="relative L2 error instead of the dtypes' constants")
-    parser.add_argument("--html", metavar="FILE", help="write a self-contained report")
-    parser.add_argument("--json", metavar="FILE", help="write one JSON object; - for stdout, and no other text there")
-    parser.add_argument("--all", action="store_true", help="list everything, every compared pair too")
+    parser.usage = "otel-torch diff [options] REFERENCE PORT"
+    parser.epilog = (
+        "Record both programs with OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity. Exit status: 0 the port computes what the "
+        "reference does, 1 it does not, 2 bad input, or nothing that can be compared."
+    )
+    parser.add_argument(
+        "reference", metavar="REFERENCE", help="the recording of the reference: a file, or the folder of all ranks"
+    )
+    parser.add_argument("port", metavar="PORT", help="the recording of the port, likewise")
+    judging = parser.add_argument_group("what counts as a difference")
+    judging.add_argument(
+        "--noise", metavar="RECORDING",
+        help="the reference, recorded once more with OTEL_TORCH_NOISE=1: no more than a multiple of what half an ulp does to a "
+        "tensor is rounding. Without it constants of the dtypes decide",
+    )  # fmt: skip
+    judging.add_argument("--rtol", metavar="ERROR", type=_tolerance, help="relative L2 error instead of these constants: 1e-4")
+    names = parser.add_argument_group("what corresponds to what")
+    names.add_argument("--map", metavar="FILE", help="a map (TOML) of names, which overrides what is found")
+    names.add_argument("--save-map", metavar="FILE", help="write what was found as a map, to be corrected and given back")
+    output = parser.add_argument_group("output")
+    output.add_argument("--html", metavar="FILE", help="write the report as one page that opens without a network")
+    output.add_argument("--json", metavar="FILE", help="write one JSON object; - for stdout, and then nothing else there")
+    output.add_argument("--all", action="store_true", help="everything: whole lists, and every compared pair of tensors")
 
 
 def _tolerance(text: str) -> float:
@@ -61,40 +110,80 @@ def _tolerance(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and show. 0 for a match, 1 if the port diverges, 2 if the two cannot be compared."""
-    with _Progress() as progress:
-        report = diff(
-            arguments.reference, arguments.port, noise=arguments.noise, map=arguments.map, rtol=arguments.rtol, progress=progress
-        )
+    for place in (arguments.html, arguments.json if arguments.json != "-" else None, arguments.save_map):
+        if place is not None:
+            _check_writable(Path(place))  # now, and not after a long comparison
+    given = {name: getattr(arguments, name) for name in ("noise", "map", "save_map", "rtol")}
+    try:
+        with _Progress() as progress:
+            report = diff(arguments.reference, arguments.port, progress=progress, **given)
+    except (ValueError, OSError) as error:
+        # a file from yesterday that says "match" must not stay where a program looks for today's verdict
+        reason = " ".join(str(error).split()) if isinstance(error, ValueError) else f"{error.filename}: {error.strerror}"
+        report = Report("incomparable", reason, reference=arguments.reference, port=arguments.port)
+        _write_json(arguments, report)
+        raise
+    # the screen first: whatever becomes of the files, the result is seen
+    if arguments.json != "-":
+        from otel_torch.parity.report import render
+
+        _print(render(report, colour=colourful(sys.stdout), everything=arguments.all))
+    _write_json(arguments, report)
     if arguments.html:
         from otel_torch.parity.html import write_html
 
         write_html(report, Path(arguments.html))
-    if arguments.json:
-        text = json.dumps(report.as_json(arguments.all), allow_nan=False)
-        if arguments.json == "-":
-            write(sys.stdout, text)
-        else:
-            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    if arguments.json != "-":
-        from otel_torch.parity.report import render
-
-        write(sys.stdout, render(report, colour=colourful(sys.stdout), everything=arguments.all))
     if report.verdict == "incomparable":
         say(f"incomparable: {report.reason}")
     return _STATUS[report.verdict]
+
+
+def _write_json(arguments: argparse.Namespace, report: Report) -> None:
+    if arguments.json:
+        text = json.dumps(report.as_json(arguments.all), allow_nan=False)
+        if arguments.json == "-":
+            _print(text)
+        else:
+            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+
+
+def _print(text: str) -> None:
+    """Print; a reader that has seen enough (`| head`) changes nothing about the exit status."""
+    try:
+        write(sys.stdout, text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_writable(path: Path) -> None:
+    """Raise OSError where no file can be written to."""
+    folder = path.parent
+    if path.is_dir():
+        fault = errno.EISDIR
+    elif not folder.exists():
+        fault = errno.ENOENT
+    elif not folder.is_dir():
+        fault = errno.ENOTDIR
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        fault = errno.EACCES
+    else:
+        return
+    raise OSError(fault, f"cannot be written: {os.strerror(fault)}", str(path))
 
 
 class _Progress:
     """Says in a terminal how far it is, on one line that is gone at the end; says nothing in a pipe."""
 
     def __init__(self) -> None:
-        self._shown = False
-        self._terminal = sys.stderr.isatty()
+        self._shown = 0.0
+        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str) -> None:
-        if self._terminal:
-            self._shown = True
-            sys.stderr.write(f"\r\x1b[K{text}")
+        now = time.monotonic()
+        if self._terminal and now - self._shown >= _EVERY:
+            self._shown = now
+            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 
     def __enter__(self) -> _Progress:

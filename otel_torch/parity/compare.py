@@ -13,7 +13,7 @@ from otel_torch.parity.episodes import Episode, iterate_episodes, read_parameter
 from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
-from otel_torch.parity.modules import ModulePairs, Place, pair_modules
+from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
@@ -95,6 +95,7 @@ class _Comparison:
         for one in parameters:
             modules.setdefault(one.place)
         uncalled = {(line.model, line.module) for line in table if not line.called}
+        parameters.sort(key=lambda one: one.place in uncalled)  # of a tensor with two names, that of the module that runs
         return Recorded(path, meta, parameters, list(modules), uncalled, types_by_place(parameters))
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -106,6 +107,9 @@ class _Comparison:
         first: list[Episode | None] = [next(stream, None) for stream in streams]
         self._complete_modules(first)
         self.modules = pair_modules(self.pairs, reference.modules, port.modules)
+        if more := pair_within_containers(self.modules, self.pairs, reference.parameters, port.parameters):
+            self.pairs += more
+            self.modules = pair_modules(self.pairs, reference.modules, port.modules)
         self._pair_models()
         self._compare_parameters()
         for one, other in self._in_lockstep(first, streams):

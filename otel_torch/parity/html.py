@@ -19,6 +19,7 @@ from typing import Any
 
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
 from otel_torch.parity.report import (
+    CURVE,
     MARKS,
     WEAKER,
     advice,
@@ -35,19 +36,23 @@ from otel_torch.parity.report import (
     place,
     size,
     step_name,
+    why,
     worst,
 )
 from otel_torch.table import escape
 
 POINTS = 1000  # of the curve: of more pairs, neighbours are put together
 ROWS, COLUMNS = 120, 60  # of the heat map, likewise
-MODULES = 5000  # of the tree: of more, branches without a difference are one line
+MODULES = 5000  # of the tree: of more, branches without a finding in them are one line
+DEEPEST = 50  # components of a module's name that become branches of their own
 NEIGHBOURS = 3  # pairs before and after the finding whose statistics are shown
 LISTED = 2000  # entries of a list
 
 # from harmless to guilty: what a module, or a group of pairs, is coloured by
 _STATES: tuple[State, ...] = ("right", "healed", "layout", "dtype", "inherited", "introduced")
+_RANKS = {state: rank for rank, state in enumerate(_STATES)}
 _HEAT = ("within its floor", "up to 10 times", "up to 1,000 times", "up to 100,000 times", "more", "not finite")
+_GUILTY = {"filter": "datum.state === 'introduced'"}
 _HIDDEN_STATISTICS = ("sketch", "histogram")
 
 _STYLE = """
@@ -101,10 +106,8 @@ function hover(handler, event, item, value) {
   tip.style.top = Math.max(y, 8) + "px";
 }
 const plots = JSON.parse(document.getElementById("plots").textContent);
-for (const [id, plot] of Object.entries(plots)) {
-  const description = vega.parse(vegaLite.compile(plot).spec);
-  new vega.View(description, {renderer: "svg", container: document.getElementById(id), hover: true}).tooltip(hover).runAsync();
-}
+const options = {mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: hover, logLevel: 1};
+for (const [id, plot] of Object.entries(plots)) vegaEmbed(document.getElementById(id), plot, options);
 """
 
 
@@ -113,7 +116,7 @@ def write_html(report: Report, path: Path) -> None:
 
     Raises ModuleNotFoundError, in one line, without vl-convert-python, and OSError where the file cannot be written.
     """
-    page = _page(report, _library())
+    page = _page(report)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8", newline="\n")
 
@@ -124,21 +127,19 @@ def _library() -> str:
         import vl_convert
     except ModuleNotFoundError:
         raise ModuleNotFoundError("--html needs vl-convert-python: pip install 'otel-torch[html]'") from None
-    bundle: str = vl_convert.javascript_bundle()
-    return bundle
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def _page(report: Report, library: str) -> str:
-    curve, heat = _curve(report), _heat(report)
-    plots = {name: plot for name, plot in (("curve", curve), ("heat", heat)) if plot is not None}
+def _page(report: Report) -> str:
+    sections = {"curve": _curve(report), "heat": _heat(report)}
+    plots = {id: drawn.plot for id, drawn in sections.items() if drawn is not None}
+    texts = (_library(), _SCRIPT) if plots else ()
     # a script ends at the first `</script`, also inside of a string; a carriage return would not survive the parser
-    scripts = [text.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--") for text in (library, _SCRIPT)]
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
-    # Vega makes functions of its own expressions, hence unsafe-eval; nothing is loaded from anywhere
-    policy = (
-        f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    )
-    drawn = [f"<script>{text}</script>" for text in scripts] if plots else []
+    scripts = [text.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--") for text in texts]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    # nothing is loaded, no other script runs, and Vega interprets its expressions (`ast`) instead of making functions of them
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -148,13 +149,13 @@ def _page(report: Report, library: str) -> str:
             f"<title>{report.verdict}: {_text(report.reference)} against {_text(report.port)}</title>",
             f"<style>{_STYLE}</style></head><body>",
             *_summary(report),
-            *(_curve_section(report) if curve is not None else []),
-            *(_heat_section(report) if heat is not None else []),
+            *_chain(report),
+            *(line for id, drawn in sections.items() if drawn is not None for line in drawn.lines(id)),
             *_tree_section(report),
             *_statistics_section(report),
             *_lists(report),
             f'<div id="tip" hidden></div><script type="application/json" id="plots">{_json(plots)}</script>',
-            *drawn,
+            *(f"<script>{text}</script>" for text in scripts),
             "</body></html>",
             "",
         ]
@@ -172,7 +173,7 @@ def _summary(report: Report) -> list[str]:
         parts += [
             f"<h1>{_sentence(headline(first))}</h1>",
             _places(first),
-            f"<p>{_text(size(first))} {_text(first.explanation)}</p>",
+            f"<p>{_text(size(first))} {_text(why(first))}</p>",
         ]
         sentence, environments = advice(first, report.chain)
         parts.append(f"<p>{_text(sentence)}</p>")
@@ -209,30 +210,63 @@ def _places(finding: Finding) -> str:
     return _table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
 
 
-def _curve_section(report: Report) -> list[str]:
-    pairs = at_the_finding(report)
-    first = report.first
-    step = "all steps" if first is None or first.step is None else step_name((first.loop, first.step))
-    said = f"{len(pairs):,} pairs of {step}, in the reference's order"
-    if len(pairs) > POINTS:
-        said += f"; neighbours are put together in {POINTS:,} groups, of each the worst pair is drawn"
-    legend = "".join(f'<span class="{state}">{MARKS[state]} {state}</span>' for state in _STATES)
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A plot, what it is called, and what a person must know to read it."""
+
+    title: str
+    said: Sequence[str]
+    legend: Sequence[str]
+    plot: dict[str, Any]
+
+    def lines(self, id: str) -> list[str]:
+        """Its section, in which the page's script draws it."""
+        return [
+            f"<h2>{self.title}</h2>",
+            f'<p class="faint">{" ".join(self.said)}</p>',
+            f'<p class="legend">{"".join(self.legend)}</p>',
+            f'<div class="plot" id="{id}"></div>',
+        ]
+
+
+def _chain(report: Report) -> list[str]:
+    """From the inputs to the finding."""
+    if not report.chain:
+        return []
+    shown = report.chain[-LISTED:]
+    rows = [
+        [
+            f'<span class="{pair.state}">{MARKS[pair.state]} {pair.state}</span>',
+            *(_code(one) for one in (name(pair.module), pair.tensor, name(pair.port_module), pair.port_tensor)),
+            number(pair.error),
+            number(pair.floor),
+        ]
+        for pair in shown
+    ]
+    header = ["", "reference", "tensor", "port", "tensor", "error", "floor"]
     return [
-        "<h2>Error by depth</h2>",
-        f'<p class="faint">{said}. The grey ground is the floor. Drag to move, shift and wheel to zoom.</p>',
-        f'<p class="legend">{legend}</p>',
-        '<div class="plot" id="curve"></div>',
+        "<h2>From the inputs to the finding</h2>",
+        f"<details{' open' if len(rows) <= 20 else ''}><summary>{len(rows):,} pairs</summary>",
+        f"<div class=wide>{_table(header, rows, numbers=2)}</div></details>",
     ]
 
 
-def _curve(report: Report) -> dict[str, Any] | None:
-    """The error and the floor of each pair over the reference's order, as a Vega-Lite plot."""
+def _curve(report: Report) -> _Drawn | None:
+    """The error and the floor of each pair over the reference's order."""
     pairs = at_the_finding(report)
     tops = [top for group in binned(pairs, POINTS) if (top := worst(group)) is not None]
     sizes = [size for pair in tops for size in (pair.error, pair.floor) if size and math.isfinite(size)]
     if not sizes:
         return None
+    first = report.first
+    step = "all steps" if first is None or first.step is None else step_name((first.loop, first.step))
+    said = [f"{len(pairs):,} pairs of {step}, in the reference's order. The grey ground is the floor."]
+    if len(pairs) > len(tops):
+        said.append(f"Neighbours are put together in {len(tops):,} groups, of each of which the worst pair is drawn.")
+    said.append("Drag to move, shift and wheel to zoom.")
+    legend = [f'<span class="{state}">● {state}</span>' for state in CURVE]
     low, high = min(sizes) / 3, max(sizes) * 3
+    powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
     values = [
         {
             "depth": pair.depth,
@@ -249,6 +283,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
         "field": "depth",
         "type": "quantitative",
         "title": "depth: place in the reference's order",
+        "scale": {"nice": False},
         "axis": {"tickMinStep": 1},
     }
     error = {
@@ -256,7 +291,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
         "type": "quantitative",
         "title": "error (relative L2)",
         "scale": {"type": "log", "domain": [low, high], "nice": False},
-        "axis": {"format": ".0e"},
+        "axis": {"format": ".0e", "values": powers},
     }
     colour = {
         "field": "state",
@@ -264,8 +299,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
         "scale": {"domain": list(_STATES), "range": [f"var(--{state})" for state in _STATES]},
         "legend": None,
     }
-    guilty = {"filter": "datum.state === 'introduced'"}
-    return _plot(
+    plot = _plot(
         values,
         height=320,
         layer=[
@@ -274,7 +308,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
                 "encoding": {"x": depth, "y": {**error, "field": "floor"}, "y2": {"field": "base"}},
             },
             {
-                "mark": {"type": "line", "color": "var(--faint)", "strokeWidth": 1, "opacity": 0.6, "tooltip": None},
+                "mark": {"type": "line", "color": "var(--faint)", "strokeWidth": 1, "opacity": 0.3, "tooltip": None},
                 "encoding": {"x": depth, "y": error},
                 "params": [
                     {
@@ -285,7 +319,7 @@ def _curve(report: Report) -> dict[str, Any] | None:
                 ],
             },
             {
-                "transform": [guilty],
+                "transform": [_GUILTY],
                 "mark": {"type": "rule", "color": "var(--introduced)", "strokeDash": [4, 3], "tooltip": None},
                 "encoding": {"x": depth},
             },
@@ -295,38 +329,29 @@ def _curve(report: Report) -> dict[str, Any] | None:
                     "x": depth,
                     "y": error,
                     "color": colour,
-                    "size": {"condition": {"test": guilty["filter"], "value": 140}, "value": 36},
-                    "shape": {"condition": {"test": guilty["filter"], "value": "diamond"}, "value": "circle"},
+                    "size": {"condition": {"test": _GUILTY["filter"], "value": 140}, "value": 36},
+                    "shape": {"condition": {"test": _GUILTY["filter"], "value": "diamond"}, "value": "circle"},
                     "tooltip": {"field": "text", "type": "nominal"},
                 },
             },
         ],
     )
+    return _Drawn("Error by depth", said, legend, plot)
 
 
-def _heat_section(report: Report) -> list[str]:
-    legend = "".join(f'<span><span style="color:var(--heat{at})">■</span> {said}</span>' for at, said in enumerate(_HEAT))
-    rows, columns, _ = _cells(report)
-    said = ["Each cell is the worst error over floor of a module in a step."]
-    if len(rows) < len({(pair.model, pair.module) for pair in report.compared}):
-        said.append(f"Modules are put together under {len(rows):,} names.")
-    if any(label.count("–") for label in columns):
-        said.append(f"Steps are put together in {len(columns):,} groups.")
-    if report.compared_left_out:
-        said.append(f"{report.compared_left_out:,} pairs of steps without a difference are left out.")
-    return [
-        "<h2>Module × step</h2>",
-        f'<p class="faint">{" ".join(said)}</p>',
-        f'<p class="legend">{legend}</p>',
-        '<div class="plot" id="heat"></div>',
-    ]
-
-
-def _heat(report: Report) -> dict[str, Any] | None:
-    """Error over floor of modules by step, as a Vega-Lite plot."""
+def _heat(report: Report) -> _Drawn | None:
+    """Error over floor of modules by step."""
     rows, columns, cells = _cells(report)
     if not cells:
         return None
+    said = ["Each cell is the worst error over floor of a module in a step; ◆ is where an error was introduced."]
+    if len(rows) < len({(pair.model, pair.module) for pair in report.compared}):
+        said.append(f"The worst of modules put together under {len(rows):,} names.")
+    if len(columns) < len({(pair.loop, pair.step) for pair in report.compared}):
+        said.append(f"Steps are put together in {len(columns):,} groups.")
+    if report.compared_left_out:
+        said.append(f"{report.compared_left_out:,} pairs of steps without a difference are left out.")
+    legend = [f'<span><span style="color:var(--heat{at})">■</span> {words}</span>' for at, words in enumerate(_HEAT)]
     values = [
         {
             "row": row,
@@ -334,32 +359,45 @@ def _heat(report: Report) -> dict[str, Any] | None:
             "column": column,
             "step": columns[column],
             "heat": _HEAT[_warmth(pair)],
+            "state": pair.state,
             "text": _hover(pair),
         }
         for (row, column), pair in cells.items()
     ]
-    return _plot(
+    x = {
+        "field": "step",
+        "type": "nominal",
+        "title": "step",
+        "sort": {"field": "column"},
+        "axis": {"labelAngle": 0, "labelOverlap": True},
+    }
+    y = {"field": "module", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}}
+    tooltip = {"field": "text", "type": "nominal"}
+    colour = {
+        "field": "heat",
+        "type": "nominal",
+        "scale": {"domain": list(_HEAT), "range": [f"var(--heat{at})" for at in range(len(_HEAT))]},
+        "legend": None,
+    }
+    # few steps are no reason for cells as wide as the page
+    wide = {} if len(columns) > 12 else {"width": {"step": 60}, "autosize": "pad"}
+    plot = _plot(
         values,
+        **wide,
         height={"step": 15},
-        mark={"type": "rect", "stroke": "var(--back)", "strokeWidth": 1},
-        encoding={
-            "x": {
-                "field": "step",
-                "type": "nominal",
-                "title": "step",
-                "sort": {"field": "column"},
-                "axis": {"labelAngle": 0, "labelOverlap": True},
+        layer=[
+            {
+                "mark": {"type": "rect", "stroke": "var(--back)", "strokeWidth": 1},
+                "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
             },
-            "y": {"field": "module", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}},
-            "color": {
-                "field": "heat",
-                "type": "nominal",
-                "scale": {"domain": list(_HEAT), "range": [f"var(--heat{at})" for at in range(len(_HEAT))]},
-                "legend": None,
+            {
+                "transform": [_GUILTY],
+                "mark": {"type": "point", "shape": "diamond", "filled": True, "color": "var(--back)", "size": 70, "opacity": 1},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip},
             },
-            "tooltip": {"field": "text", "type": "nominal"},
-        },
+        ],
     )
+    return _Drawn("Module × step", said, legend, plot)
 
 
 def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], Comparison]]:
@@ -387,8 +425,11 @@ def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], 
         cells[cell] = pair if cell not in cells else worst((cells[cell], pair)) or pair
     rows = list(dict.fromkeys(row for row, _ in cells))
     if len(rows) > ROWS:  # nothing in common to shorten: the worst ones, in their order
-        warmest = sorted(rows, key=lambda row: -max(excess(pair) for (of, _), pair in cells.items() if of == row))[:ROWS]
-        rows = [row for row in rows if row in set(warmest)]
+        warmth = dict.fromkeys(rows, -1.0)
+        for (row, _), pair in cells.items():
+            warmth[row] = max(warmth[row], math.inf if pair.state == "introduced" else excess(pair))
+        warmest = set(sorted(rows, key=warmth.__getitem__, reverse=True)[:ROWS])
+        rows = [row for row in rows if row in warmest]
     row_of = {row: at for at, row in enumerate(rows)}
     return rows, columns, {(row_of[row], column): pair for (row, column), pair in cells.items() if row in row_of}
 
@@ -436,29 +477,29 @@ def _hover(pair: Comparison) -> str:
     call = f", call {pair.call}" if pair.call else ""
     return (
         f"{MARKS[pair.state]} {pair.state}\n"
-        f"reference  {name(pair.module)}  {escape(pair.tensor)}\nport       {name(pair.port_module)}  {escape(pair.port_tensor)}\n"
+        f"reference  {name(pair.module)}  {escape(pair.tensor)}\n"
+        f"port       {name(pair.port_module)}  {escape(pair.port_tensor)}\n"
         f"error {number(pair.error)}, floor {number(pair.floor)}, {step_name((pair.loop, pair.step))}{call}"
     )
 
 
 @dataclass(slots=True)
 class _Branch:
-    """A module in the tree: its pairs, its port's name, the modules in it, and the worst state in all of that."""
+    """A module in the tree: the worst pair of each side of it, the modules in it, and the worst state in all of that."""
 
     children: dict[str, _Branch] = field(default_factory=dict)
-    worst: dict[str, Comparison] = field(default_factory=dict)  # by side
+    worst: dict[str, Comparison] = field(default_factory=dict)
     state: State = "right"
     size: int = 0  # modules at and below it
 
     def add(self, parts: Sequence[str], pair: Comparison) -> None:
-        """Take a pair in, at the module with that path below this one."""
-        self.state = max(self.state, pair.state, key=_STATES.index)
-        if parts:
-            self.children.setdefault(parts[0], _Branch()).add(parts[1:], pair)
-            return
-        held = self.worst.get(pair.side)
-        if held is None or (_STATES.index(pair.state), excess(pair)) > (_STATES.index(held.state), excess(held)):
-            self.worst[pair.side] = pair
+        """Take the worst pair of a side in, at the module with that path below this one."""
+        branch = self
+        for part in parts:
+            branch.state = max(branch.state, pair.state, key=_RANKS.__getitem__)
+            branch = branch.children.setdefault(part, _Branch())
+        branch.state = max(branch.state, pair.state, key=_RANKS.__getitem__)
+        branch.worst[pair.side] = pair
 
     def count(self) -> int:
         """How many modules these are; kept in `size`."""
@@ -469,13 +510,18 @@ class _Branch:
 def _tree_section(report: Report) -> list[str]:
     if not report.compared:
         return []
-    roots: dict[str, _Branch] = {}
+    sides: dict[tuple[str, str, str], Comparison] = {}
     for pair in report.compared:
-        roots.setdefault(pair.model, _Branch()).add(pair.module.split(".") if pair.module else [], pair)
+        held = sides.setdefault((pair.model, pair.module, pair.side), pair)
+        if held is not pair and (_RANKS[pair.state], excess(pair)) > (_RANKS[held.state], excess(held)):
+            sides[pair.model, pair.module, pair.side] = pair
+    roots: dict[str, _Branch] = {}
+    for pair in sides.values():
+        roots.setdefault(pair.model, _Branch()).add(pair.module.split(".", DEEPEST) if pair.module else [], pair)
     whole = sum(root.count() for root in roots.values()) <= MODULES
-    said = "The reference's modules, each with the worst of its inputs and outputs over all steps."
+    said = "The reference's modules, each with the worst of its inputs and outputs over all steps; ✗ leads to a finding."
     if not whole:
-        said += f" Of more than {MODULES:,} modules, those with nothing but right pairs in them are counted."
+        said += f" Of more than {MODULES:,} modules, those beside the way to a finding are counted only."
     tree = [line for model, root in roots.items() for line in _branch(model, root, whole)]
     return ["<h2>Modules</h2>", f'<p class="faint">{said}</p>', '<div class="tree name">', *tree, "</div>"]
 
@@ -491,8 +537,8 @@ def _branch(label: str, branch: _Branch, whole: bool) -> Iterator[str]:
             line += f' <span class="{pair.state}" title="{_text(_hover(pair))}">{side} {pair.state} {number(pair.error)}</span>'
     if not branch.children:
         yield f"<div>{line}</div>"
-    elif branch.state == "right" and not whole:
-        yield f'<div>{line} <span class="faint">{branch.size - 1:,} modules in it, all right</span></div>'
+    elif branch.state != "introduced" and not whole:
+        yield f'<div>{line} <span class="faint">and {branch.size - 1:,} modules in it</span></div>'
     else:
         yield f"<details{' open' if branch.state == 'introduced' else ''}><summary>{line}</summary>"
         for child_label, child in branch.children.items():
@@ -515,12 +561,11 @@ def _statistics_section(report: Report) -> list[str]:
         for pair in step[max(at - NEIGHBOURS, 0) : at + NEIGHBOURS + 1]
         if pair is middle or pair.statistics or pair.port_statistics
     ]
-    title = (
-        "Statistics of the finding and its neighbours"
-        if found
-        else "Statistics of the pair that is furthest from its floor, and its neighbours"
-    )
-    return [f"<h2>{title}</h2>", *(line for pair in shown for line in _statistics(pair, pair is middle))]
+    title = "finding" if found else "pair that is furthest from its floor"
+    return [
+        f"<h2>Statistics of the {title} and of its neighbours</h2>",
+        *(line for pair in shown for line in _statistics(pair, pair is middle)),
+    ]
 
 
 def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
@@ -528,8 +573,8 @@ def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
     rows = [(key, pair.statistics.get(key), pair.port_statistics.get(key)) for key in names]
     yield (
         f"<details{' open' if whole else ''}><summary><span class='{pair.state}'>{MARKS[pair.state]} {pair.state}</span> "
-        f"{_code(name(pair.module))} {_code(pair.tensor)} <span class='faint'>= {_code(name(pair.port_module))} {_code(pair.port_tensor)}, "
-        f"error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
+        f"{_code(name(pair.module))} {_code(pair.tensor)} <span class='faint'>= {_code(name(pair.port_module))} "
+        f"{_code(pair.port_tensor)}, error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
     )
     yield _table(
         ["statistic", "reference", "port", "relative difference"],
@@ -592,9 +637,10 @@ def _finding_line(finding: Finding) -> str:
     in_reference = finding.module is not None
     step = (finding.loop, finding.step) if in_reference else (finding.port_loop, finding.port_step)
     port = "nothing" if finding.port_module is None else name(finding.port_module)
+    tensor = (finding.tensor if in_reference else finding.port_tensor) or "–"
     return (
-        f"{_code(place(finding))} {_code((finding.tensor if in_reference else finding.port_tensor) or '–')}, {finding.kind}, {step_name(step)}"
-        f"{sizes}; in the port {_code(port)}. {_text(finding.explanation)}"
+        f"{_code(place(finding))} {_code(tensor)}, {finding.kind}, {step_name(step)}{sizes}; in the port {_code(port)}. "
+        f"{_text(finding.explanation)}"
     )
 
 

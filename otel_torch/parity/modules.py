@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from otel_torch.parity.parameters import ParameterPair, similarity
+from otel_torch.parity.program import Parameter
 
 Place = tuple[str, str]  # model, module
 
@@ -66,6 +67,44 @@ def pair_modules(
             taken.add(other)
     _pair_containers(found, list(reference), list(port))
     return found
+
+
+def pair_within_containers(
+    found: ModulePairs, pairs: Sequence[ParameterPair], reference: Sequence[Parameter], port: Sequence[Parameter]
+) -> list[ParameterPair]:
+    """Parameters that nothing else pairs, but that are the only ones of their kind left in paired containers."""
+    known = {id(one) for pair in pairs for one in (*pair.reference, *pair.port)}
+    left = [[one for one in side if id(one) not in known and not one.is_buffer] for side in (reference, port)]
+    completed: list[ParameterPair] = []
+    for one in left[0]:
+        container = _container_of(found, one.place)
+        if container is None:
+            continue
+        other_container = found.one[container]
+        fitting = [other for other in left[1] if _fits(one, other) and _lies_in(other.place, other_container)]
+        rivals = [rival for rival in left[0] if _fits(rival, one) and _lies_in(rival.place, container)]
+        if len(fitting) == len(rivals) and fitting:
+            other = fitting[rivals.index(one)]
+            completed.append(ParameterPair((one,), (other,), "name", None, False))
+    return completed
+
+
+def _fits(one: Parameter, other: Parameter) -> bool:
+    return one.name == other.name and one.numel == other.numel
+
+
+def _lies_in(place: Place, container: Place) -> bool:
+    return place[0] == container[0] and (not container[1] or place[1].startswith(f"{container[1]}."))
+
+
+def _container_of(found: ModulePairs, place: Place) -> Place | None:
+    """The innermost paired module that holds a place."""
+    model, module = place
+    while module:
+        module = module.rpartition(".")[0]
+        if (model, module) in found.one:
+            return model, module
+    return None
 
 
 def _extend(groups: dict[Place, list[Place]], key: Place, places: list[Place]) -> None:

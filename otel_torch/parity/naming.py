@@ -1,9 +1,9 @@
-"""What a port's own loader says of names: the mapping that a model carries, or a person's map."""
+"""What is known of names besides the names themselves: the mapping that a port's own loader has, and a map's wildcards."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from otel_torch.parity.program import Parameter
@@ -43,3 +43,57 @@ def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
         return found
 
     return named
+
+
+def has_loader(meta: dict[str, Any]) -> bool:
+    """Whether a recording's metadata carries the mapping of a port's loader, as a reference's does not."""
+    models = meta.get("models")
+    facts = models.values() if isinstance(models, dict) else ()
+    return any(isinstance(one, dict) and bool(one.get("param_names_mapping")) for one in facts)
+
+
+# -- wildcards of a person's map -------------------------------------------------------------------------------------------
+
+
+def wildcards(name: str) -> list[str]:
+    """The wildcards in a name, in order.
+
+    >>> wildcards("**.blocks.*.attn")
+    ['**', '*']
+    """
+    return re.findall(r"\*\*|\*", name)
+
+
+def matcher(name: str) -> re.Pattern[str]:
+    """What a name with wildcards matches, in full: `*` is one component or a part of one, `**` any number of components.
+
+    >>> matcher("blocks.*.attn").fullmatch("blocks.12.attn").groups()
+    ('12',)
+    >>> [bool(matcher("rope.**").fullmatch(name)) for name in ("rope", "rope.cos.0", "ropes")]
+    [True, True, False]
+    """
+    text, parts = "", name.split(".")
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        if part == "**":
+            # it takes the dot beside it along, so that it can stand for nothing; a dot is never left at the start of a name
+            whole = r"(.*)" if last and not text else r"((?:[^.]+\.)*)" if not last else r"((?:\.[^.]+)*)"
+            text = text.removesuffix(r"\.") + whole if last else text + whole
+        else:
+            text += r"([^.]+?)".join(re.escape(piece) for piece in part.split("*")) + ("" if last else r"\.")
+    return re.compile(text)
+
+
+def carry(name: str, found: Sequence[str]) -> str:
+    """A name whose wildcards are replaced, in order, by what those of another name stood for.
+
+    >>> carry("text_model.**.layers.*.fc", ["", "3"])
+    'text_model.layers.3.fc'
+    """
+    left = iter(found)
+    parts = []
+    for part in name.split("."):
+        filled = re.sub(r"\*\*|\*", lambda _: next(left), part).strip(".")
+        if filled or part != "**":
+            parts.append(filled)
+    return ".".join(parts)

@@ -12,7 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -203,31 +203,16 @@ class _Pairing:
                 self._take([one], [other], "name", 0.0)
 
     def _by_learned_names(self) -> None:
-        learned: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        for pair in self.pairs:
-            if len(pair.port) == 1:
-                for one in pair.reference:
-                    learned[pattern(pair.port[0].full)][tuple(pattern(part.full) for part in pair.reference)] += 1
-            else:
-                learned["/" + pattern(pair.reference[0].full)][tuple(pattern(part.full) for part in pair.port)] += 1
+        learned = _learn(self.pairs)
         for side in (1, 0):
             for whole in list(self._left[side]):
-                suggestions = learned.get(("" if side == 1 else "/") + pattern(whole.full), Counter())
-                names: tuple[str, ...]
-                for names, _ in suggestions.most_common():
-                    parts = [self._find(name, whole, 1 - side) for name in names]
-                    chosen = [part for part in parts if part is not None]
-                    if len(chosen) == len(names) and sum(part.numel for part in chosen) == whole.numel:
+                for rule in learned[side].get(pattern(whole.full), ()):
+                    names = [part.apply(indices(whole.full)) for part in rule]
+                    chosen = [one for name in names for one in self._left[1 - side] if one.full == name]
+                    if chosen and len(chosen) == len(names) and sum(part.numel for part in chosen) == whole.numel:
                         error = _distance(chosen[0], whole) if len(chosen) == 1 else _fused_error(chosen, whole)
                         self._take(*((chosen, [whole]) if side == 1 else ([whole], chosen)), "name", error)
                         break
-
-    def _find(self, name: str, like: Parameter, side: int) -> Parameter | None:
-        numbers = indices(like.full)
-        for one in self._left[side]:
-            if pattern(one.full) == name and indices(one.full) == numbers:
-                return one
-        return None
 
     def _by_similar_names(self) -> None:
         ports: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
@@ -245,6 +230,57 @@ class _Pairing:
             if id(one) not in taken and id(other) not in taken:
                 taken |= {id(one), id(other)}
                 self._take([one], [other], "name", _distance(one, other))
+
+
+@dataclass(frozen=True, slots=True)
+class _Renaming:
+    """How the name of a part follows from that of the whole: a pattern, and where each of its indices comes from."""
+
+    name: str
+    sources: tuple[tuple[int | None, int], ...]  # (which index of the whole's name or None, what is added to it)
+
+    def apply(self, numbers: Sequence[int]) -> str:
+        """The part's name, for the indices of the whole's."""
+        return fill(self.name, [more if source is None else numbers[source] + more for source, more in self.sources])
+
+
+_Rules = dict[str, list[tuple[_Renaming, ...]]]
+
+
+def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
+    """What the names of pairs show, by the whole's pattern, most frequent first: [0] with the reference's as the whole, [1]
+    with the port's."""
+    examples: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = defaultdict(list), defaultdict(list)
+    for pair in pairs:
+        for side, (parts, wholes) in enumerate(((pair.port, pair.reference), (pair.reference, pair.port))):
+            if len(wholes) == 1:
+                key = pattern(wholes[0].full), tuple(pattern(part.full) for part in parts)
+                examples[side][key].append((indices(wholes[0].full), tuple(indices(part.full) for part in parts)))
+    found: tuple[_Rules, _Rules] = {}, {}
+    for side in (0, 1):
+        for (whole, names), seen in sorted(examples[side].items(), key=lambda item: -len(item[1])):
+            rule = tuple(
+                _Renaming(name, _sources([numbers for numbers, _ in seen], [parts[index] for _, parts in seen]))
+                for index, name in enumerate(names)
+            )
+            found[side].setdefault(whole, []).append(rule)
+    return found
+
+
+def _sources(wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]) -> tuple[tuple[int | None, int], ...]:
+    """For each index of the part's name: which of the whole's it is, or which constant."""
+    found: list[tuple[int | None, int]] = []
+    for position in range(len(parts[0])):
+        column = [part[position] for part in parts]
+        best: tuple[int | None, int] = (None, column[0])
+        for source in range(len(wholes[0])):
+            differences = Counter(number - whole[source] for number, whole in zip(column, wholes, strict=True))
+            more, count = differences.most_common(1)[0]
+            if count == len(column) and (len(set(column)) > 1 or more == 0):
+                best = source, more
+                break
+        found.append(best)
+    return tuple(found)
 
 
 # -- names -----------------------------------------------------------------------------------------------------------------

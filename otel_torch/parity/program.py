@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -163,25 +165,37 @@ def decode(text: Any) -> Sketch | None:
     >>> decode("AACAPwAAAAA=")
     array([1., 0.])
     """
+    sketch = _bytes(text)
+    return None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
+
+
+def _bytes(text: Any) -> bytes | None:
+    """What base64 spells, None where it spells no float32 numbers."""
     if not isinstance(text, str):
         return None
     try:
-        return np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").astype(np.float64)
+        sketch = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return None
+    return None if len(sketch) % 4 else sketch
 
 
-def build_program(rows: Iterable[Row]) -> Program:
-    """Put calls and values together from the rows of one stretch, in the recording's order."""
+def build_program(rows: Iterable[Row], sketches: Mapping[int, bytes] = MappingProxyType({})) -> Program:
+    """Put calls and values together from the rows of one stretch, in the recording's order.
+
+    sketches: of values that were seen before this stretch, by number: a row says a value's sketch at first sight only. Of
+    rows that say no call, those of one name within a step are further calls.
+    """
     calls: dict[Any, Call] = {}
     values: dict[Any, Value] = {}
     by_number: dict[int, Value] = {}
     ordered: list[tuple[int, Call]] = []
     parents: list[tuple[Call, int]] = []
     entered: dict[int, Call] = {}
+    times: Counter[Any] = Counter()
     for position, row in enumerate(rows):
         order = row.get("order") or (None, None)
-        key = order[0] if order[0] is not None else _call_key(row)
+        key = order[0] if order[0] is not None else _call_key(row, times)
         call = calls.get(key)
         if call is None:
             call = calls[key] = Call(
@@ -198,7 +212,7 @@ def build_program(rows: Iterable[Row]) -> Program:
         elif order[0] is None:
             call.left = position
         side: RoleSide = "input" if row["tensor"].startswith("in") else "output"
-        value = _value_of(row, values, by_number)
+        value = _value_of(row, values, by_number, sketches)
         role = Role(call, side, row["tensor"], row.get("argument"), value, row, 0)
         call.roles(side).append(role)
         value.roles.append(role)
@@ -206,7 +220,8 @@ def build_program(rows: Iterable[Row]) -> Program:
             value.shapes.add(tuple(row["shape"]))
     found = [call for _, call in sorted(ordered, key=lambda pair: pair[0])]
     for call, parent in parents:
-        call.parent = entered.get(parent)
+        # a call without a tensor has no rows; then the one around it
+        call.parent = entered.get(parent) or _around(call, found)
     if not entered:
         _adopt_by_name(found)
     for call in found:
@@ -222,22 +237,32 @@ def build_program(rows: Iterable[Row]) -> Program:
     return Program(found, list(values.values()))
 
 
-def _value_of(row: Row, values: dict[Any, Value], by_number: dict[int, Value]) -> Value:
+def _around(call: Call, calls: list[Call]) -> Call | None:
+    """The innermost recorded call during which another one was made."""
+    holders = [other for other in calls if other.entered < call.entered and call.left < other.left]
+    return max(holders, key=lambda other: other.entered, default=None)
+
+
+def _value_of(row: Row, values: dict[Any, Value], by_number: dict[int, Value], sketches: Mapping[int, bytes]) -> Value:
     """The value of a row: known by its number, or by having the very numbers of one that is there."""
     number = row.get("value")
     if isinstance(number, int) and number in by_number:
         return by_number[number]
     numel = _numel(row)
+    sketch = _bytes(row.get("sketch"))
+    if sketch is None and isinstance(number, int):
+        sketch = sketches.get(number)
     content: Any
-    if row.get("nonfinite") or (row.get("sketch") is None and not any(name in row for name in ("sum", "abs_mean"))):
+    if row.get("nonfinite") or (sketch is None and not any(name in row for name in ("sum", "abs_mean"))):
         content = ("number", number) if number is not None else ("row", id(row))
-    elif isinstance(row.get("sketch"), str):
-        content = (numel, row["sketch"])
+    elif sketch is not None:
+        content = (numel, sketch)
     else:
         content = (numel, *(row.get(name) for name in ("sum", "abs_mean", "min", "max", "l2", "std", "mean")))
     value = values.get(content)
     if value is None:
-        value = values[content] = Value(numel, decode(row.get("sketch")), row)
+        numbers = None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
+        value = values[content] = Value(numel, numbers, row)
     if isinstance(number, int):
         by_number[number] = value
     return value
@@ -252,20 +277,24 @@ def _numel(row: Row) -> int:
     return -1
 
 
-def _call_key(row: Row) -> Any:
-    return tuple(row.get(name) for name in ("model", "module", "loop", "step", "call", "phase"))
+def _call_key(row: Row, times: Counter[Any]) -> Any:
+    """What tells calls apart that were not recorded as such; a tensor that comes again is of a further call."""
+    names = tuple(row.get(name) for name in ("model", "module", "loop", "step", "call", "phase"))
+    times[names, row["tensor"]] += 1
+    return names, times[names, row["tensor"]]
 
 
 def _adopt_by_name(calls: list[Call]) -> None:
     """Without recorded parents: a call lies in the next call, by time, of the module that its name says holds it."""
-    pending: list[Call] = []
+    pending: dict[tuple[str, str], list[Call]] = defaultdict(list)  # by the names of the modules around them
     for call in sorted(calls, key=lambda call: call.left):
-        prefix = f"{call.module}." if call.module else ""
-        for child in [one for one in pending if one.model == call.model and one is not call]:
-            if child.module.startswith(prefix) and child.module != call.module:
+        for child in pending.pop(call.place, ()):
+            if child.parent is None:
                 child.parent = call
-                pending.remove(child)
-        pending.append(call)
+        around = call.module
+        while around:
+            around = around.rpartition(".")[0]
+            pending[call.model, around].append(call)
 
 
 def build_parameters(rows: Iterable[Row]) -> list[Parameter]:

@@ -6,8 +6,9 @@ as strings (ours), or be no recording at all. The first two are read; the last i
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ Row = dict[str, Any]
 _NAMES = frozenset({"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"})
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _WHOLE_NUMBERS = ("step", "call", "loop")
-# lines that are parsed at once: one call of the parser for all of them, and one copy of each key
-_BLOCK = 1000
+# bytes that are read at once; lines are parsed as many as are whole in them
+_BLOCK = 1 << 20
 
 
 class RecordingError(ValueError):
@@ -109,23 +110,28 @@ def iterate_rows(path: str | Path, problem: Callable[[str], None] = lambda messa
     A last line that was cut off is left out and told to `problem`. Raises RecordingError for anything else that is not
     a record, and for a file without any.
     """
+    for texts, tolerant in iterate_texts(path, problem):
+        yield from _parse_at_once(texts) or tolerant()
+
+
+def iterate_texts(
+    path: str | Path, problem: Callable[[str], None] = lambda message: None
+) -> Iterator[tuple[list[bytes], Callable[[], list[Row]]]]:
+    """Some neighbouring lines at a time, about a megabyte, with a function that reads them as tolerantly as can be.
+
+    Who decodes lines faster than that function need not call it; lines that cannot be decoded otherwise must be read by it:
+    it knows the number of each, and says what is wrong. Tells `problem`, and raises, as `iterate_rows` does.
+    """
     found = False
+    number = 1
     try:
         with open(path, "rb") as file:
-            for start, lines, last in _blocks(file):
-                rows = _parse_block(lines)
-                if rows is None:
-                    rows = []
-                    for number, line in enumerate(lines, start):
-                        row = _parse_line(line)
-                        if isinstance(row, dict):
-                            rows.append(row)
-                        elif last and number == start + len(lines) - 1 and not line.endswith(b"\n") and (found or rows):
-                            problem(f"{path}: line {number} was cut off and is left out; the recording ends early")
-                        elif row:
-                            raise RecordingError(f"{path}: line {number} {row}")
-                found = found or bool(rows)
-                yield from rows
+            while texts := file.readlines(_BLOCK):
+                if number == 1:
+                    texts[0] = texts[0].removeprefix(b"\xef\xbb\xbf")
+                yield texts, functools.partial(_parse_each, path, texts, number, found, problem)
+                number += len(texts)
+                found = found or any(map(bytes.strip, texts))
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror or _reason(error)}") from None
     except ValueError as error:
@@ -136,38 +142,42 @@ def iterate_rows(path: str | Path, problem: Callable[[str], None] = lambda messa
         raise RecordingError(f"{path}: holds no record")
 
 
-def _blocks(file: Any) -> Iterator[tuple[int, list[bytes], bool]]:
-    """(number of its first line, lines, whether they are the file's last) for the whole file."""
-    lines: list[bytes] = []
-    start = 1
-    for line in file:
-        if len(lines) == _BLOCK:
-            yield start, lines, False
-            start += _BLOCK
-            lines = []
-        lines.append(line)
-    if lines:
-        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf") if start == 1 else lines[0]
-        yield start, lines, True
+def _parse_each(path: str | Path, texts: list[bytes], start: int, found: bool, problem: Callable[[str], None]) -> list[Row]:
+    """The rows of some lines. start: the number of the first one. found: whether there are rows before it."""
+    rows: list[Row] = []
+    for number, text in enumerate(texts, start):
+        row = parse_line(text)
+        if isinstance(row, dict):
+            rows.append(row)
+        elif row and not text.endswith(b"\n") and (found or rows):  # only the last one has no end
+            problem(f"{path}: line {number} was cut off and is left out; the recording ends early")
+        elif row:
+            raise RecordingError(f"{path}: line {number} {row}")
+    return rows
 
 
-def _parse_block(lines: list[bytes]) -> list[Row] | None:
-    """All lines in one go, None unless each of them is a record."""
-    text = b",".join(lines)
+def _parse_at_once(texts: list[bytes]) -> list[Row] | None:
+    """The rows of some lines, None unless each of them is a record."""
+    import msgspec
+
     try:
-        rows = json.loads(b"[%b]" % text)
-    except (ValueError, RecursionError):
+        rows: list[Row] = list(map(_decoder(msgspec).decode, texts))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if len(rows) != len(lines) or not all(line.startswith(b'{"') for line in lines) or any(map(_fault, rows)):
+    if any(map(_fault, rows)):
         return None
-    if b'NaN"' in text or b'Infinity"' in text:
-        for row in rows:
+    for row, text in zip(rows, texts, strict=True):
+        if b'NaN"' in text or b'Infinity"' in text:
             _restore(row)
-    checked: list[Row] = rows
-    return checked
+    return rows
 
 
-def _parse_line(line: bytes) -> Row | str:
+@functools.cache
+def _decoder(msgspec: Any) -> Any:
+    return msgspec.json.Decoder()
+
+
+def parse_line(line: bytes) -> Row | str:
     """The record in a line, or what is wrong with it: "" for a blank one."""
     try:
         text = line.decode("utf-8")
@@ -214,11 +224,19 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def iterate_attached(path: str | Path) -> Iterator[Row]:
-    """The rows of phase `attach` alone: all other lines are passed over unread."""
-    with open(path, "rb") as file:
-        for line in file:
-            if b'"attach"' in line:
-                row = _parse_line(line)
+def iterate_attached(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:
+    """The rows of phase `attach` alone: all other lines are passed over unread.
+
+    models: all that there are, where that is known: each is attached once, so behind the last one's rows nothing is looked for.
+    """
+    left = set(models)
+    known = bool(left)
+    for texts, _ in iterate_texts(path):
+        for text in texts:
+            if b'"attach"' in text:
+                row = parse_line(text)
                 if isinstance(row, dict) and row.get("phase") == "attach":
+                    left.discard(row.get("model", ""))
                     yield row
+            elif known and not left:
+                return

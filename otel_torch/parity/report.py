@@ -115,6 +115,11 @@ def size(finding: Finding) -> str:
     return f"The error is {number(finding.error)} (relative L2), {above} its floor of {number(finding.floor)}."
 
 
+def why(finding: Finding) -> str:
+    """The explanation, marked as one: its first word may be a name, so it keeps its case."""
+    return f"Why: {finding.explanation}" if finding.explanation else ""
+
+
 def advice(finding: Finding, chain: Sequence[Comparison] = ()) -> tuple[str, list[tuple[str, str]]]:
     """What to do next: a sentence, and for each program the environment that records just the neighbourhood, if that helps.
 
@@ -161,7 +166,7 @@ def times(error: float, floor: float) -> str:
     ratio = excess_of(error, floor)
     if not math.isfinite(ratio):
         return "above"
-    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:,.0f} times" if ratio < 1e7 else f"{ratio:.0e} times"
+    return f"{ratio:.1f} times" if ratio < 10 else f"{float(f'{ratio:.2g}'):,.0f} times" if ratio < 1e7 else f"{ratio:.0e} times"
 
 
 def excess_of(error: float | None, floor: float | None) -> float:
@@ -299,7 +304,7 @@ class _Page:
         """Which recordings."""
         if not self.report.reference and not self.report.port:
             return []
-        return self.wrap(f"{self.report.reference} against {self.report.port}", "dim", most=1)
+        return self.wrap(f"{self.report.reference} against {self.report.port}", "dim", most=2)
 
     def finding(self) -> list[str]:
         """What, where in both programs, how large, why."""
@@ -318,7 +323,7 @@ class _Page:
         return [
             *self.wrap(f"✗ {headline(first)}", "red", hang="  "),
             *table.render(header, [Line(row) for row in rows], left=5, colour=self.colour).splitlines(),
-            *self.wrap(" ".join(part for part in (size(first), rank, first.explanation) if part), None, indent="  ", most=3),
+            *self.wrap(" ".join(part for part in (size(first), rank, why(first)) if part), None, indent="  ", most=3),
             *self.weaker(),
         ]
 
@@ -481,7 +486,7 @@ class _Page:
                 f"error by depth: {len(pairs):,} pairs{step} in the reference's order, log scale, · within its floor", "bold"
             )
         ]
-        ends = {0: number(max(_errors(above), default=None)), _CURVE_ROWS - 1: number(min(pair.floor for pair in columns))}
+        ends = {0: number(max(_errors(above), default=None)), _CURVE_ROWS - 1: number(_lowest(columns))}
         for row in range(_CURVE_ROWS):
             below = 8 * (_CURVE_ROWS - 1 - row)
             bars = "".join("·" if not height and not below else _BLOCKS[min(max(height - below, 0), 8)] for height in heights)
@@ -587,7 +592,7 @@ def _inside(module: str, container: str) -> bool:
 
 def _scale(pairs: Sequence[Comparison], levels: int) -> Callable[[float | None], int]:
     """A function from an error to a level from 1 to `levels`, by its logarithm, from the smallest floor to the largest error."""
-    low = math.log10(min([pair.floor for pair in pairs if pair.floor > 0], default=1e-9))
+    low = math.log10(_lowest(pairs))
     high = max(math.log10(max(_errors(pairs), default=1.0)), low + 1e-9)
 
     def level(error: float | None) -> int:
@@ -597,6 +602,11 @@ def _scale(pairs: Sequence[Comparison], levels: int) -> Callable[[float | None],
         return min(max(math.ceil(part * levels), 1), levels)
 
     return level
+
+
+def _lowest(pairs: Iterable[Comparison]) -> float:
+    """The smallest floor of any: where a curve begins."""
+    return min((pair.floor for pair in pairs if pair.floor > 0), default=1e-9)
 
 
 def _errors(pairs: Iterable[Comparison]) -> list[float]:

@@ -21,7 +21,7 @@ State = Literal["equal", "order", "layout", "repeated", "shape", "nonfinite", "d
 
 RIGHT: frozenset[State] = frozenset({"equal", "layout", "repeated"})
 # where statistics decide, how much they may be off: sums see less than sketches, and several are looked at
-_STATISTICS_FACTOR = 4.0
+STATISTICS_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Comparer:
         error = sketch_error(one, other)
         if error is None:
             error = statistics_error(one.row, other.row)
-            return Relation("equal" if error is None or error <= _STATISTICS_FACTOR * limit else "different", error, limit)
+            return Relation("equal" if error is None or error <= STATISTICS_FACTOR * limit else "different", error, limit)
         if error <= limit:
             return Relation("equal", error, limit)
         apart = statistics_error(one.row, other.row)
         # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
         if apart is not None and error > 20 * limit and apart <= 1e-6 + 4 * limit / math.sqrt(one.numel):
-            return Relation("order" if _shapes_meet(one, other) else "layout", error, limit)
+            return Relation("order" if shapes_meet(one, other) else "layout", error, limit)
         return Relation("different", error, limit)
 
 
@@ -135,7 +135,7 @@ def _numel(row: dict[str, Any]) -> int:
     return math.prod(shape) if isinstance(shape, list) else 1
 
 
-def _shapes_meet(one: Value, other: Value) -> bool:
+def shapes_meet(one: Value, other: Value) -> bool:
     """Whether the two have a shape in common, sizes of 1 aside."""
     return bool({_squeeze(shape) for shape in one.shapes} & {_squeeze(shape) for shape in other.shapes})
 

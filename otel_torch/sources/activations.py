@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
-from otel_torch.records import Place, Record, Statistic
+from otel_torch.records import FINGERPRINTS, Place, Record, Statistic
 from otel_torch.session import Session
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources import compiled, modules
@@ -28,9 +28,8 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.identity import Identities, Identity
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
-from otel_torch.sources.noise import Jitter
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
-from otel_torch.statistics.measure import WIDE, Measured, measure
+from otel_torch.statistics.measure import Measured, measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.table import derive, primitives_of
 
@@ -42,7 +41,7 @@ class _Call:
     """One call of a module: what the records of its tensors have in common.
 
     entered, left: when, in the order of all calls; None where nobody told. parent: when the call was entered in which
-    this one was made. recording: whether its tensors are recorded.
+    this one was made. taken: what entered. recording: whether its tensors are recorded.
     """
 
     model: str
@@ -58,6 +57,7 @@ class _Call:
     left: int | None = None
     parent: int | None = None
     depth: int = 0
+    taken: set[Identity] = field(default_factory=set)
 
 
 class _Open(threading.local):
@@ -153,7 +153,8 @@ class Activations:
         self._order = itertools.count()
         self._open = _Open()
         self._arguments: Any = WeakIdKeyDictionary()  # the parameters of a module's forward, by module
-        self._jitter = Jitter(settings.noise) if settings.noise is not None else None
+        self._in_graphs: dict[tuple[str, str], _Call] = {}  # by model and module: the call that a compiled program is in
+        self.told_of_graphs: list[Callable[[Site], None]] = []  # who wants to know that a call ran inside a compiled graph
         self.keeps_tensors = settings.tensors is not None and can_write_tensors()
         self._inputs = "inputs" in settings.capture
         self._outputs = "outputs" in settings.capture
@@ -172,7 +173,7 @@ class Activations:
         settings = self._settings
         if settings.models is not None and not settings.models.search(model.name):
             return
-        chosen = [site for site in sites if any(self.selects(name) for name, _ in site.names)]
+        chosen = self.chosen(model, sites)
         hook = _InputObserver if self._inputs else _Observer
         hooked = 0
         for site in chosen:
@@ -187,8 +188,6 @@ class Activations:
                 say_once(
                     f"{model.name}: {type(module).__name__} takes no hook and is not recorded ({type(error).__name__}: {error})"
                 )
-        if self._jitter is not None:
-            self._jitter.attach(model, sites)
         self._matched += len(chosen)
         if hooked:
             self._unproven.append(model)
@@ -204,9 +203,19 @@ class Activations:
                 "results can differ by rounding"
             )
 
+    def chosen(self, model: Model, sites: list[Site]) -> list[Site]:
+        """Those of a model's sites that OTEL_TORCH_MODELS, OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE select."""
+        if self._settings.models is not None and not self._settings.models.search(model.name):
+            return []
+        return [site for site in sites if any(self.selects(name) for name, _ in site.names)]
+
     def selects(self, name: str) -> bool:
         """Whether a canonical module name is selected by OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE."""
         return selects(self._settings, name)
+
+    def observes(self, module: nn.Module) -> bool:
+        """Whether the calls of a module are seen."""
+        return module in self._attached
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -216,8 +225,6 @@ class Activations:
                 manager.remove_forward_hook(_HOOK)
                 manager.remove_if_empty()
         self._attached.clear()
-        if self._jitter is not None:
-            self._jitter.detach()
         for _, hooks in self._on_leaves.values():
             for gradient_hook in hooks.values():
                 gradient_hook.remove()
@@ -272,6 +279,24 @@ class Activations:
         except Exception as error:
             self._failed(site.model.name, error)
 
+    def going_on(self, site: Site) -> _Call | None:
+        """The call of a site that this thread is in; None where it is not recorded."""
+        if self._inputs:
+            innermost, call = self._open.calls[-1] if self._open.calls else (None, None)
+            return call if innermost is site and call is not None and call.recording else None
+        moment = site.model.moment
+        if moment is None or site.module() not in self._attached:
+            return None
+        so_far = site.model.calls_so_far(site.name, self._phase(moment.phase), moment.loop, moment.step)
+        call = self._begin(site, so_far)  # its observer counts it when it ends
+        return call if call is not None and call.recording else None
+
+    def taker(self, site: Site) -> Callable[[str, torch.Tensor], None] | None:
+        """What records a tensor, with its label, that is made inside the call of a site that is going on; None where that
+        is not recorded. Modules tell which tensors are one: such a tensor is one by itself."""
+        call = self.going_on(site)
+        return None if call is None else lambda label, tensor: self._add(call, [(label, tensor)], known=False)
+
     def _enter(self, site: Site, call: _Call) -> None:
         calls, call.depth = self._open.calls, len(modules.running())
         while calls and calls[-1][1].depth >= call.depth:
@@ -284,9 +309,10 @@ class Activations:
 
     def _leave(self, site: Site) -> _Call | None:
         calls = self._open.calls
-        while calls:
-            innermost, call = calls.pop()
-            if innermost is site:
+        for depth in reversed(range(len(calls))):
+            if calls[depth][0] is site:
+                call = calls[depth][1]
+                del calls[depth:]  # what is above it has raised
                 if self._parity:
                     call.left = next(self._order)
                 return call
@@ -309,21 +335,37 @@ class Activations:
     def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
         """A compiled program hands over one tensor of a call; `first` marks the call's first one."""
         try:
-            begins = first and (entering or not self._inputs)
-            if begins:
+            place, call = (site.model.name, site.name), None
+            if begins := first and (entering or not self._inputs):
                 site.model.met_in_graph(site)
-            call = self._begin(site, None if begins else self._latest(site))
-            if call is not None and self._parity:
-                call.cls, call.entered = self._class_of(site), next(self._order)
+                self._in_graphs.pop(place, None)
+                for told in self.told_of_graphs:
+                    told(site)
+            elif (call := self._in_graphs.get(place)) and first and self._parity:
+                call.left = next(self._order)
+            if call is None and (call := self._begin(site, None if begins else self._latest(site))) is not None:
+                self._in_graphs[place] = call
+                if self._parity:
+                    call.cls, call.entered, call.parent = self._class_of(site), next(self._order), self._holder_in_graph(call)
             if call is not None and call.recording and label and (self._outputs or entering):
                 # a compiled program uses memory again as it likes: there no tensor is known by it
-                self._add(call, [(label, tensor)], known=False)
+                self._add(call, [(label, tensor)], self._names_of_arguments(site) if entering else None, known=False)
             if self._gradients and torch.is_grad_enabled():
                 say_once(
                     f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
                 )
         except Exception as error:
             self._failed(site.model.name, error)
+
+    def _holder_in_graph(self, call: _Call) -> int | None:
+        """The enclosing call, by names: a compiler may change the order in which a graph tells of its calls."""
+        name = call.module
+        while name:
+            name = name.rpartition(".")[0]
+            holder = self._in_graphs.get((call.model, name))
+            if holder is not None and holder.left is None:
+                return holder.entered
+        return self._open.calls[-1][1].entered if self._open.calls else None
 
     def _latest(self, site: Site) -> int:
         moment = site.model.moment
@@ -371,8 +413,9 @@ class Activations:
 
     def _as_record(self, seen: _Seen, row: list[float] | None) -> Record:
         identity = seen.identity
-        if identity is not None and not self._identities.first_sight(identity, row):
-            names = tuple(name for name in self._stats if name not in WIDE)  # a sketch stands with the first role only
+        if identity is not None and not self._identities.first_sight(identity, seen.measured, row):
+            # a sketch stands with the first role only
+            names = tuple(name for name in self._stats if name not in FINGERPRINTS)
             return seen.as_record(derive(names, row, seen.measured))
         names = (*self._stats, "row_sketch") if seen.call.phase == "attach" and self._parity else self._stats
         return seen.as_record(derive(names, row, seen.measured))
@@ -408,7 +451,11 @@ class Activations:
                 identity, argument = None, None
                 if self._parity:
                     identity = self._identities.of(tensor) if known else Identity(None, True)
-                    argument = argument_name(label, arguments) if arguments is not None else None
+                    if arguments is not None:
+                        argument = argument_name(label, arguments)
+                        call.taken.add(identity)
+                    elif identity in call.taken:
+                        identity.measured = None  # the module may have changed it with a kernel of its own
                 measured = self._measure(tensor, primitives, identity)
                 self._recorder.add(_Seen(call, label, measured, now, self._copy(tensor), identity, argument))
             except Exception as error:

@@ -5,9 +5,12 @@ A comparison cannot say "this block is never called" from records alone: what is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
+from otel_torch.console import say_once
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
 
@@ -22,26 +25,33 @@ class Inventory:
         self._lines: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
         self._rules: dict[str, dict[str, Any]] = {}
 
-    def take_down(self, model: Model, sites: list[Site]) -> None:
-        """Add the modules of `sites`, which are new in `model`."""
+    def take_down(self, model: Model, sites: list[Site], observed: Callable[[nn.Module], bool]) -> None:
+        """Add the modules of `sites`, which are new in `model`. observed: whether anybody sees the calls of a module."""
         lines = self._lines.setdefault(model.name, [])
         for site in sites:
             module = site.module()
             if module is None or not site.names:
                 continue
             names = [name for name, _ in site.names]
-            line: dict[str, Any] = {"module": names[0], "class": class_name(module)}
+            line: dict[str, Any] = {"module": names[0], "class": class_name(module), "called": observed(module)}
             line["parameters"] = [key for key, tensor in module._parameters.items() if tensor is not None]
             if names[1:]:
                 line["aliases"] = names[1:]
             lines.append((names, line))
-        self._rules[model.name] = {name: rules for name in _MAPPINGS if (rules := _rules(model.root(), name))}
+        try:
+            self._rules[model.name] = {name: rules for name in _MAPPINGS if (rules := _rules(model.root(), name))}
+        except Exception as error:  # the model's own code: a property may raise
+            say_once(f"{model.name}: its mappings of names are not in the metadata: {type(error).__name__}: {error}")
 
     def describe(self, model: Model) -> dict[str, Any]:
-        """For the metadata: `table` has a line a module: `module` (canonical name), `class`, `parameters` (names),
-        `called`, and `aliases`, the further names of a shared module; beside it a port's own mappings of names, if any."""
+        """For the metadata: `table` has a line a module: `module` (canonical name), `class`, `called` (None where nobody
+        would have seen it), `parameters` (names), and `aliases`, the further names of a shared module; beside it a port's
+        own mappings of names, if any."""
         called = model.called()
-        table = [line | {"called": not called.isdisjoint(names)} for names, line in self._lines.get(model.name, ())]
+        table = [
+            line | {"called": not called.isdisjoint(names) if line["called"] else None}
+            for names, line in self._lines.get(model.name, ())
+        ]
         return {"table": table, **self._rules.get(model.name, {})}
 
 

@@ -6,7 +6,8 @@ own generators, so that the program's random numbers stay what they were.
 
 from __future__ import annotations
 
-import zlib
+import hashlib
+import sys
 from typing import Any
 
 import torch
@@ -16,15 +17,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.values import walk
+from otel_torch.torch_private import is_fake
 
 _HOOK = "otel_torch.noise"
+# what arithmetic rounds to; smaller types only store
+_ROUNDED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class _LeafHook(ForwardHook):
     """Jitters what one leaf returns."""
 
     def __init__(self, seed: int, place: str) -> None:
-        self._seed = seed ^ zlib.crc32(place.encode()) << 20
+        # 32 bits: torch's generator on the CPU takes no more
+        self._seed = int.from_bytes(hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest(), "little")
+        self._place = place
         self._generators: dict[torch.device, torch.Generator] = {}
 
     @classmethod
@@ -33,38 +40,78 @@ class _LeafHook(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
+            if torch.compiler.is_dynamo_compiling():
+                torch._dynamo.comptime.comptime(_say_compiled)  # run by the compiler, not a part of the graph
             return output
-        return self._jittered(output)
+        try:
+            return self._jittered(output)
+        except Exception as error:
+            say_once(f"{self._place} gets no noise: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return output
 
     def _jittered(self, value: Any) -> Any:
-        """The value with every floating-point tensor in a plain tuple, list or dict changed."""
+        """The value with every floating-point tensor in a tuple, list or dict changed."""
         if isinstance(value, torch.Tensor):
             return self._jitter(value)
         if type(value) in (tuple, list):
             return type(value)(self._jittered(item) for item in value)
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            return value._make(self._jittered(item) for item in value)
         if type(value) is dict:
             return {key: self._jittered(item) for key, item in value.items()}
+        if any(_is_rounded(tensor) for _, tensor in walk(value, "out")):
+            say_once(f"{self._place} gets no noise: it returns a {type(value).__name__}")
         return value
 
     def _jitter(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.is_meta or tensor.layout is not torch.strided:
+        if not _is_rounded(tensor):
             return tensor
-        unit = torch.finfo(tensor.dtype).eps / 2
-        generator = self._generators.get(tensor.device)
+        signs = self._signs(tensor)
+        if signs is None:
+            say_once(f"{self._place} gets no noise: nothing can be added to its {type(tensor).__name__} ({tensor.layout})")
+            return tensor
+        # half a unit of the largest mantissa, rounded in the tensor's own type: no element moves by more than one unit
+        moved = tensor + tensor * signs.mul_(torch.finfo(tensor.dtype).eps / 2)
+        # infinities stay, and the largest number, with which masks are made, does not become one
+        return torch.where(moved.isfinite(), moved, tensor)
+
+    def _signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """1 and -1 by chance, like `tensor`; None for a kind of tensor that has no place for them."""
+        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
+            return self._draw(tensor) if not tensor.is_cuda or not torch.cuda.is_current_stream_capturing() else None
+        distributed = sys.modules.get("torch.distributed.tensor")
+        if distributed is None or not isinstance(tensor, distributed.DTensor) or any(p.is_partial() for p in tensor.placements):
+            return None
+        with torch.no_grad():
+            local = self._draw(tensor.to_local())
+            mesh, placements = tensor.device_mesh, tensor.placements
+            whole: torch.Tensor = distributed.DTensor.from_local(
+                local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+            )
+            return whole
+
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        generator = self._generators.get(like.device)
         if generator is None:
-            generator = self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(self._seed)
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        signs = torch.randint(0, 2, local.shape, generator=generator, device=tensor.device, dtype=torch.int8)
-        # in float64, for there is nothing between 1 and its neighbour in the tensor's own type
-        wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-        factor = (signs.to(wide) * 2 - 1).mul_(unit).add_(1)
-        if local is not tensor:
-            return tensor * factor.to(tensor.dtype)
-        return (tensor.to(wide) * factor).to(tensor.dtype)
+            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
+        signs = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
+
+
+def _is_rounded(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _ROUNDED and not tensor.is_meta and not is_fake(tensor)
+
+
+def _say_compiled(context: Any) -> None:
+    say_once(
+        "OTEL_TORCH_NOISE: modules inside compiled code get no noise, which makes the floor too low; "
+        "TORCHDYNAMO_DISABLE=1 runs them eagerly"
+    )
 
 
 class Jitter:
-    """Puts the noise on the leaves of every model that runs. seed: of the noise, from 1 on."""
+    """Puts the noise on the leaves of every model that runs, recorded or not: what enters a recorded one had it too.
+    seed: of the noise, from 1 on."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -56,7 +56,7 @@ def argument_names(module: torch.nn.Module) -> list[str]:
     """The names of a forward's positional parameters, in order; none where its signature cannot be read."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
+    except Exception:  # a signature may be of the program's own making
         return []
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 

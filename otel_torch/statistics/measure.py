@@ -17,16 +17,19 @@ import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.frequencies import FREQUENCIES
+from otel_torch.statistics.histogram import BINS, histogram
+from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.sketch import SIZE, row_sketch, sketch
 from otel_torch.torch_private import unobserved
 
 # the row's columns; of a complex tensor min, max and sum are those of the magnitudes and mean nothing
 _SUMS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
 # ... and behind them what takes several numbers, and how many
-WIDE = {"sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
+WIDE = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
 PRIMITIVES = (*_SUMS, *WIDE)
+# what numbers without their positions do not have
+_POSITIONED = frozenset({"sketch", "row_sketch"})
 
 # how the columns of several pieces become one; all others add up
 _COMBINE = {"min": torch.amin, "max": torch.amax}
@@ -66,8 +69,8 @@ class Measured:
 def measure(tensor: Tensor, primitives: Sequence[str] = _SUMS) -> Measured:
     """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
 
-    primitives: which columns the row has, by default all but sketches, always in the table's order. A DTensor is measured by its
-    local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
+    primitives: which columns the row has, by default those of one number, always in the table's order. A DTensor is
+    measured by its local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
     """
     columns = _in_order(primitives if isinstance(primitives, tuple) else tuple(primitives))
     facts = Plain(None, -1, None)
@@ -76,8 +79,8 @@ def measure(tensor: Tensor, primitives: Sequence[str] = _SUMS) -> Measured:
         row = None
         if facts.values is not None and columns:
             stored = facts.values.numel()
-            if not facts.in_order:  # numbers without their positions have no sketch
-                columns = tuple(name for name in columns if name not in WIDE)
+            if not facts.in_order:
+                columns = tuple(name for name in columns if name not in _POSITIONED)
             row = _row(facts.values, columns, facts.shard) if stored and columns else None
         else:
             stored = facts.numel
@@ -97,6 +100,8 @@ def _row(values: Tensor, columns: tuple[str, ...], shard: Shard | None) -> Tenso
     parts = []
     if sums := tuple(name for name in columns if name not in WIDE):
         parts.append(_row_of_sums(values, sums))
+    if "histogram" in columns:
+        parts.append(torch.stack([histogram(piece) for piece in _split(values, _limit(values))]).sum(0))
     if "sketch" in columns:
         parts.append(sketch(*_positioned(values, shard)))
     if "row_sketch" in columns:
@@ -106,7 +111,7 @@ def _row(values: Tensor, columns: tuple[str, ...], shard: Shard | None) -> Tenso
 
 def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tuple[Tensor, int]:
     """The values with the position of the first one, so that the sketches of all shards add up to the whole's."""
-    if shard is None or shard.partial:
+    if shard is None or not shard.shape:
         return values, 0
     if list(shard.shape[1:]) == list(values.shape[1:]):  # cut along the first dimension: one stretch of positions
         return values, shard.offset[0] if rows else shard.offset[0] * math.prod(shard.shape[1:])
@@ -116,9 +121,7 @@ def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tupl
 
 
 def _row_of_sums(values: Tensor, columns: tuple[str, ...]) -> Tensor:
-    limit = _PIECE_DEVICE
-    if values.is_cpu:
-        limit = min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)
+    limit = _limit(values)
     if values.numel() <= limit:
         return torch.stack(_columns_of(values, columns))
     pieces = [_columns_of(piece, columns) for piece in _split(values, limit)]
@@ -128,6 +131,12 @@ def _row_of_sums(values: Tensor, columns: tuple[str, ...]) -> Tensor:
             for name, parts in zip(columns, zip(*pieces, strict=True), strict=True)
         ]
     )
+
+
+def _limit(values: Tensor) -> int:
+    if values.is_cpu:
+        return min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)
+    return _PIECE_DEVICE
 
 
 def _split(values: Tensor, limit: int) -> Sequence[Tensor]:

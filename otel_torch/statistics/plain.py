@@ -19,7 +19,7 @@ class Shard(NamedTuple):
     """Which part of a distributed tensor this rank holds.
 
     shape: of the whole tensor. offset: of the part's first element, a number a dimension. partial: the whole is the sum
-    of all ranks' parts, each of its full shape.
+    of the ranks' parts, which lie at the same place.
     """
 
     shape: list[int]
@@ -56,7 +56,8 @@ def plain(tensor: Tensor) -> Plain:
             # a ragged tensor is known by its own shape, a shard by that of the shard
             if tensor.is_nested:
                 return found._replace(shape=_shape(tensor), in_order=False)
-            return found._replace(shard=_shard(tensor))
+            shard, known = _shard(tensor)
+            return found._replace(shard=shard, in_order=found.in_order and known)
     if tensor.is_nested:
         values = (tensor if tensor.is_contiguous() else tensor.contiguous()).values()
         return Plain(_readable(values), values.numel(), _ragged_shape(tensor))
@@ -69,19 +70,21 @@ def plain(tensor: Tensor) -> Plain:
     return Plain(_readable(tensor), numel, shape, in_order=True)
 
 
-def _shard(tensor: Tensor) -> Shard | None:
-    """The part of a DTensor that is local; None where it is all of it, or no rectangle of it."""
+def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
+    """(the part of a DTensor that is local, None where that is all of it; whether it is known which part it is)."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None or not isinstance(tensor, distributed.DTensor):
-        return None
-    placements = tensor.placements
-    if any(not (one.is_replicate() or one.is_partial() or type(one) is distributed.Shard) for one in placements):
-        return None
+        return None, True
+    partial = False
+    for one in tensor.placements:
+        if type(one) is distributed.Partial and one.reduce_op == "sum":
+            partial = True
+        elif not one.is_replicate() and type(one) is not distributed.Shard:  # cut in strides; a mean, a maximum
+            return None, False
+    if all(one.is_replicate() for one in tensor.placements):
+        return None, True
     offset = shard_offset(tensor)
-    partial = any(one.is_partial() for one in placements)
-    if offset is None or not (partial or any(one.is_shard() for one in placements)):
-        return None
-    return Shard([int(size) for size in tensor.shape], offset, partial)
+    return (None, False) if offset is None else (Shard([int(size) for size in tensor.shape], offset, partial), True)
 
 
 def _stored(tensor: Tensor) -> Tensor | None:

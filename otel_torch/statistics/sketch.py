@@ -33,7 +33,8 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     """The sketch of `values`: shape (64,), float64 (float32 where a device lacks it), on their device.
 
     values: strided, of any shape and dtype; complex numbers count as pairs. Elements are indexed by flat position in
-    logical order, the first one by `start`, so that sketches of the parts of a tensor add up to that of the whole.
+    logical order, the first one by `start` (in elements), so that sketches of the parts of a tensor add up to that of
+    the whole.
     Signs are the same on every device; a value that is not finite makes all numbers non-finite.
     """
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
@@ -58,8 +59,8 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     `sketch`.
     """
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
-    rows = _real(values)
-    rows = rows.reshape(rows.shape[0], -1) if rows.dim() else rows.reshape(1, 1)
+    rows = _real(values if values.dim() else values[None])
+    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     signs = _signs(values.device, dtype)
     width = rows.shape[1]
     if width > signs.numel():
@@ -97,7 +98,7 @@ def _real(values: Tensor) -> Tensor:
 def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
     """(number of the piece, offset in it, elements) of flat positions `start` and on."""
     flat = _real(values).reshape(-1)  # a copy where memory has another order
-    done = 0
+    start, done = 2 * start if values.is_complex() else start, 0
     while done < flat.numel():
         number, offset = divmod(start + done, _PIECE)
         length = min(_PIECE - offset, flat.numel() - done)

@@ -50,6 +50,7 @@ DEFINITIONS: dict[str, Definition] = {
     "l2": Definition(("squares",), lambda row, of: math.sqrt(row["squares"]), least=0, of_complex=True),
     "zeros": Definition(("zeros",), lambda row, of: int(row["zeros"]), least=0, of_complex=True),
     "numel": Definition((), lambda row, of: of.numel, least=0, of_complex=True),
+    "histogram": Definition(("histogram",), lambda row, of: [int(n) for n in row["histogram"]], least=0, of_complex=True),
     "sketch": Definition(("sketch",), lambda row, of: encode(row["sketch"]), of_complex=True),
     "row_sketch": Definition(("row_sketch",), lambda row, of: encode(row["row_sketch"]), of_complex=True),
     "shape": Definition((), lambda row, of: of.shape, least=-1, of_complex=True),
@@ -104,6 +105,8 @@ def _complete(primitives: Sequence[float] | None, measured: Measured) -> dict[st
             start += WIDE[name]
     elif measured.stored == 0:
         row = {name: 0.0 for name in measured.primitives if name not in WIDE}
+        if "histogram" in measured.primitives:
+            row["histogram"] = [0.0] * WIDE["histogram"]
     else:
         return {}
     implied = measured.numel - measured.stored
@@ -113,4 +116,6 @@ def _complete(primitives: Sequence[float] | None, measured: Measured) -> dict[st
                 row[name] = extreme(row[name], 0.0)
         if "zeros" in row:
             row["zeros"] += implied
+        if "histogram" in row:
+            row["histogram"] = [row["histogram"][0] + implied, *row["histogram"][1:]]
     return row

@@ -1,0 +1,436 @@
+"""What was found out about one episode, used on all further ones of its structure: the same pairs, checked by the array.
+
+To lay two forwards side by side takes long, and comes to the same for each forward of a model. A plan keeps the pairs, as
+indices of rows, and says which of them are right in an episode with other numbers, by the rules of `values`. It judges
+nothing: where something is wrong in a way that was not judged before, the episode is analysed in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.columns import STATISTICS, Columns, Flags, Floats, Indices, Sketches, Structure
+from otel_torch.parity.finding import Comparison, State
+from otel_torch.parity.judge import GROWTH, Judgement
+from otel_torch.parity.program import Role
+from otel_torch.parity.tolerance import NOISE_FACTOR
+from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, shapes_meet
+
+_ABS_MEAN, _MEAN, _RMS, _SUM, _L2, _MIN, _MAX = (
+    STATISTICS.index(name) for name in ("abs_mean", "mean", "rms", "sum", "l2", "min", "max")
+)
+_ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rms", "sum", "l2")]
+# errors that a plan and the full analysis find of one episode may differ by the rounding of another order of sums
+_ROUNDING = 1e-9
+_Found = dict[tuple[bool, int], list[tuple[int, ...]]]
+_SHOWN = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinite", "shape", "dtype")
+
+
+@dataclass(slots=True)
+class Numbers:
+    """One side of an episode as a plan needs it. sketches: float64, those of `columns` and then those of earlier episodes;
+    slots: for each row which of them is its value's, -1 for none. finite: by row."""
+
+    columns: Columns
+    structure: Structure
+    sketches: Floats
+    slots: Indices
+    finite: Flags
+
+    @staticmethod
+    def of(columns: Columns, structure: Structure, earlier: Sketches) -> Numbers:
+        """The numbers of an episode, whose structure this is; of what was seen before it, `earlier` knows the sketches."""
+        sketches, slots = columns.sketches.astype(np.float64), structure.slots
+        if len(structure.foreign):
+            width = sketches.shape[1]
+            found = [earlier.get(number) for number in columns.value[structure.foreign].tolist()]
+            usable = [sketch if sketch is not None and (not width or len(sketch) == 4 * width) else None for sketch in found]
+            width = width or max((len(sketch) // 4 for sketch in usable if sketch is not None), default=0)
+            nothing = bytes(4 * width)
+            more = np.frombuffer(b"".join(nothing if one is None else one for one in usable), "<f4").reshape(-1, width)
+            sketches = np.concatenate((sketches.reshape(-1, width), more.astype(np.float64)))
+            if None in usable:
+                missing = len(columns.sketched) + np.array([at for at, one in enumerate(usable) if one is None])
+                slots = np.where(np.isin(slots, missing), -1, slots)
+        return Numbers(columns, structure, sketches, slots, columns.finite)
+
+
+@dataclass(slots=True)
+class Checked:
+    """How the pairs of a plan compare in one episode, a number each, in the plan's order. error: NaN where there is none.
+
+    layout: pairs that are right, in another order. pattern: what is wrong, to be known again.
+    """
+
+    error: Floats
+    limit: Floats
+    right: Flags
+    layout: Flags
+
+    @property
+    def pattern(self) -> bytes:
+        """Which pairs are wrong."""
+        return np.packbits(self.right).tobytes()
+
+
+@dataclass(slots=True)
+class Judged:
+    """What the full analysis made of an episode, by the places of its pairs in the plan."""
+
+    diverged: bool
+    states: dict[int, State]
+
+
+@dataclass(slots=True)
+class _Several:
+    """Pairs in which one side is a whole and the other several parts. at: their places in the plan. whole, parts: rows, the
+    parts of shape (parts, pairs). turned: the whole is the reference's."""
+
+    at: Indices
+    whole: Indices
+    parts: NDArray[np.int64]
+    turned: bool
+
+    def sides(self, one: Numbers, other: Numbers) -> tuple[Numbers, Numbers]:
+        """The side of the wholes, and that of the parts."""
+        return (one, other) if self.turned else (other, one)
+
+
+class Plan:
+    """The pairs of two structures. `trusted` says whether it finds what the full analysis found where it was made."""
+
+    def __init__(self, alignment: Alignment, one: Numbers, other: Numbers, rows: tuple[list[Any], list[Any]]) -> None:
+        self._places: tuple[dict[int, int], dict[int, int]] = tuple(
+            {id(row): at for at, row in enumerate(side)} for side in rows
+        )  # type: ignore[assignment]
+        self._structures = one.structure, other.structure
+        expectations = alignment.expectations
+        self.size = len(expectations)
+        bare = Comparer(alignment.comparer.tolerance, coarse=alignment.comparer.coarse)
+        self._base = np.zeros(self.size)
+        self._factor = np.ones(self.size)
+        floor_rows: list[list[int]] = []
+        reference_rows: list[list[int]] = []
+        pairs: list[tuple[int, int, int]] = []
+        sums: _Found = defaultdict(list)
+        fused: _Found = defaultdict(list)
+        self._layout = np.zeros(self.size, dtype=bool)
+        self._repeated = np.zeros(self.size, dtype=bool)
+        for at, expectation in enumerate(expectations):
+            mine = [self._row(role, 0) for role in expectation.reference]
+            theirs = [self._row(role, 1) for role in expectation.port]
+            first, second = expectation.reference[0].value, expectation.port[0].value
+            floor_of = [] if first.exact and second.exact else mine[:1]
+            reference_rows.append(mine)
+            if len(mine) == len(theirs) == 1:
+                pairs.append((at, mine[0], theirs[0]))
+                self._base[at] = bare.limit(first, second)
+                self._layout[at] = not shapes_meet(first, second)
+                self._repeated[at] = expectation.relation.state == "repeated"
+            else:
+                turned = len(mine) == 1
+                whole, parts = (mine, theirs) if turned else (theirs, mine)
+                kind = fused if expectation.ground == "fused" else sums
+                kind[turned, len(parts)].append((at, whole[0], *parts))
+                if kind is fused:
+                    self._base[at] = bare.limit(first, second)
+                    floor_of = mine
+                else:
+                    self._factor[at] = 2
+                    self._base[at] = bare.limit(first, second) if turned else bare.limit(second, first)
+                    floor_of = floor_of if turned else []
+            floor_rows.append(floor_of)
+        self._floor_rows, self._reference_rows = _padded(floor_rows), _padded(reference_rows)
+        self._pair_at, *self._pair_rows = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+        self._sums, self._fused = _several(sums), _several(fused)
+        self._finals = _finals(alignment)
+        self._root_inputs = np.array(
+            [
+                at
+                for at, expectation in enumerate(expectations)
+                if expectation.ground == "outermost" and expectation.reference[0].side == "input"
+            ],
+            dtype=np.int64,
+        )
+        self._words = [self._words_of(expectation) for expectation in expectations]
+        self.modules = [word[0] for word in self._words]
+        self.judged: dict[bytes, Judged] = {}
+
+    def _row(self, role: Role, side: int) -> int:
+        return self._places[side][id(role.row)]
+
+    def _words_of(self, expectation: Expectation) -> tuple[Any, ...]:
+        """(reference's place, first row, tensors, side, port's place, first row, tensors, side)."""
+        words: tuple[Any, ...] = ()
+        for side, roles in enumerate((expectation.reference, expectation.port)):
+            words += (roles[0].call.place, self._row(roles[0], side), "+".join(role.tensor for role in roles), roles[0].side)
+        return words
+
+    # -- checking ------------------------------------------------------------------------------------------------------
+
+    def check(self, one: Numbers, other: Numbers, floors: Floats | None) -> Checked:
+        """Compare the pairs. floors: of the reference's rows, from `floors_of_rows`, None without noise."""
+        with np.errstate(all="ignore"):
+            return self._grown(self._check(one, other, floors), floors)
+
+    def agrees(self, expectations: Sequence[Expectation], one: Numbers, other: Numbers, floors: Floats | None) -> bool:
+        """Whether it finds what the full analysis, not yet judged, found of the same episode."""
+        with np.errstate(all="ignore"):
+            found, _ = self._check(one, other, floors)
+        for at, expectation in enumerate(expectations):
+            relation = expectation.relation
+            error = math.nan if relation.error is None else relation.error
+            same = found.right[at] == relation.right and _near(found.limit[at], relation.limit)
+            if not same or not _near(found.error[at], error):
+                return False
+        return True
+
+    def _check(self, one: Numbers, other: Numbers, floors: Floats | None) -> tuple[Checked, Flags]:
+        limit = self._base
+        if floors is not None:
+            known = np.append(np.nan_to_num(floors), 0.0)
+            limit = np.maximum(limit, NOISE_FACTOR * known[self._floor_rows].max(axis=1, initial=0.0))
+        limit = limit * self._factor
+        found = Checked(np.full(self.size, np.nan), limit, np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool))
+        different = np.zeros(self.size, dtype=bool)
+        self._check_pairs(found, different, one, other)
+        for several in self._sums:
+            found.error[several.at] = _sum_errors(several, one, other)
+        for several in self._fused:
+            found.error[several.at] = _fused_errors(several, one, other)
+        for several in (*self._sums, *self._fused):
+            error = found.error[several.at]
+            found.right[several.at] = error <= limit[several.at]
+            different[several.at] = ~np.isnan(error)
+        return found, different
+
+    def _check_pairs(self, found: Checked, different: Flags, one: Numbers, other: Numbers) -> None:
+        at, (mine, theirs) = self._pair_at, self._pair_rows
+        mine, theirs = one.structure.first[mine], other.structure.first[theirs]
+        limit = found.limit[at]
+        slots = one.slots[mine], other.slots[theirs]
+        sketched = (slots[0] >= 0) & (slots[1] >= 0)
+        error = np.full(len(at), np.nan)
+        left, right = one.sketches[slots[0][sketched]], other.sketches[slots[1][sketched]]
+        if left.shape[1:] == right.shape[1:]:
+            apart = left - right
+            distance = np.sqrt(np.einsum("ij,ij->i", apart, apart))
+            size = one.columns.statistics[_L2][mine[sketched]]
+            size = np.where(np.isnan(size), np.sqrt(np.einsum("ij,ij->i", left, left)), size)
+            error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
+        statistics = one.columns.statistics[:, mine], other.columns.statistics[:, theirs]
+        numel = one.columns.numel[mine]
+        plain = ~sketched
+        if plain.any():
+            error[plain] = statistics_errors(statistics[0][:, plain], statistics[1][:, plain], numel[plain])
+        good = np.where(sketched, error <= limit, np.isnan(error) | (error <= STATISTICS_FACTOR * limit))
+        layout = np.zeros(len(at), dtype=bool)
+        moved = np.flatnonzero(sketched & ~good)
+        if len(moved):
+            apart = statistics_errors(statistics[0][:, moved], statistics[1][:, moved], numel[moved])
+            orderly = _permuted(error[moved], apart, limit[moved], numel[moved])
+            layout[moved] = orderly & self._layout[at[moved]]
+            different_here = ~good
+            different_here[moved[orderly]] = False
+        else:
+            different_here = ~good
+        good |= layout
+        finite = one.finite[mine], other.finite[theirs]
+        odd = ~finite[0] | ~finite[1]
+        good[odd] = finite[0][odd] == finite[1][odd]
+        error[odd] = np.inf
+        shapes = one.columns.numel[mine] != other.columns.numel[theirs]
+        if shapes.any():
+            error[shapes] = np.nan
+            good[shapes] = self._repeated[at[shapes]] & _repeat(
+                statistics[0][:, shapes], statistics[1][:, shapes], numel[shapes], other.columns.numel[theirs[shapes]], limit[shapes]
+            )
+        layout &= ~odd & ~shapes
+        found.error[at], found.right[at], found.layout[at] = error, good, layout
+        different[at] = different_here & ~odd & ~shapes
+
+    def _grown(self, checked: tuple[Checked, Flags], floors: Floats | None) -> Checked:
+        """As `judge` lets error grow where no noise was recorded."""
+        found, different = checked
+        candidates = ~found.right & different & np.isfinite(found.error) & (found.limit != 0)
+        if floors is not None:
+            known = np.append(~np.isnan(floors), False)
+            candidates &= ~known[self._reference_rows].any(axis=1)
+        if not candidates.any():
+            return found
+        counts = found.right & np.isfinite(found.error) & (found.limit != 0)
+        largest = np.maximum.accumulate(np.where(counts, found.error, 0.0))
+        grown = 0.0
+        for at in np.flatnonzero(candidates).tolist():
+            limit = found.limit[at] + GROWTH * max(largest[at], grown)
+            if found.error[at] <= limit:
+                found.right[at], found.limit[at] = True, limit
+                grown = max(grown, float(found.error[at]))
+        return found
+
+    def ends_right(self, checked: Checked) -> bool:
+        """Whether all final outputs of one side are right."""
+        return any(side is not None and bool(checked.right[side].all()) for side in self._finals)
+
+    def begins_right(self, checked: Checked) -> bool:
+        """Whether what enters the outermost calls is right."""
+        return bool(checked.right[self._root_inputs].all())
+
+    # -- what is kept of it ----------------------------------------------------------------------------------------------
+
+    def judge(self, judgement: Judgement, expectations: Sequence[Expectation]) -> Judged:
+        """The states of a judgement by the places of the pairs."""
+        places = {id(one): at for at, one in enumerate(expectations)}
+        states: dict[int, State] = {places[id(one)]: "healed" for one in judgement.healed if id(one) in places}
+        states |= {places[id(one)]: "inherited" for one in judgement.wrong if id(one) in places}
+        states |= {
+            places[id(fault.expectation)]: "introduced" for fault in judgement.faults if id(fault.expectation) in places
+        }
+        return Judged(judgement.diverged, states)
+
+    def comparison(
+        self, at: int, checked: Checked, one: Columns, other: Columns, states: dict[int, State], statistics: bool
+    ) -> Comparison:
+        """A pair in an episode, as it is shown."""
+        _, row, tensors, side, _, port_row, port_tensors, port_side = self._words[at]
+        first, second = one.lines[row], other.lines[port_row]
+        state = states.get(at, "right" if checked.right[at] else "inherited")
+        if state == "right" and checked.layout[at]:
+            state = "layout"
+        error = float(checked.error[at])
+        return Comparison(
+            first.model, first.module, tensors, side, first.loop, first.step, first.call,
+            second.model, second.module, port_tensors, port_side, second.loop, second.step, second.call,
+            at, None if math.isnan(error) else error, float(checked.limit[at]), state,
+            _statistics(first) if statistics else {}, _statistics(second) if statistics else {},
+        )  # fmt: skip
+
+
+def _statistics(line: Any) -> dict[str, Any]:
+    return {name: value for name in _SHOWN if (value := getattr(line, name)) not in (None, "")}
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Lists of several lengths as one array, -1 where one is shorter."""
+    if not any(rows):
+        return np.empty((len(rows), 0), dtype=np.int64)
+    return np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int64).T
+
+
+def _finals(alignment: Alignment) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """For each side the pairs that are its final outputs, None where one of them is in no pair."""
+    finals = {
+        id(role): at
+        for at, one in enumerate(alignment.expectations)
+        if one.ground == "outermost" and one.reference[0].side == "output"
+        for role in (*one.reference, *one.port)
+    }
+    sides = []
+    for program in (alignment.reference, alignment.port):
+        outputs = [finals.get(id(role)) for call in program.outermost for role in call.outputs]
+        known = [at for at in outputs if at is not None]
+        sides.append(np.array(known, dtype=np.int64) if known and len(known) == len(outputs) else None)
+    return sides[0], sides[1]
+
+
+def _several(found: _Found) -> list[_Several]:
+    several = []
+    for (turned, _), rows in found.items():
+        at, whole, *parts = np.array(rows, dtype=np.int64).T
+        several.append(_Several(at, whole, np.array(parts), turned))
+    return several
+
+
+def _near(one: float, other: float) -> bool:
+    return bool(one == other or (one != one and other != other) or abs(one - other) <= _ROUNDING * max(1.0, abs(other)))
+
+
+# -- the rules of `values` and `align`, by the array -----------------------------------------------------------------------
+
+
+def statistics_errors(one: Floats, other: Floats, numel: Floats) -> Floats:
+    """`values.statistics_error` of many rows: statistics of shape (8, rows), sizes of shape (rows,); NaN for None."""
+    units = np.ones((len(_ORDERLESS), one.shape[1]))
+    units[_ORDERLESS.index(_SUM)] = np.maximum(numel, 1)
+    units[_ORDERLESS.index(_L2)] = np.sqrt(np.maximum(numel, 1))
+    sizes = np.abs(np.stack([side[which] for side in (one, other) for which in (_ABS_MEAN, _RMS)]))
+    scale = np.where(np.isfinite(sizes), sizes, 0.0).max(axis=0)
+    left, right = one[_ORDERLESS], other[_ORDERLESS]
+    apart = np.abs(left - right) / units
+    size = np.where(scale > 0, scale, np.maximum(np.abs(left), np.abs(right)) / units)
+    errors = np.where(apart == 0, 0.0, np.where(size > 0, apart / size, np.inf))
+    known = np.isfinite(left) & np.isfinite(right)
+    errors = np.where(known, errors, -1.0).max(axis=0)
+    return np.where(errors < 0, np.nan, errors)
+
+
+def _repeat(one: Floats, other: Floats, numel: Floats, port_numel: Floats, limit: Floats) -> Flags:
+    """`values._repeats` of many rows."""
+    small, large = np.minimum(numel, port_numel), np.maximum(numel, port_numel)
+    rows = [_ABS_MEAN, _MEAN, _MIN, _MAX]
+    left, right = one[rows], other[rows]
+    known = np.isfinite(left) & np.isfinite(right)
+    scale = np.where(known, np.maximum(np.abs(left), np.abs(right)), 0.0).max(axis=0)
+    near = ~known | (np.abs(left - right) <= np.maximum(limit, 1e-6) * scale)
+    return (small > 0) & (large % np.maximum(small, 1) == 0) & (known.sum(axis=0) >= 3) & near.all(axis=0)
+
+
+def _permuted(error: Floats, apart: Floats, limit: Floats, numel: Floats) -> Flags:
+    """Where `values` says that the numbers are the same in another order."""
+    return (error > 20 * limit) & (apart <= 1e-6 + 4 * limit / np.sqrt(numel))
+
+
+def _sum_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
+    """`align._sum` of many pairs; NaN where a sketch is not known."""
+    side, part_side = several.sides(one, other)
+    slots = side.slots[several.whole], part_side.slots[several.parts]
+    whole, parts = side.sketches[slots[0]], part_side.sketches[slots[1]].sum(axis=0)
+    error = np.linalg.norm(whole - parts, axis=1) / np.maximum(np.linalg.norm(whole, axis=1), 1e-300)
+    return np.where((slots[0] < 0) | (slots[1] < 0).any(axis=0), np.nan, error)
+
+
+def _fused_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
+    """`align._put_together` of many pairs; NaN where parts and whole are not of one size."""
+    side, part_side = several.sides(one, other)
+    numel, sizes = side.columns.numel[several.whole], part_side.columns.numel[several.parts]
+    whole = np.nan_to_num(side.columns.statistics[:, several.whole])
+    parts = np.nan_to_num(part_side.columns.statistics[:, several.parts])
+    total, scale = whole[_L2] ** 2, whole[_ABS_MEAN] * numel
+    error = np.where(total > 0, np.abs((parts[_L2] ** 2).sum(axis=0) - total) / total, 0.0)
+    for apart in ((parts[_ABS_MEAN] * sizes).sum(axis=0) - scale, parts[_SUM].sum(axis=0) - whole[_SUM]):
+        error = np.where(scale > 0, np.maximum(error, np.abs(apart) / scale), error)
+    return np.where(sizes.sum(axis=0) == numel, error, np.nan)
+
+
+def floors_of_rows(reference: Numbers, noise: Numbers, partners: Indices) -> Floats:
+    """`noise.floors_of` for the rows of an episode, NaN where there is none. partners: the row of `noise` for each row, -1."""
+    found = np.full(len(partners), np.nan)
+    with np.errstate(all="ignore"):
+        rows = np.flatnonzero(partners >= 0)
+        mine, theirs = reference.structure.first[rows], noise.structure.first[partners[rows]]
+        same = reference.columns.numel[mine] == noise.columns.numel[theirs]
+        rows, mine, theirs = rows[same], mine[same], theirs[same]
+        slots = reference.slots[mine], noise.slots[theirs]
+        sketched = (slots[0] >= 0) & (slots[1] >= 0)
+        error = statistics_errors(
+            reference.columns.statistics[:, rows], noise.columns.statistics[:, partners[rows]], reference.columns.numel[mine]
+        )
+        left, right = reference.sketches[slots[0][sketched]], noise.sketches[slots[1][sketched]]
+        if left.shape[1:] == right.shape[1:]:
+            distance = np.linalg.norm(left - right, axis=1)
+            size = reference.columns.statistics[_L2][mine[sketched]]
+            size = np.where(np.isnan(size), np.linalg.norm(left, axis=1), size)
+            error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
+    worst = np.full(len(partners), -1.0)
+    np.maximum.at(worst, mine, np.where(np.isnan(error), -1.0, error))
+    found = np.where(worst < 0, np.nan, worst)
+    return found[reference.structure.first]

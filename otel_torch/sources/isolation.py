@@ -1,0 +1,373 @@
+"""Every module of a port computes from the reference's inputs, and what it hands on is the reference's output.
+
+One wrong module makes all after it wrong. Here nothing is inherited: what a module is about to be given is recorded and then
+put right, what it returns is recorded and then put right, so that each recorded error was made where it is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from otel_torch.console import say, say_once
+from otel_torch.parity.isolation import Pairing, Slot
+from otel_torch.parity.tensors import Stored, TensorFolder, tensor_key
+from otel_torch.sources import modules
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.values import walk
+from otel_torch.torch_private import unobserved
+
+# a permutation of axes is believed where it brings a tensor this much closer (relative L2) than any other thing would be
+_LIKE = 0.5
+_MOST_AXES = 5
+
+# why a tensor stayed as it was, in words
+_REASONS = {
+    "unpaired": "have no counterpart",
+    "unrecorded": "are not among the reference's tensors",
+    "shape": "have another shape there",
+    "dtype": "are of another kind there",
+    "distributed": "are distributed",
+    "structure": "lie in something that cannot be taken apart",
+    "error": "could not be put right",
+}
+
+
+class Stays(Exception):
+    """A tensor cannot be put right; the message is one of the reasons."""
+
+
+class Call(Protocol):
+    """Which call of a module is going on."""
+
+    model: str
+    module: str
+    loop: int
+    step: int
+    call: int
+    phase: str
+
+
+@dataclass(slots=True)
+class _Entered:
+    site: Site
+    call: Call
+    depth: int
+
+
+class _Open(threading.local):
+    """The calls that this thread is in, outermost first."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Entered] = []
+
+
+class _PutRight(torch.autograd.Function):
+    """The reference's numbers in place of the port's; gradients go on to where the port's came from."""
+
+    @staticmethod
+    def forward(context: Any, own: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return right.view_as(right)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class _Inputs(ForwardHook):
+    """Puts right what is handed to a module, once its observer has seen what that was."""
+
+    def __init__(self, isolation: Isolation, site: Site) -> None:
+        self._isolation, self._site = isolation, site
+
+    @classmethod
+    def name(cls) -> str:
+        return "otel_torch.isolation.inputs"
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if torch.compiler.is_compiling():
+            return args, kwargs
+        return self._isolation.entered(self._site, args, kwargs)
+
+
+class _Outputs(ForwardHook):
+    """Puts right what a module hands on, once its observer has seen what that was."""
+
+    def __init__(self, isolation: Isolation, site: Site) -> None:
+        self._isolation, self._site = isolation, site
+
+    @classmethod
+    def name(cls) -> str:
+        return "otel_torch.isolation.outputs"
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return output
+        return self._isolation.left(self._site, output)
+
+
+class Isolation:
+    """Feeds the observed modules of a port.
+
+    folder: the reference's whole tensors, with the pairing in it. rank: which process this is, None where there is one;
+    asked when the first model runs. call_of: says which call of a site is going on, None where it is not observed. Where
+    the folder does not do, one line says so and nothing is fed.
+    """
+
+    def __init__(self, folder: str, rank: Callable[[], int | None], call_of: Callable[[Site], Call | None]) -> None:
+        self._folder, self._rank, self._call_of = folder, rank, call_of
+        self._open = _Open()
+        self._attached: Any = WeakIdKeyDictionary()
+        self._pairing: Pairing | None = None
+        self._tensors: TensorFolder | None = None
+        self._ready: bool | None = None
+        self._fed: Counter[str] = Counter()
+        self._stayed: dict[Slot, str] = {}
+        self._lock = threading.Lock()
+
+    # -- attaching -----------------------------------------------------------------------------------------------------
+
+    def attach_around(self, model: Model, sites: list[Site]) -> None:
+        """To be called before the observers are attached: what is put right after them must be outside of them."""
+        if self._is_ready():
+            self._attach(model, sites, _Outputs)
+
+    def attach_within(self, model: Model, sites: list[Site]) -> None:
+        """To be called after the observers were attached, and before anything that changes what a module computes."""
+        if self._is_ready():
+            self._attach(model, sites, _Inputs)
+
+    def _attach(self, model: Model, sites: list[Site], hook: type[_Inputs] | type[_Outputs]) -> None:
+        for site in sites:
+            module = site.module()
+            if module is None or not site.names:
+                continue
+            try:
+                ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
+                self._attached[module] = True
+            except Exception as error:
+                say_once(
+                    f"{model.name}: {type(module).__name__} takes no hook and is not isolated ({type(error).__name__}: {error})"
+                )
+
+    def _is_ready(self) -> bool:
+        if self._ready is None:
+            try:
+                self._pairing = Pairing.load(self._folder)
+                self._tensors = TensorFolder(self._folder, self._rank())
+                self._ready = True
+                say_once(f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's values, not from their own")
+            except (ValueError, OSError) as error:
+                self._ready = False
+                say(f"OTEL_TORCH_ISOLATE: {error}. Nothing is isolated")
+        return self._ready
+
+    def detach(self) -> None:
+        """Take the hooks off again."""
+        for module in list(self._attached.keys()):
+            manager = ModuleHookManager.get_from(module)
+            for name in (_Inputs.name(), _Outputs.name()) if manager is not None else ():
+                if manager.get_forward_hook(name) is not None:  # type: ignore[union-attr]
+                    manager.remove_forward_hook(name)  # type: ignore[union-attr]
+            if manager is not None:
+                manager.remove_if_empty()
+        self._attached.clear()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the module is to be given instead."""
+        try:
+            calls, depth = self._open.calls, len(modules.running())
+            while calls and calls[-1].depth >= depth:
+                calls.pop()  # that one's forward raised
+            call = self._call_of(site)
+            if call is None:
+                return args, kwargs
+            calls.append(_Entered(site, call, depth))
+            right = tuple(self._put_right(call, f"in[{index}]", value) for index, value in enumerate(args))
+            return right, {key: self._put_right(call, f"in.{key}", value) for key, value in kwargs.items()}
+        except Exception as error:
+            self._failed(site, error)
+            return args, kwargs
+
+    def left(self, site: Site, output: Any) -> Any:
+        """What the module is to hand on instead."""
+        try:
+            calls = self._open.calls
+            while calls:
+                entered = calls.pop()
+                if entered.site is site:
+                    return self._put_right(entered.call, "out", output)
+        except Exception as error:
+            self._failed(site, error)
+        return output
+
+    def _put_right(self, call: Call, label: str, value: Any) -> Any:
+        """The value with the reference's tensors in it, as far as they are known."""
+
+        def swap(label: str, own: torch.Tensor) -> torch.Tensor:
+            slot = call.model, call.module, label
+            try:
+                right = self._right(call, slot, own)
+            except Stays as reason:
+                self._stays(slot, str(reason))
+                return own
+            except Exception as error:
+                self._stays(slot, "error")
+                say_once(f"{call.model}: a tensor could not be put right: {type(error).__name__}: {error}")
+                return own
+            with self._lock:
+                self._fed["input" if label.startswith("in") else "output"] += 1
+            return right
+
+        if not any(True for _ in walk(value, label)):
+            return value
+        return rebuilt(value, label, swap, lambda label: self._stays((call.model, call.module, label), "structure"))
+
+    def _right(self, call: Call, slot: Slot, own: torch.Tensor) -> torch.Tensor:
+        assert self._pairing is not None and self._tensors is not None
+        partner = self._pairing.partner(slot, call.loop, call.step, call.call)
+        if partner is None:
+            raise Stays("unpaired")
+        if hasattr(own, "to_local"):
+            raise Stays("distributed")
+        (model, module, tensor), (loop, step, number) = partner
+        stored = self._tensors.find(loop, step, tensor_key(model, module, tensor, number, call.phase))
+        if stored is None:
+            raise Stays("unrecorded")
+        right = _read_fitted(stored, own)
+        if own.requires_grad and torch.is_grad_enabled():
+            return _PutRight.apply(own, right)  # type: ignore[no-untyped-call, no-any-return]
+        return right
+
+    def met_in_graph(self, site: Site) -> None:
+        """A compiled program runs a call of the site, where nothing can be exchanged."""
+        if self._ready:
+            say_once(f"{site.model.name}: what is compiled is not isolated; TORCHDYNAMO_DISABLE=1 runs it eagerly")
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def _stays(self, slot: Slot, reason: str) -> None:
+        with self._lock:
+            self._stayed.setdefault(slot, reason)
+
+    def _failed(self, site: Site, error: Exception) -> None:
+        say_once(f"{site.model.name}: a call was not isolated: {type(error).__name__}: {error}")
+        self._stays((site.model.name, site.name, ""), "error")
+
+    def describe(self) -> dict[str, Any]:
+        """For the recording's metadata: how many tensors were put right, and which places were not, with the reason."""
+        with self._lock:
+            return {
+                "inputs": self._fed["input"],
+                "outputs": self._fed["output"],
+                "stayed": [[*slot, reason] for slot, reason in self._stayed.items()],
+            }
+
+    def say_what_was_fed(self) -> None:
+        """At the end: how much was isolated, and what was not."""
+        if not self._ready:
+            return
+        reasons = Counter(self._stayed.values())
+        fed = f"{self._fed['input']} inputs and {self._fed['output']} outputs were the reference's"
+        if not reasons:
+            say(f"OTEL_TORCH_ISOLATE: {fed}")
+            return
+        model, module, tensor = next(slot for slot, reason in self._stayed.items() if reason == reasons.most_common(1)[0][0])
+        said = ", ".join(f"{count} {_REASONS.get(reason, reason)}" for reason, count in reasons.most_common())
+        say(f"OTEL_TORCH_ISOLATE: {fed}; of the other places {said} (for example {module or model} {tensor})")
+
+
+def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Tensor], refuse: Callable[[str], None]) -> Any:
+    """The value with `swap(label, tensor)` in each tensor's place; labels are those of `values.walk`. What is not of
+    tuples, lists, dicts and dataclasses is told to `refuse`.
+
+    >>> rebuilt([(torch.zeros(1),)], "out", lambda label, tensor: tensor + 1, print)
+    [(tensor([1.]),)]
+    """
+    if isinstance(value, torch.Tensor):
+        return swap(label, value)
+    if not any(True for _ in walk(value, label)):
+        return value
+    kind = type(value)
+    if issubclass(kind, tuple) and len(names := getattr(kind, "_fields", ())) == len(value):
+        return kind(*(rebuilt(item, f"{label}.{name}", swap, refuse) for name, item in zip(names, value, strict=True)))
+    if kind in (tuple, list):
+        return kind(rebuilt(item, f"{label}[{index}]", swap, refuse) for index, item in enumerate(value))
+    try:
+        if isinstance(value, Mapping):
+            copied: Any = value.copy()  # type: ignore[attr-defined]
+            for key, item in value.items():
+                copied[key] = rebuilt(item, f"{label}.{key}", swap, refuse)
+            return copied
+        if is_dataclass(value):
+            copied = copy.copy(value)
+            for one in fields(value):
+                item = getattr(value, one.name)
+                object.__setattr__(copied, one.name, rebuilt(item, f"{label}.{one.name}", swap, refuse))
+            return copied
+    except Exception:
+        pass
+    refuse(label)
+    return value
+
+
+@functools.lru_cache(maxsize=4)  # a step's file, and those of the steps around it
+def _opened(path: Path) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(path, framework="pt")
+
+
+@unobserved
+def _read_fitted(stored: Stored, own: torch.Tensor) -> torch.Tensor:
+    """The reference's tensor with the port's shape, type and device. Raises Stays where it is another thing."""
+    right: torch.Tensor = _opened(stored.path).get_tensor(stored.key)
+    if right.is_floating_point() != own.is_floating_point() or right.is_complex() != own.is_complex():
+        raise Stays("dtype")
+    right = right.to(device=own.device, dtype=own.dtype)
+    if right.shape != own.shape:
+        if _flattens_alike(right.shape, own.shape):
+            right = right.reshape(own.shape)
+        else:
+            right = _permuted(right, own)
+    return right.contiguous() if own.is_contiguous() else right
+
+
+def _flattens_alike(one: torch.Size, other: torch.Size) -> bool:
+    """Whether one shape is the other with neighbouring axes put together, so that the order of the numbers is the same.
+
+    >>> _flattens_alike(torch.Size([2, 6, 8]), torch.Size([1, 2, 48]))
+    True
+    >>> _flattens_alike(torch.Size([2, 6, 8]), torch.Size([6, 2, 8]))
+    False
+    """
+    borders = [set(itertools.accumulate((size for size in shape if size != 1), lambda a, b: a * b)) for shape in (one, other)]
+    return math.prod(one) == math.prod(other) and (borders[0] <= borders[1] or borders[1] <= borders[0])
+
+
+def _permuted(right: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The reference's tensor with its axes in the port's order, which the port's own numbers tell."""
+    if sorted(right.shape) != sorted(own.shape) or right.dim() > _MOST_AXES:
+        raise Stays("shape")
+    orders = [order for order in itertools.permutations(range(right.dim())) if right.permute(order).shape == own.shape]
+    wide = own.to(torch.float32)
+    errors = [float((right.permute(order).to(torch.float32) - wide).norm()) for order in orders]
+    best = min(range(len(orders)), key=errors.__getitem__)
+    if errors[best] > _LIKE * float(wide.norm()):
+        raise Stays("shape")
+    return right.permute(orders[best])

@@ -1,0 +1,200 @@
+"""How long `diff` takes for two recordings of a million records, beside the reading of both by the fastest JSON readers.
+
+    python tests/benchmarks/diff.py [--records 1000000] [--folder FOLDER] [--linear]
+
+A tiny Llama of 28 layers is recorded twice, by its eager attention and by another kernel; the rows of its forward are then
+written again and again, each time with new numbers, until both files have as many records as asked for. Prints ratios of
+one run on one machine; nothing here passes or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LAYERS = 28
+SCALED = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
+
+
+def record(kernel: str) -> None:
+    """The program that is recorded: one forward of a small language model with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=64, attn_implementation=kernel,
+    )  # fmt: skip
+    with torch.no_grad():
+        LlamaForCausalLM(config).eval()(torch.arange(24).reshape(2, 12), use_cache=False)
+
+
+def recorded(kernel: str, path: Path, **settings: str) -> Path:
+    """A recording of that program, made by a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}
+    environment |= {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(path), **settings}
+    subprocess.run([sys.executable, __file__, "--record", kernel], env=environment, check=True, capture_output=True)
+    return path
+
+
+def lengthen(short: Path, long: Path, records: int) -> int:
+    """Write the rows of a recording's forward again and again, as further steps with other numbers; how many rows."""
+    rows = [json.loads(line) for line in short.read_text().splitlines()]
+    attached = [row for row in rows if row["phase"] == "attach"]
+    forward = [row for row in rows if row["phase"] != "attach"]
+    sketches = {at: np.frombuffer(base64.b64decode(row["sketch"]), "<f4") for at, row in enumerate(forward) if "sketch" in row}
+    ahead = {name: 1 + max(row[name] for row in rows) for name in ("value", "storage")}
+    events = 1 + max(max(row["order"]) for row in forward)
+    written = 0
+    with open(long, "w", encoding="utf-8") as file:
+        for row in attached:
+            file.write(json.dumps(row) + "\n")
+            written += 1
+        step = 0
+        while written < records:
+            scale = 1 - 0.25 * abs(math.sin(1 + step))
+            for at, row in enumerate(forward):
+                new = dict(row, step=step)
+                for name in SCALED:
+                    if name in new:
+                        new[name] *= scale
+                for name, count in ahead.items():
+                    new[name] += step * count
+                new["order"] = [number + step * events for number in row["order"]]
+                if row["parent"] is not None:
+                    new["parent"] = row["parent"] + step * events
+                if at in sketches:
+                    new["sketch"] = base64.b64encode((sketches[at] * np.float32(scale)).tobytes()).decode()
+                file.write(json.dumps(new) + "\n")
+            written += len(forward)
+            step += 1
+    source, target = (path.with_name(path.name.removesuffix(".jsonl") + ".meta.json") for path in (short, long))
+    target.write_text(source.read_text())
+    return written
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------------
+
+
+def _orjson_lines(path: Path) -> None:
+    import orjson
+
+    with open(path, "rb") as file:
+        for line in file:
+            orjson.loads(line)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        rest = b""
+        while block := file.read(1 << 20):
+            block = rest + block
+            end = block.rfind(b"\n") + 1
+            yield block[:end]
+            rest = block[end:]
+
+
+def _orjson_blocks(path: Path) -> None:
+    import orjson
+
+    for block in _blocks(path):
+        orjson.loads(b"[" + block[:-1].replace(b"\n", b",") + b"]")
+
+
+def _msgspec_blocks(path: Path) -> None:
+    import msgspec
+
+    decoder = msgspec.json.Decoder()
+    for block in _blocks(path):
+        decoder.decode_lines(block)
+
+
+def _standard_library(path: Path) -> None:
+    with open(path, "rb") as file:
+        for line in file:
+            json.loads(line)
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    "orjson, lines": _orjson_lines,
+    "orjson, blocks": _orjson_blocks,
+    "msgspec, blocks": _msgspec_blocks,
+}
+
+_MEASURED_DIFF = """
+import json, resource, sys, time
+from otel_torch.parity.compare import compare
+first = time.perf_counter(), time.process_time()
+report = compare(*sys.argv[1:3])
+spent = time.perf_counter() - first[0], time.process_time() - first[1]
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps([*spent, peak, report.verdict, report.pairs]))
+"""
+
+
+def measured_diff(reference: Path, port: Path) -> list[Any]:
+    """Seconds on the wall, seconds of the processor, MB at the most, verdict, pairs; of a process of its own."""
+    command = [sys.executable, "-c", _MEASURED_DIFF, str(reference), str(port)]
+    found: list[Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
+    """Seconds of the processor for reading the files."""
+    start = time.process_time()
+    for path in paths:
+        reader(path)
+    return time.process_time() - start
+
+
+def run(folder: Path, short: tuple[Path, Path], records: int) -> None:
+    """Write two recordings of that length and say how diff and the readers do on them."""
+    paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
+    for one, path in zip(short, paths, strict=True):
+        if not path.exists():
+            lengthen(one, path, records)
+    size = sum(path.stat().st_size for path in paths)
+    readings = {name: measured_reading(reader, *paths) for name, reader in READERS.items()}
+    wall, spent, peak, verdict, pairs = measured_diff(*paths)
+    fastest = min(readings, key=lambda name: readings[name])
+    print(f"{records:,} records a side, {size / 1e6:,.0f} MB in all: {verdict}, {pairs:,} pairs")
+    for name, seconds in readings.items():
+        print(f"  {name}: {seconds:.1f} s")
+    print(f"  diff: {spent:.1f} s of the processor, {wall:.1f} s on the wall, {peak:.0f} MB at the most")
+    print(f"  diff / {fastest}: {spent / readings[fastest]:.2f}", flush=True)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", help=argparse.SUPPRESS)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="keeps the recordings there instead of in a temporary folder")
+    parser.add_argument("--linear", action="store_true", help="a quarter and a half of the records, too")
+    arguments = parser.parse_args()
+    if arguments.record:
+        record(arguments.record)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        short = recorded("eager", folder / "ref.short.jsonl"), recorded("sdpa", folder / "port.short.jsonl")
+        for part in (4, 2, 1) if arguments.linear else (1,):
+            run(folder, short, arguments.records // part)
+
+
+if __name__ == "__main__":
+    main()

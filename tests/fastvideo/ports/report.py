@@ -1,0 +1,106 @@
+"""What the corpus is worth, measured: how well the clean pairs agree, and whether bugs and faults begin where they say.
+
+    python tests/fastvideo/ports/report.py [--pairs PAIR,…] [--faults N] [--json]
+
+One process for all of it, because importing FastVideo takes ten times longer than any of its checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    from tests.fastvideo.ports.quiet import quietly
+
+    quietly()
+
+from tests.fastvideo.ports.bugs import BUGS
+from tests.fastvideo.ports.corpus import FAULTY, PAIRS, build, relative_error
+from tests.fastvideo.ports.faults import Fault, draw
+from tests.fastvideo.ports.places import Place, missing
+from tests.fastvideo.ports.truth import Event, confirms, first_difference, never_called, trace
+
+
+def compare(pair: str) -> dict[str, Any]:
+    """Relative L2 error of the clean port's output, and of the reference's own bf16 against its fp32."""
+    reference, port = (
+        {dtype: build(pair, side, dtype=dtype).run() for dtype in ("fp32", "bf16")} for side in ("reference", "port")
+    )
+    return {
+        "fp32": relative_error(port["fp32"], reference["fp32"]),
+        "bf16": relative_error(port["bf16"], reference["bf16"]),
+        "reference's bf16": relative_error(reference["bf16"], reference["fp32"]),
+        "limit": (PAIRS | FAULTY)[pair]().limit,
+    }
+
+
+def check_bug(name: str, traces: dict[str, Any]) -> dict[str, Any]:
+    """Where the broken port first differs from the clean one, and whether that is what the bug claims, in both programs."""
+    bug = BUGS[name]
+    output, clean = traces["port"]
+    _, reference = traces["reference"]
+    with build(bug.pair, "port", bug=name) as program:
+        broken_output, broken = trace(program)
+    tolerance = max(1e-5, 5 * PAIRS[bug.pair]().limit)
+    return {
+        "pair": bug.pair,
+        "error": relative_error(broken_output, output),
+        "first": [str(place) for place in _first(clean, broken)],
+        "port": any(place in bug.port for place in _first(clean, broken)),
+        "reference": confirms(bug.reference, bug.port, reference, clean, broken, tolerance),
+    }
+
+
+def check_fault(pair: str, spec: str, clean: list[Event]) -> dict[str, Any]:
+    """Likewise for a fault planted by a machine."""
+    with build(pair, "port", fault=spec) as program:
+        truth = Fault.parse(spec).truth(program.model)
+        _, broken = trace(program)
+    first = _first(clean, broken)
+    return {"pair": pair, "first": [str(place) for place in first], "port": any(place in truth for place in first)}
+
+
+def _first(clean: list[Event], broken: list[Event]) -> list[Place]:
+    different = first_difference(clean, broken)
+    places = [] if different is None else [different.place]
+    return places + [missing(module) for module in never_called(clean, broken)[:1]]
+
+
+def measure(pairs: list[str], faults: int) -> dict[str, dict[str, Any]]:
+    report: dict[str, dict[str, Any]] = {"pairs": {}, "faulty": {}, "bugs": {}, "faults": {}}
+    report["faulty"] = {pair: compare(pair) for pair in FAULTY}
+    for pair in pairs:
+        report["pairs"][pair] = compare(pair)
+        traces = {side: trace(build(pair, side)) for side in ("reference", "port")}
+        for name in (name for name, bug in BUGS.items() if bug.pair == pair):
+            report["bugs"][name] = check_bug(name, traces)
+        for spec in draw(pair, faults) if faults else ():
+            report["faults"][f"{pair} {spec}"] = check_fault(pair, spec, traces["port"][1])
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", default=",".join(PAIRS), help="these only")
+    parser.add_argument("--faults", type=int, default=2, help="planted by a machine, for each pair")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    report = measure(given.pairs.split(","), given.faults)
+    if given.json:
+        print(json.dumps(report))
+        return
+    for pair, errors in (report["pairs"] | report["faulty"]).items():
+        print(f"{pair:18}" + "".join(f"  {name} {error:.1e}" for name, error in errors.items()))
+    for kind in ("bugs", "faults"):
+        for name, found in report[kind].items():
+            right = found["port"] and found.get("reference", True)
+            print("right" if right else "WRONG", name, "begins at", " or ".join(found["first"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The corpus on which `otel-torch diff` is tested is itself held to what it claims: clean ports are right, each bug and each
+fault changes the output and begins where it says, in both programs' names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fastvideo.ports.bugs import BUGS, REAL
+from tests.fastvideo.ports.corpus import FAULTY, PAIRS
+
+pytestmark = pytest.mark.fastvideo
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, dict[str, Any]]:
+    """Measured in a process of its own: FastVideo changes its process for good."""
+    if importlib.util.find_spec("fastvideo") is None:
+        pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
+    command = [sys.executable, str(HERE / "report.py"), "--json"]
+    environ = {**os.environ, "OTEL_TORCH_ENABLED": "0"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_clean_port_is_right(report: dict[str, dict[str, Any]], pair: str) -> None:
+    errors = report["pairs"][pair]
+    assert errors["fp32"] <= errors["limit"]
+    assert errors["bf16"] <= 3 * errors["reference's bf16"]
+
+
+@pytest.mark.parametrize("pair", FAULTY)
+def test_a_faulty_port_is_not(report: dict[str, dict[str, Any]], pair: str) -> None:
+    errors = report["faulty"][pair]
+    assert errors["fp32"] > errors["limit"]
+    assert pair in REAL
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_begins_where_it_says(report: dict[str, dict[str, Any]], name: str) -> None:
+    found = report["bugs"][name]
+    assert found["error"] > 1e-5
+    assert found["port"], found["first"]
+    assert found["reference"]
+
+
+def test_faults_begin_where_they_say(report: dict[str, dict[str, Any]]) -> None:
+    assert len(report["faults"]) == 2 * len(PAIRS)
+    assert [spec for spec, found in report["faults"].items() if not found["port"]] == []
+
+
+def test_two_processes_agree_without_talking(tmp_path: Path) -> None:
+    """The two sides of a pair, each as a program of its own, and the port with a bug."""
+    if importlib.util.find_spec("fastvideo") is None:
+        pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
+    environ = {**os.environ, "OTEL_TORCH_ENABLED": "0"}
+
+    def norm(*arguments: str) -> float:
+        command = [sys.executable, str(HERE / "program.py"), "clip_text", *arguments]
+        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return float(done.stdout.split()[-1])
+
+    port = norm("port")
+    assert norm("reference") == pytest.approx(port, rel=1e-6)
+    assert norm("port", "--bug", "clip_activation") != pytest.approx(port, rel=1e-5)

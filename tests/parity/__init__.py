@@ -1,0 +1,1 @@
+"""The comparison of two recordings, scored on programs whose faults are known."""
