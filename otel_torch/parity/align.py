@@ -6,10 +6,13 @@ that own the same parameters; what encloses them, and what stands beside them un
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from otel_torch.parity.modules import ModulePairs, Place
 from otel_torch.parity.parameters import pattern
@@ -64,6 +67,7 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     _expect_of_fused(found)
     _expect_of_alike(found)
     _expect_of_equal_inputs(found)
+    _expect_of_namesakes(found)
     found.expectations.sort(key=lambda one: one.time)
     return found
 
@@ -174,6 +178,11 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
             if relation is not None:
                 take([first, second], [other], relation)
                 break
+    if ground == "owner":  # a residual that is added inside, though not to what it should be
+        for one in list(ones):
+            fitting = [other for other in others if _fits(one, other)]
+            if one.side == "input" and len(fitting) == 2 and len([rival for rival in ones if _fits(rival, fitting[0])]) == 1:
+                take([one], fitting, _sum_relation(comparer, one, *fitting))
     for one in list(ones):
         partners = [other for other in others if _fits(one, other) and _same_name(one, other)]
         if len(partners) == 1:
@@ -185,6 +194,10 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
         if partners and (len(partners) == len(rivals) or (one.side == "output" and ground != "container")):
             best = partners[min(rivals.index(one), len(partners) - 1)]
             take([one], [best], comparer.relation(one.value, best.value))
+    weighty = _weighty(ones), _weighty(others)
+    if ground == "owner" and len(weighty[0]) == len(weighty[1]) == 1:  # what it works on, whatever its shape
+        one, other = weighty[0][0], weighty[1][0]
+        take([one], [other], comparer.relation(one.value, other.value))
     for one in list(ones):
         partners = [other for other in others if comparer.relation(one.value, other.value).state == "repeated"]
         if partners and not one.value.constant:
@@ -216,12 +229,18 @@ def _sum(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation |
     values = one.value, first.value, second.value
     if len({value.numel for value in values}) > 1 or any(value.sketch is None or value.constant for value in values):
         return None
-    whole, a, b = (value.sketch for value in values)
-    import numpy as np
+    relation = _sum_relation(comparer, one, first, second)
+    return relation if relation.right else None
 
-    error = float(np.linalg.norm(whole - (a + b)) / max(float(np.linalg.norm(whole)), 1e-300))  # type: ignore[operator]
+
+def _sum_relation(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation:
     limit = 2 * comparer.limit(one.value, first.value)
-    return Relation("equal", error, limit) if error <= limit else None
+    whole, a, b = one.value.sketch, first.value.sketch, second.value.sketch
+    if whole is None or a is None or b is None:
+        return Relation("different", None, limit)
+    size = float(np.linalg.norm(whole))
+    error = float(np.linalg.norm(whole - (a + b))) / size if size else math.inf
+    return Relation("equal" if error <= limit else "different", error, limit)
 
 
 def _fits(one: Role, other: Role) -> bool:
@@ -293,8 +312,30 @@ def _expect_of_alike(found: Alignment) -> None:
                 continue
             inputs = pair_roles(found.comparer, one.inputs, other.inputs, "alike")
             found.expectations += inputs
-            if inputs and all(pair.right for pair in inputs) and len(inputs) == len(one.inputs) == len(other.inputs):
+            if (
+                inputs
+                and all(pair.relation.state == "equal" for pair in inputs)
+                and len(inputs) == len(one.inputs) == len(other.inputs)
+            ):
                 found.expectations += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
+
+
+def _expect_of_namesakes(found: Alignment) -> None:
+    """What goes into modules of one name in paired containers, though one of them has parameters and the other has not."""
+    groups: list[dict[tuple[Call, str], list[Call]]] = []
+    for side, program in enumerate((found.reference, found.port)):
+        group: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+        for call in program.calls:
+            above = _known_above(found, call)
+            if above is not None and call.inputs:
+                group[found.partner[above] if side == 0 else above, _leaf(call)].append(call)
+        groups.append(group)
+    for key, calls in groups[0].items():
+        others = groups[1].get(key, [])
+        if len(calls) == len(others):
+            for one, other in zip(calls, others, strict=True):
+                if found.partner.get(one) is not other and (one not in found.partner or other not in found.partner):
+                    found.expectations += pair_roles(found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike")
 
 
 def _expect_of_equal_inputs(found: Alignment) -> None:
@@ -311,7 +352,7 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
         for other in fitting:
             inputs = pair_roles(found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike")
             if len(inputs) == len(_weighty(one.inputs)) and all(pair.relation.state == "equal" for pair in inputs):
-                outputs = pair_roles(found.comparer, one.outputs, other.outputs, "alike")
+                outputs = pair_roles(found.comparer, _weighty(one.outputs), _weighty(other.outputs), "alike")
                 if outputs:
                     _pair(found, one, other)
                     found.expectations += outputs
@@ -319,10 +360,14 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
 
 
 def _is_free(found: Alignment, call: Call) -> bool:
-    """Whether a call is a leaf without a partner that makes something else of what it is given."""
-    made = {role.value for role in call.outputs} - {role.value for role in call.inputs}
+    """Whether a call is a leaf without a partner, and not one that hands on what it is given by its nature."""
+    by_nature = any(word in call.cls.lower() for word in ("identity", "dropout", "droppath"))
     return (
-        call not in found.partner and not call.children and bool(_weighty(call.inputs)) and bool(made) and len(call.outputs) == 1
+        call not in found.partner
+        and not call.children
+        and not by_nature
+        and bool(_weighty(call.inputs))
+        and len(_weighty(call.outputs)) == 1
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -28,6 +28,9 @@ _names = attrgetter("module", "tensor", "model", "phase", "cls", "argument", "dt
 _numbers = attrgetter("odd", "value", "parent", "nonfinite", "numel", *STATISTICS)
 _orders = attrgetter("order")
 _sketches = attrgetter("sketch")
+_numbered = attrgetter("value", "sketch")
+# values of earlier episodes whose sketches are kept
+_REMEMBERED = 4096
 
 
 class Unusual(Exception):
@@ -86,15 +89,6 @@ class Columns:
                     finite[at] = getattr(self.lines[at], name) is None
         return finite
 
-    def numbered(self) -> dict[int, bytes]:
-        """The sketches that say of which value they are, by its number."""
-        lines = self.lines
-        return {
-            number: sketch
-            for at in self.sketched.tolist()
-            if (number := lines[at].value) is not None and (sketch := lines[at].sketch) is not None
-        }
-
 
 @dataclass(slots=True, eq=False)
 class Structure:
@@ -119,9 +113,7 @@ class Structure:
         """The structure of an episode."""
         seen: dict[int, int] = {}
         numbers = columns.value.tolist()
-        first = np.array(
-            [at if number < 0 else seen.setdefault(number, at) for at, number in enumerate(numbers)], dtype=np.int64
-        )
+        first = np.array([at if number < 0 else seen.setdefault(number, at) for at, number in enumerate(numbers)], dtype=np.int64)
         slots = np.full(len(numbers), -1, dtype=np.int64)
         slots[columns.sketched] = np.arange(len(columns.sketched))
         foreign = np.flatnonzero((first == np.arange(len(first))) & (slots < 0) & (columns.value >= 0))
@@ -139,7 +131,7 @@ class Structure:
         if len(np.unique(known)) != self.values:
             return False
         order, parent = _from_start(columns)
-        same_order = self.order is None or order is not None and np.array_equal(order, self.order)
+        same_order = self.order is None or (order is not None and np.array_equal(order, self.order))
         return same_order and np.array_equal(parent, self.parent) and columns.names == self.names
 
 
@@ -194,19 +186,14 @@ class Sketches(Mapping[int, bytes]):
     def __len__(self) -> int:
         return len({**self._lasting, **self._recent})
 
-    def remember(self, lines: Sequence[Line], columns: Columns | None = None) -> None:
+    def remember(self, lines: Sequence[Line]) -> None:
         """Take in the sketches of an episode. What was used again stays longest."""
         recent = self._recent
-        sketched: dict[int, bytes] = {}
-        if columns is not None:
-            sketched = columns.numbered()
-        else:
-            sketched = {line.value: line.sketch for line in lines if line.value is not None and line.sketch is not None}
-        for line in lines:
-            if line.sketch is None and (number := line.value) is not None and number not in sketched:
-                sketch = recent.pop(number, None)
-                if sketch is not None:
-                    recent[number] = sketch
+        sketched = {number: sketch for number, sketch in map(_numbered, lines) if sketch is not None and number is not None}
+        for number in {line.value for line in lines} & recent.keys():
+            recent[number] = recent.pop(number)
         recent.update(sketched)
-        for number in list(recent)[: max(len(recent) - max(4096, 2 * len(sketched)), 0)]:
-            del recent[number]
+        excess = len(recent) - max(_REMEMBERED, 2 * len(sketched))
+        if excess > 0:
+            for number in list(islice(recent, excess)):
+                del recent[number]

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from otel_torch.parity.align import Alignment, Expectation, align
 from otel_torch.parity.episodes import Episode, iterate_episodes, read_parameters
 from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
+from otel_torch.parity.kept import Compared, Kept
+from otel_torch.parity.lines import Line
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
+from otel_torch.parity.plan import Checked, Judged, Plan
 from otel_torch.parity.program import Call, Parameter, Program, Role, build_program, module_table
-from otel_torch.parity.recording import RecordingError, read_metadata
+from otel_torch.parity.recording import RecordingError, endings, read_metadata
+from otel_torch.parity.steady import Look, Steady
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.turns import Turns
 from otel_torch.parity.values import Comparer
 
-# how many episodes one side may have more (warm-up) before the other goes on
-_LOOKAHEAD = 8
+# wrong episodes that are analysed in full after the first, for faults of their own; those beyond are counted
+_MOST_ANALYSED = 32
+# forwards of the noise that are passed over to find one of the reference
+_NOISE_AHEAD = 16
+SCHEMA = "otel_torch.recording/1"
 
 Problem = Callable[[str], None]
 
@@ -39,6 +51,7 @@ class Recorded:
     uncalled: set[Place]  # in the table of modules, but never called
     types: dict[Place, set[str]]
     seen: set[Place] = field(default_factory=set)
+    repeated: bool = False  # rows of one place come again within a step, without a call
 
 
 def compare(
@@ -49,13 +62,15 @@ def compare(
     rtol: float | None = None,
     named: Callable[[Parameter], list[str]] | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    thorough: bool = False,
 ) -> Report:
     """Compare two recordings. Raises RecordingError for what cannot be read.
 
     noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's constant. named: what a map
-    calls a reference's parameter in the port. progress: gets a short text now and then.
+    calls a reference's parameter in the port. progress: gets a short text now and then. thorough: analyse every forward in
+    full, though it is like one that was analysed; slower, and for the same result.
     """
-    return _Comparison(Path(reference), Path(port), noise, rtol, named, progress).run()
+    return _Comparison(Path(reference), Path(port), noise, rtol, named, progress, thorough).run()
 
 
 class _Comparison:
@@ -67,13 +82,23 @@ class _Comparison:
         rtol: float | None,
         named: Callable[[Parameter], list[str]] | None,
         progress: Callable[[str], None],
+        thorough: bool,
     ) -> None:
         self.report = Report("match", reference=str(reference), port=str(port))
         self.tolerance = Tolerance(rtol)
         self.sides = [self._open(path) for path in (reference, port)]
-        self.noise = iterate_episodes(noise) if noise is not None else iter(())
+        paths = [Path(path) for path in (reference, port, noise) if path is not None]
+        self._read = _Progress(paths, progress)
+        self.noise = iter(()) if noise is None else self._open_noise(Path(noise))
+        self.noise_ahead: deque[Episode] = deque()
+        self.without_noise = 0
+        self.steady = Steady([side.parameters for side in self.sides], off=thorough)
+        self.kept = Kept()
+        self.analysed_late = self.unanalysed = 0
+        self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
+        self.said_healed: set[Any] = set()
+        self.sketched = False
         self.named = named or names_by_loader(self.sides[1].meta)
-        self.progress = progress
         self.pairs: list[ParameterPair] = []
         self.modules = ModulePairs()
         self.models: dict[str, str] = {}
@@ -86,8 +111,14 @@ class _Comparison:
 
     def _open(self, path: Path) -> Recorded:
         meta = read_metadata(path, self.report.warnings.append)
+        schema = meta.get("schema", SCHEMA)
+        if schema != SCHEMA:
+            raise RecordingError(
+                f"{path}: is of {schema!r}; this version reads {SCHEMA}, so compare with the one that recorded it"
+            )
+        self.report.warnings += endings(path, meta)
         try:
-            parameters = read_parameters(path)
+            parameters = read_parameters(path, meta)
         except OSError as error:
             raise RecordingError(f"{path}: {error.strerror}") from None
         table = module_table(meta)
@@ -116,17 +147,35 @@ class _Comparison:
             self._compare_episode(one, other)
         return self._finish()
 
+    def _open_noise(self, path: Path) -> Iterator[Episode]:
+        """The forwards under noise, if they are the reference's."""
+        meta = read_metadata(path, self.report.warnings.append)
+        self.report.warnings += endings(path, meta)
+        table, *others = (
+            {(line.model, line.module) for line in module_table(one)} for one in (meta, *(s.meta for s in self.sides))
+        )
+        if table and others[0] and others[1] and len(table & others[0]) < len(table & others[1]):
+            raise RecordingError(
+                f"{path}: is a recording of the port ({self.sides[1].path}); --noise takes the reference, recorded again"
+            )
+        return iterate_episodes(path, self.report.warnings.append, self._read)
+
     def _episodes(self, side: Recorded) -> Iterator[Episode]:
-        for episode in iterate_episodes(side.path, self.report.warnings.append):
-            side.seen.update((row.get("model") or "", row["module"]) for row in episode.rows)
+        cut = 0
+        for episode in iterate_episodes(side.path, self.report.warnings.append, self._read):
+            side.seen.update({(line.model, line.module) for line in episode.lines})
+            cut += episode.cut
+            side.repeated = side.repeated or episode.repeated
             yield episode
+        if cut:
+            self.report.warnings.append(f"{side.path}: a stretch of many rows without an end was cut in {cut + 1} to be compared")
 
     def _complete_modules(self, first: list[Episode | None]) -> None:
         """Without a table of modules, those of the first episode."""
         for side, episode in zip(self.sides, first, strict=True):
             known = set(side.modules)
-            for row in episode.rows if episode is not None else ():
-                place = row.get("model") or "", row["module"]
+            for line in episode.lines if episode is not None else ():
+                place = line.model, line.module
                 if place not in known:
                     known.add(place)
                     side.modules.append(place)
@@ -166,58 +215,39 @@ class _Comparison:
     def _in_lockstep(self, first: list[Episode | None], streams: list[Iterator[Episode]]) -> Iterator[tuple[Episode, Episode]]:
         """Pairs of episodes of paired models, in order; one that has no partner is left out and said."""
         queues = [self._queue(one, stream) for one, stream in zip(first, streams, strict=True)]
-        waiting: tuple[deque[Episode], deque[Episode]] = deque(), deque()
-        models = self.models, {other: one for one, other in self.models.items()}
-        left_out: list[Counter[str]] = [Counter(), Counter()]
-        while True:
-            for side in (0, 1):
-                while len(waiting[side]) < _LOOKAHEAD and (episode := next(queues[side], None)) is not None:
-                    if episode.model in models[side]:
-                        waiting[side].append(episode)
-                    else:
-                        left_out[side][episode.model] += 1
-            if not waiting[0] or not waiting[1]:
-                break
-            pair = self._next_pair(waiting)
-            if pair is None:
-                break
-            for side, skipped in ((0, pair[2]), (1, pair[3])):
-                left_out[side].update(episode.model for episode in skipped)
-            yield pair[0], pair[1]
-        for side in (0, 1):
-            left_out[side].update(episode.model for episode in waiting[side])
-            left_out[side].update(episode.model for episode in queues[side])
-            for model, count in left_out[side].items():
-                which = ("reference", "port")[side]
+        turns = Turns(queues, self.models, self._by_turn(), (self._sketch_of(0), self._sketch_of(1)))
+        yield from turns.pairs()
+        self.report.warnings += turns.notes
+        for which, left_out in zip(("reference", "port"), turns.left_out, strict=True):
+            for model, count in left_out.items():
+                forwards = "1 forward" if count == 1 else f"{count} forwards"
                 self.report.warnings.append(
-                    f"{count} forwards of {model} in the {which} have no counterpart and were not compared"
+                    f"{forwards} of {model or 'a model'} in the {which} {'has' if count == 1 else 'have'} no counterpart "
+                    f"and {'was' if count == 1 else 'were'} not compared"
                 )
+
+    def _by_turn(self) -> frozenset[str]:
+        """The models that both runs, complete and recorded in the same steps, called equally often."""
+        metas = [side.meta for side in self.sides]
+        steps = [(meta.get("settings") or {}).get("OTEL_TORCH_STEPS") for meta in metas]
+        if not all(meta.get("ended_cleanly") for meta in metas) or steps[0] != steps[1]:
+            return frozenset()
+        counts = [_forwards(meta) for meta in metas]
+        return frozenset(one for one, other in self.models.items() if one in counts[0] and counts[0][one] == counts[1].get(other))
+
+    def _sketch_of(self, side: int) -> Callable[[Line], bytes | None]:
+        sketches = self.steady.sketches[side]
+
+        def sketch_of(line: Line) -> bytes | None:
+            return line.sketch if line.sketch is not None or line.value is None else sketches.get(line.value)
+
+        return sketch_of
 
     @staticmethod
     def _queue(first: Episode | None, stream: Iterator[Episode]) -> Iterator[Episode]:
         if first is not None:
             yield first
             yield from stream
-
-    def _next_pair(
-        self, waiting: tuple[deque[Episode], deque[Episode]]
-    ) -> tuple[Episode, Episode, list[Episode], list[Episode]] | None:
-        """The next two episodes of paired models, with those that were passed over: equal inputs before equal turns."""
-        candidates = []
-        for i, one in enumerate(waiting[0]):
-            for j, other in enumerate(waiting[1]):
-                if self.models[one.model] == other.model:
-                    candidates.append((i + j, i, j))
-        if not candidates:
-            return None
-        ordered = sorted(candidates)
-        _, i, j = ordered[0]
-        if len(waiting[0]) != len(waiting[1]) or i or j:
-            alike = next((c for c in ordered if _inputs_meet(waiting[0][c[1]], waiting[1][c[2]])), None)
-            if alike is not None:
-                _, i, j = alike
-        skipped = [waiting[0].popleft() for _ in range(i)], [waiting[1].popleft() for _ in range(j)]
-        return waiting[0].popleft(), waiting[1].popleft(), *skipped
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
@@ -242,25 +272,82 @@ class _Comparison:
     # -- one episode ---------------------------------------------------------------------------------------------------
 
     def _compare_episode(self, one: Episode, other: Episode) -> None:
-        programs = build_program(one.rows), build_program(other.rows)
+        noise = self._noise_of(one)
+        look = self.steady.look(one, other, noise)
+        if look.plan is None or look.checked is None or not self._compare_by_plan(look.plan, look.checked, one, other):
+            self._compare_in_full(look, one, other, noise)
+        self.steady.remember(look, one, other, noise)
+        self.episodes += 1
+
+    def _compare_by_plan(self, plan: Plan, checked: Checked, one: Episode, other: Episode) -> bool:
+        """Whether all is known of two episodes that need be known: right, harmless, or wrong as an earlier one was."""
+        judged = self._known(plan, checked)
+        if judged is None:
+            return False
+        for side in (0, 1):
+            self.uncalled[side].update(plan.uncalled[side])
+
+        def make(at: int, statistics: bool) -> Comparison:
+            return plan.comparison(at, checked, one.lines, other.lines, judged.states, statistics)
+
+        self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
+        if judged.diverged:
+            self.diverged_at.append(self.episodes)
+        else:
+            for at in sorted(judged.states.keys() - plan.said):
+                plan.said.add(at)
+                self._say_healed(_finding_of(make(at, False)))
+        return True
+
+    def _known(self, plan: Plan, checked: Checked) -> Judged | None:
+        if checked.right.all() and not plan.missing:
+            return Judged(False, {})
+        if plan.ends_right(checked):
+            return Judged(False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed"))
+        judged = plan.judged.get(checked.pattern)
+        if judged is not None or not self.findings:
+            return judged
+        # a later fault counts only where what enters is right
+        if not plan.begins_right(checked):
+            return Judged(True, {})
+        if self.analysed_late >= _MOST_ANALYSED:
+            self.unanalysed += 1
+            return Judged(True, {})
+        return None
+
+    def _compare_in_full(self, look: Look, one: Episode, other: Episode, noise: Episode | None) -> None:
+        rows = one.rows, other.rows
+        programs = tuple(build_program(side, sketches) for side, sketches in zip(rows, self.steady.sketches, strict=True))
         comparer = Comparer(self.tolerance)
         for program, side in zip(programs, self.sides, strict=True):
             comparer.coarse.update(coarseness(program, side.types, self.tolerance))
-        noise = self._noise_of(one)
         if noise is not None:
-            comparer.floors = floors_of(programs[0], build_program(noise.rows))
-        alignment = align(*programs, self.modules, comparer)
-        judgement = judge(alignment, self._never_called(programs))
-        self.report.pairs += len(alignment.expectations)
+            comparer.floors = floors_of(programs[0], build_program(noise.rows, self.steady.noise_sketches))
+        alignment = align(programs[0], programs[1], self.modules, comparer)
+        never_called = self._never_called((programs[0], programs[1]))
+        self.steady.learn(look, alignment, rows, bool(never_called))
+        judgement = judge(alignment, never_called)
+        if look.plan is not None and look.checked is not None:
+            look.plan.remember(look.checked, judgement, rows)
+        for side in (0, 1):
+            self.uncalled[side].update(call.place for call in alignment.uncalled[side])
+        self.sketched = self.sketched or all(any(value.sketch is not None for value in program.values) for program in programs)
+        self.analysed_late += bool(self.findings)
         self._keep(alignment, judgement)
-        self.episodes += 1
-        self.progress(f"{self.episodes} forwards compared")
 
     def _noise_of(self, episode: Episode) -> Episode | None:
         """The same forward of the reference under noise: the same program, so in the same order."""
-        for candidate in self.noise:
-            if candidate.when == episode.when:
-                return candidate
+        for at in range(_NOISE_AHEAD):
+            if at == len(self.noise_ahead):
+                candidate = next(self.noise, None)
+                if candidate is None:
+                    break
+                self.noise_ahead.append(candidate)
+            if self.noise_ahead[at].when == episode.when:
+                for _ in range(at):
+                    self.noise_ahead.popleft()
+                return self.noise_ahead.popleft()
+        self.without_noise += 1
         return None
 
     def _never_called(self, programs: tuple[Program, Program]) -> list[tuple[Place, Place, int]]:
@@ -276,11 +363,20 @@ class _Comparison:
 
     def _keep(self, alignment: Alignment, judgement: Judgement) -> None:
         states = self._states(judgement)
-        for depth, one in enumerate(alignment.expectations):
-            self.report.compared.append(_comparison(one, depth, states.get(id(one), "right")))
+        expectations = alignment.expectations
+
+        def make(at: int, statistics: bool) -> Comparison:
+            one = expectations[at]
+            return _comparison(one, at, states.get(id(one), "right" if one.right else "inherited"), statistics)
+
+        relations = [one.relation for one in expectations]
+        errors = np.array([math.nan if relation.error is None else relation.error for relation in relations])
+        limits = np.array([relation.limit for relation in relations])
+        modules = [one.reference[0].call.place for one in expectations]
+        self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
         if not judgement.diverged:
-            for one in judgement.healed[:50]:
-                self.healed.append(_finding(_fault_of(one), "the difference heals: all that comes of it is within its floor"))
+            for one in judgement.healed:
+                self._say_healed(_finding(_fault_of(one), _HEALS))
             return
         self.diverged_at.append(self.episodes)
         for fault in judgement.faults:
@@ -291,6 +387,13 @@ class _Comparison:
             inherited = len(self.diverged_at) > 1 and not _inputs_right(alignment)
             if not known and not inherited:
                 self.findings.append((self.episodes, finding))
+
+    def _say_healed(self, finding: Finding) -> None:
+        """List a harmless difference at its first step."""
+        place = finding.model, finding.module, finding.tensor, finding.port_model, finding.port_module, finding.port_tensor
+        if place not in self.said_healed:
+            self.said_healed.add(place)
+            self.healed.append(finding)
 
     @staticmethod
     def _states(judgement: Judgement) -> dict[int, Any]:
@@ -303,6 +406,11 @@ class _Comparison:
 
     def _finish(self) -> Report:
         report = self.report
+        report.pairs += self.kept.pairs
+        report.compared = self.kept.finish()
+        report.compared_left_out = self.kept.pairs - len(report.compared)
+        report.weaker = self.episodes > 0 and not self.sketched
+        self._warn()
         report.introduced = [finding for _, finding in self.findings]
         report.harmless = self.healed
         self._list_unpaired()
@@ -311,6 +419,24 @@ class _Comparison:
         elif self.episodes == 0 or not report.compared:
             report.verdict, report.reason = "incomparable", self._why_incomparable()
         return report
+
+    def _warn(self) -> None:
+        """What was handled, and what was left undone."""
+        warn = self.report.warnings.append
+        if self.unanalysed:
+            warn(
+                f"{self.unanalysed} further forwards are wrong in ways of their own and were not searched for faults of their own"
+            )
+        if self.without_noise and self.report.pairs and self._read.noise:
+            warn(f"{self.without_noise} forwards have no counterpart in the noise; constants of the dtypes decided there")
+        for which, calls in zip(("reference", "port"), self.uncalled, strict=True):
+            if calls:
+                (model, module), count = calls.most_common(1)[0]
+                more = f" and {len(calls) - 1} more modules" if len(calls) > 1 else ""
+                warn(f"calls without a counterpart, of modules that have one: {count} of {module or model} in the {which}{more}")
+        for side in self.sides:
+            if side.repeated:
+                warn(f"{side.path}: rows of one place come again within a step and name no call: paired in order of occurrence")
 
     def _why_incomparable(self) -> str:
         if not self.models:
@@ -333,13 +459,6 @@ class _Comparison:
         for name, side, known in zip(("reference", "port"), self.sides, paired, strict=True):
             places = [place for place in side.modules if place not in known and place in side.seen | side.uncalled]
             self.report.unpaired[name] = [Module(model, module, "") for model, module in places]
-
-
-def _inputs_meet(one: Episode, other: Episode) -> bool:
-    """Whether the first call of both takes an equal tensor."""
-    mine = {row.get("sketch") or row.get("sum") for row in one.rows[:8] if row["tensor"].startswith("in")} - {None}
-    theirs = {row.get("sketch") or row.get("sum") for row in other.rows[:8] if row["tensor"].startswith("in")} - {None}
-    return bool(mine & theirs)
 
 
 def _inputs_right(alignment: Alignment) -> bool:
@@ -380,7 +499,7 @@ def _finding(fault: Fault, text: str) -> Finding:
     )
 
 
-def _comparison(one: Expectation, depth: int, state: Any) -> Comparison:
+def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> Comparison:
     first, second = one.reference[0], one.port[0]
     if state == "right" and one.relation.state == "layout":
         state = "layout"
@@ -389,7 +508,8 @@ def _comparison(one: Expectation, depth: int, state: Any) -> Comparison:
         first.call.loop, first.call.step, first.call.number,
         second.call.model, second.call.module, _tensors(one.port), second.side,
         second.call.loop, second.call.step, second.call.number,
-        depth, one.relation.error, one.relation.limit, state, _statistics(first), _statistics(second),
+        depth, one.relation.error, one.relation.limit, state,
+        _statistics(first) if statistics else {}, _statistics(second) if statistics else {},
     )  # fmt: skip
 
 
@@ -402,3 +522,40 @@ _SHOWN = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinit
 
 def _statistics(role: Role) -> dict[str, Any]:
     return {name: role.row[name] for name in _SHOWN if name in role.row}
+
+
+_HEALS = "the difference heals: all that comes of it is within its floor"
+
+
+def _finding_of(pair: Comparison) -> Finding:
+    """A compared pair as a harmless difference."""
+    kind: Any = "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"
+    return Finding(
+        pair.model, pair.module, pair.tensor, pair.loop, pair.step, pair.call, "forward",
+        pair.port_model, pair.port_module, pair.port_tensor, pair.port_loop, pair.port_step, pair.port_call,
+        None, pair.side, pair.port_side, kind, pair.error, pair.floor, _HEALS,
+    )  # fmt: skip
+
+
+def _forwards(meta: dict[str, Any]) -> dict[str, Any]:
+    models = meta.get("models")
+    facts = models.items() if isinstance(models, dict) else ()
+    return {model: fact["forwards"] for model, fact in facts if isinstance(fact, dict) and "forwards" in fact}
+
+
+class _Progress:
+    """Tells how much of the recordings has been read, ten times a second at the most. noise: whether there is one."""
+
+    def __init__(self, paths: list[Path], progress: Callable[[str], None]) -> None:
+        self.noise = len(paths) > 2
+        self._whole = sum(path.stat().st_size for path in paths if path.exists())
+        self._read = 0
+        self._progress = progress
+        self._next = 0.0
+
+    def __call__(self, count: int) -> None:
+        self._read += count
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 0.1
+            self._progress(f"{100 * self._read / max(self._whole, 1):.0f} % read")

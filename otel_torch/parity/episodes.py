@@ -21,7 +21,8 @@ _LONGEST = 50_000
 class Episode:
     """The rows of one outermost forward (without recorded calls: of one model in one step), in the recording's order.
 
-    cut: it was longer, and no end of a forward was known at which it could be cut.
+    cut: it was longer, and no end of a forward was known at which it could be cut. repeated: rows of one place came again in
+    its step, and said no call.
     """
 
     model: str
@@ -30,6 +31,7 @@ class Episode:
     phase: str
     lines: list[Line] = field(default_factory=list)
     cut: bool = False
+    repeated: bool = False
     _parts: list[tuple[Block, int, int]] = field(default_factory=list)
 
     @property
@@ -62,7 +64,7 @@ def iterate_episodes(
     """The episodes of a recording one after the other. Raises RecordingError; see `iterate_lines`."""
     episode: Episode | None = None
     until = -1  # when the outermost call that is going on is left; -1 while that is not known
-    seen: set[tuple[str, str]] = set()  # the tensors of an episode without calls
+    seen: set[Any] = set()  # the tensors of an episode without calls
     for block in iterate_lines(path, problem, read):
         at, lines = 0, block.lines
         while at < len(lines):
@@ -84,10 +86,11 @@ def iterate_episodes(
             if episode is None:
                 new = True
             elif entered is None:
-                key = line.module, line.tensor
-                again = (line.step is None or len(episode.lines) >= _LONGEST) and key in seen
-                cut = again and line.step is not None
-                new = _moment(line) != _moment_of(episode) or again
+                key = line.module, line.tensor, line.call
+                again = key in seen and _moment(line) == _moment_of(episode)
+                cut = again and line.step is not None and len(episode.lines) >= _LONGEST
+                new = _moment(line) != _moment_of(episode) or cut or (again and line.step is None)
+                episode.repeated = episode.repeated or (again and not new)
             elif line.parent is None:
                 new = until >= 0 or entered > (_first_entered(episode) or 0)
             else:
@@ -99,7 +102,7 @@ def iterate_episodes(
                 seen.clear()
             assert episode is not None
             if entered is None:
-                seen.add((line.module, line.tensor))
+                seen.add((line.module, line.tensor, line.call))
             elif line.parent is None and order is not None:
                 until = entered if order[1] is None else order[1]
             episode.take(block, at)

@@ -84,6 +84,12 @@ class _Isolated:
             if stays and role.side == "input":
                 self._at_large.setdefault(role.call, role.time)
 
+    def _let_loose_without(self, missing: Call) -> None:
+        """Note that from where the reference makes a call that the port does not make, the code around it has another value."""
+        around = self._paired_above(missing)
+        before = [one.port[0].time for one in self._alignment.expectations if one.time < missing.entered]
+        self._at_large.setdefault(None if around is None else self._alignment.partner[around], max(before, default=-1))
+
     def _is_put_right(self, one: Expectation, role: Role) -> bool:
         return may_be_fed(one) and (role.call.model, role.call.module, role.tensor) not in self._stayed
 
@@ -121,17 +127,35 @@ class _Isolated:
             weights = [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal]
         kind = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}.get(one.relation.state, "value")
         spots = self._made(reference), self._made(port)
+        if kind == "layout" and (earlier := self._disordered_before(port)) is not None:
+            spots = self._made(earlier[0]), self._made(earlier[1])
         return Fault("weights" if weights else kind, *spots, one, one.relation, weights)
 
     def _wrong_role(self, roles: list[Role]) -> Role:
         return next((role for role in roles if role.value not in self._right), roles[0])
 
     def _made(self, role: Role) -> Spot:
-        """Where the tensor was made: by the module that returned it, unless what it returned was right and is used wrongly."""
+        """Where the tensor was made, unless it is a right one that is used wrongly."""
         birth = role.value.birth
-        if birth.side == "output" and role.value not in self._right:
+        if role.value not in self._right:
             role = birth
         return Spot(role.call.place, role.side, role, role.call)
+
+    def _disordered_before(self, role: Role) -> tuple[Role, Role] | None:
+        """The first tensor in the same code that holds the reference's numbers in another order: what only one program has
+        is not put right, and order is all that tells."""
+        code, comparer = self._code(role), self._alignment.comparer
+        values = [
+            value
+            for value in self._alignment.port.values
+            if value.numel > 1 and not value.constant and not value.exact and value not in self._right
+            if value.birth.time < role.time and self._paired_above(value.birth.call) is code
+        ]
+        for value in sorted(values, key=lambda value: value.birth.time):
+            for other in self._alignment.reference.values:
+                if other.numel == value.numel and not other.constant and comparer.relation(other, value).state == "order":
+                    return other.birth, value.birth
+        return None
 
     def _missing(self, never_called: Sequence[tuple[Place, Place, int]]) -> Iterable[Fault]:
         """Modules that one side never calls, the outermost of those that lie in each other."""
@@ -142,6 +166,8 @@ class _Isolated:
             place, calls = (one, self._alignment.reference.calls) if side else (other, self._alignment.port.calls)
             call = next((call for call in calls if call.place == place), None)
             if call is not None:
+                if side:
+                    self._let_loose_without(call)
                 spots = Spot(one, "output", None, call if side else None), Spot(other, "output", None, None if side else call)
                 yield Fault("missing", *spots, None, None)
 

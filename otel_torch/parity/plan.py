@@ -21,7 +21,7 @@ from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.columns import STATISTICS, Columns, Flags, Floats, Indices, Sketches, Structure
 from otel_torch.parity.finding import Comparison, State
 from otel_torch.parity.judge import GROWTH, Judgement
-from otel_torch.parity.program import Role
+from otel_torch.parity.lines import Line
 from otel_torch.parity.tolerance import NOISE_FACTOR
 from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, shapes_meet
 
@@ -106,13 +106,15 @@ class _Several:
 
 
 class Plan:
-    """The pairs of two structures. `trusted` says whether it finds what the full analysis found where it was made."""
+    """The pairs of two structures.
 
-    def __init__(self, alignment: Alignment, one: Numbers, other: Numbers, rows: tuple[list[Any], list[Any]]) -> None:
-        self._places: tuple[dict[int, int], dict[int, int]] = tuple(
-            {id(row): at for at, row in enumerate(side)} for side in rows
-        )  # type: ignore[assignment]
-        self._structures = one.structure, other.structure
+    rows: those that the alignment was made of. modules: the reference's module of each pair. uncalled: the calls of either
+    side that have no partner, though their modules have. missing: whether one side never calls what the other does. judged: what the full analysis made of episodes, by their patterns.
+    """
+
+    def __init__(self, alignment: Alignment, rows: tuple[list[Any], list[Any]], missing: bool) -> None:
+        self.missing = missing
+        rows_at = _rows_at(rows)
         expectations = alignment.expectations
         self.size = len(expectations)
         bare = Comparer(alignment.comparer.tolerance, coarse=alignment.comparer.coarse)
@@ -126,8 +128,8 @@ class Plan:
         self._layout = np.zeros(self.size, dtype=bool)
         self._repeated = np.zeros(self.size, dtype=bool)
         for at, expectation in enumerate(expectations):
-            mine = [self._row(role, 0) for role in expectation.reference]
-            theirs = [self._row(role, 1) for role in expectation.port]
+            mine = [rows_at[0][id(role.row)] for role in expectation.reference]
+            theirs = [rows_at[1][id(role.row)] for role in expectation.port]
             first, second = expectation.reference[0].value, expectation.port[0].value
             floor_of = [] if first.exact and second.exact else mine[:1]
             reference_rows.append(mine)
@@ -161,19 +163,12 @@ class Plan:
             ],
             dtype=np.int64,
         )
-        self._words = [self._words_of(expectation) for expectation in expectations]
-        self.modules = [word[0] for word in self._words]
+        self._words = [_words(expectation, rows_at) for expectation in expectations]
+        self._at = {words: at for at, words in enumerate(self._words)}
+        self.modules = [words[0] for words in self._words]
+        self.uncalled = [[call.place for call in calls] for calls in alignment.uncalled]
         self.judged: dict[bytes, Judged] = {}
-
-    def _row(self, role: Role, side: int) -> int:
-        return self._places[side][id(role.row)]
-
-    def _words_of(self, expectation: Expectation) -> tuple[Any, ...]:
-        """(reference's place, first row, tensors, side, port's place, first row, tensors, side)."""
-        words: tuple[Any, ...] = ()
-        for side, roles in enumerate((expectation.reference, expectation.port)):
-            words += (roles[0].call.place, self._row(roles[0], side), "+".join(role.tensor for role in roles), roles[0].side)
-        return words
+        self.said: set[int] = set()  # harmless pairs that are listed already
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
@@ -252,7 +247,11 @@ class Plan:
         if shapes.any():
             error[shapes] = np.nan
             good[shapes] = self._repeated[at[shapes]] & _repeat(
-                statistics[0][:, shapes], statistics[1][:, shapes], numel[shapes], other.columns.numel[theirs[shapes]], limit[shapes]
+                statistics[0][:, shapes],
+                statistics[1][:, shapes],
+                numel[shapes],
+                other.columns.numel[theirs[shapes]],
+                limit[shapes],
             )
         layout &= ~odd & ~shapes
         found.error[at], found.right[at], found.layout[at] = error, good, layout
@@ -287,22 +286,28 @@ class Plan:
 
     # -- what is kept of it ----------------------------------------------------------------------------------------------
 
-    def judge(self, judgement: Judgement, expectations: Sequence[Expectation]) -> Judged:
-        """The states of a judgement by the places of the pairs."""
-        places = {id(one): at for at, one in enumerate(expectations)}
-        states: dict[int, State] = {places[id(one)]: "healed" for one in judgement.healed if id(one) in places}
-        states |= {places[id(one)]: "inherited" for one in judgement.wrong if id(one) in places}
-        states |= {
-            places[id(fault.expectation)]: "introduced" for fault in judgement.faults if id(fault.expectation) in places
-        }
-        return Judged(judgement.diverged, states)
+    def remember(self, checked: Checked, judgement: Judgement, rows: tuple[list[Any], list[Any]]) -> None:
+        """Keep what the full analysis made of an episode: others with the same pairs wrong are judged alike."""
+        rows_at = _rows_at(rows)
+        states: dict[int, State] = {}
+        marks: list[tuple[State, list[Expectation]]] = [
+            ("healed", judgement.healed),
+            ("inherited", judgement.wrong),
+            ("introduced", [fault.expectation for fault in judgement.faults if fault.expectation is not None]),
+        ]
+        for state, expectations in marks:
+            for one in expectations:
+                at = self._at.get(_words(one, rows_at))
+                if at is not None:
+                    states[at] = state
+        self.judged[checked.pattern] = Judged(judgement.diverged, states)
 
     def comparison(
-        self, at: int, checked: Checked, one: Columns, other: Columns, states: dict[int, State], statistics: bool
+        self, at: int, checked: Checked, one: Sequence[Line], other: Sequence[Line], states: dict[int, State], statistics: bool
     ) -> Comparison:
         """A pair in an episode, as it is shown."""
         _, row, tensors, side, _, port_row, port_tensors, port_side = self._words[at]
-        first, second = one.lines[row], other.lines[port_row]
+        first, second = one[row], other[port_row]
         state = states.get(at, "right" if checked.right[at] else "inherited")
         if state == "right" and checked.layout[at]:
             state = "layout"
@@ -313,6 +318,19 @@ class Plan:
             at, None if math.isnan(error) else error, float(checked.limit[at]), state,
             _statistics(first) if statistics else {}, _statistics(second) if statistics else {},
         )  # fmt: skip
+
+
+def _rows_at(rows: tuple[list[Any], list[Any]]) -> list[dict[int, int]]:
+    """For each side the places of its rows, by their identity."""
+    return [{id(row): at for at, row in enumerate(side)} for side in rows]
+
+
+def _words(expectation: Expectation, rows_at: list[dict[int, int]]) -> tuple[Any, ...]:
+    """(reference's place, first row, tensors, side, port's place, first row, tensors, side)."""
+    words: tuple[Any, ...] = ()
+    for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
+        words += (roles[0].call.place, at[id(roles[0].row)], "+".join(role.tensor for role in roles), roles[0].side)
+    return words
 
 
 def _statistics(line: Any) -> dict[str, Any]:

@@ -165,11 +165,11 @@ def decode(text: Any) -> Sketch | None:
     >>> decode("AACAPwAAAAA=")
     array([1., 0.])
     """
-    sketch = _bytes(text)
+    sketch = sketch_bytes(text)
     return None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
 
 
-def _bytes(text: Any) -> bytes | None:
+def sketch_bytes(text: Any) -> bytes | None:
     """What base64 spells, None where it spells no float32 numbers."""
     if not isinstance(text, str):
         return None
@@ -249,7 +249,7 @@ def _value_of(row: Row, values: dict[Any, Value], by_number: dict[int, Value], s
     if isinstance(number, int) and number in by_number:
         return by_number[number]
     numel = _numel(row)
-    sketch = _bytes(row.get("sketch"))
+    sketch = sketch_bytes(row.get("sketch"))
     if sketch is None and isinstance(number, int):
         sketch = sketches.get(number)
     content: Any
@@ -329,7 +329,7 @@ def module_table(meta: dict[str, Any]) -> list[ModuleLine]:
             if isinstance(line, dict) and isinstance(line.get("module"), str):
                 found.append(
                     ModuleLine(
-                        model, line["module"], str(line.get("class", "")), bool(line.get("called")),
+                        model, line["module"], str(line.get("class", "")), line.get("called") is not False,
                         [str(name) for name in line.get("parameters") or ()], [str(name) for name in line.get("aliases") or ()],
                     )
                 )  # fmt: skip

@@ -67,13 +67,20 @@ def load_recording(path: str | Path) -> Recording:
     rows = list(iterate_rows(path, warnings.append))
     cut_off = bool(warnings)
     meta = read_metadata(path, warnings.append)
-    killed = meta.get("ended_cleanly") is False
-    if killed:
-        warnings.append(f"{path}: the run was killed, or is still going on; the recording ends early")
+    ended = endings(path, meta)
+    warnings += ended
+    return Recording(Path(path), rows, meta, warnings, ended_early=cut_off or bool(ended))
+
+
+def endings(path: str | Path, meta: dict[str, Any]) -> list[str]:
+    """Why a recording ends before its run did, by its metadata: a line each, none where it does not."""
+    found = []
+    if meta.get("ended_cleanly") is False:
+        found.append(f"{path}: the run was killed, or is still going on; the recording ends early")
     if stopped := meta.get("writing_ended"):
         why = {"disk": "the disk took no more", "max_bytes": "OTEL_TORCH_MAX_BYTES was reached"}.get(stopped, str(stopped))
-        warnings.append(f"{path}: writing ended before the run did: {why}")
-    return Recording(Path(path), rows, meta, warnings, ended_early=cut_off or killed or bool(stopped))
+        found.append(f"{path}: writing ended before the run did: {why}")
+    return found
 
 
 def metadata_path(path: str | Path) -> Path:

@@ -17,8 +17,12 @@ _COARSE = {name: base for name, base in BASES.items() if base > 1e-6} | {
     "torch.float8_e4m3fn": 6e-2,
     "torch.float8_e5m2": 1.2e-1,
 }
-# how far beyond the error under noise a difference is still chance: on clean ports the ratio is 1.0 at the most
-NOISE_FACTOR = 2.0
+# how far beyond the error under noise a difference on the way is still chance (on clean ports it is 1.0 at the most), and how
+# far one at the end, where many roundings average out (0.55)
+NOISE_FACTOR, END_FACTOR = 1.5, 1.0
+# noise of at least this share of a type's constant shows what that type does; the constant then is only a lower bound, half
+# as large. Less noise is that of a reference which computes more finely than the port
+_SHOWN, _LOWERED = 0.1, 0.5
 
 
 class Typed(Protocol):
@@ -47,6 +51,17 @@ class Tolerance:
         """
         coarsest = max((_COARSE.get(dtype, 0.0) for dtype in dtypes), default=0.0)
         return max(coarsest, BASES["torch.float32"] if self.rtol is None else self.rtol)
+
+    @staticmethod
+    def with_noise(base: float, floor: float | None, factor: float = NOISE_FACTOR) -> float:
+        """The limit for a tensor of which the error under noise is known: `floor`, None if it is not.
+
+        >>> Tolerance.with_noise(0.012, 0.03), Tolerance.with_noise(0.012, None), Tolerance.with_noise(0.012, 1e-7)
+        (0.045, 0.012, 0.012)
+        """
+        if floor is None:
+            return base
+        return max(base * _LOWERED if floor >= _SHOWN * base else base, factor * floor)
 
     def of_parameters(self, parameters: Iterable[Typed]) -> float:
         """The limit for parameters that were loaded, not computed."""

@@ -58,13 +58,15 @@ class Comparer:
         """Whether the two hold the same numbers in the same order."""
         return reference.numel == port.numel and self.relation(reference, port).state == "equal"
 
-    def limit(self, reference: Value, port: Value) -> float:
+    def limit(self, reference: Value, port: Value, factor: float = NOISE_FACTOR) -> float:
         """How far the two may be apart."""
         if reference.exact and port.exact:
             return 0.0
         base = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
         base = max(base, self.tolerance.base(str(one.row.get("dtype", "")) for one in (reference, port)))
-        return max(base, NOISE_FACTOR * self.floors.get(reference, 0.0))
+        if base <= 1e-6:  # the constant of single precision is as small as it can be
+            return max(base, factor * self.floors.get(reference, 0.0))
+        return self.tolerance.with_noise(base, self.floors.get(reference), factor)
 
     def _compare(self, one: Value, other: Value) -> Relation:
         limit = self.limit(one, other)
@@ -80,7 +82,7 @@ class Comparer:
             return Relation("equal", error, limit)
         apart = statistics_error(one.row, other.row)
         # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
-        if apart is not None and error > 20 * limit and apart <= 1e-6 + 4 * limit / math.sqrt(one.numel):
+        if apart is not None and error > 20 * limit and apart <= _averaged(limit, one):
             return Relation("order" if shapes_meet(one, other) else "layout", error, limit)
         return Relation("different", error, limit)
 
@@ -151,10 +153,15 @@ def _repeats(one: Value, other: Value, limit: float) -> bool:
         return False
     a, b = small.row, large.row
     pairs = [("abs_mean", 1.0), ("mean", 1.0), ("min", 1.0), ("max", 1.0)]
-    known = [(float(a[n]), float(b[n])) for n, _ in pairs if _number(a.get(n)) and _number(b.get(n))]
-    scale = max((max(abs(x), abs(y)) for x, y in known), default=0.0)
-    slack = max(limit, 1e-6)
-    return len(known) >= 3 and all(abs(x - y) <= slack * scale for x, y in known)
+    known = [(name, float(a[name]), float(b[name])) for name, _ in pairs if _number(a.get(name)) and _number(b.get(name))]
+    scale = max((max(abs(x), abs(y)) for _, x, y in known), default=0.0)
+    # what was wrong by rounding before averages out in means, not in extremes
+    slack = {"abs_mean": _averaged(limit, small), "mean": _averaged(limit, small)}
+    return len(known) >= 3 and all(abs(x - y) <= slack.get(name, max(limit, 1e-6)) * scale for name, x, y in known)
+
+
+def _averaged(limit: float, value: Value) -> float:
+    return 1e-6 + 4 * limit / math.sqrt(max(value.numel, 1))
 
 
 def birth_shape(role: Role) -> tuple[int, ...]:

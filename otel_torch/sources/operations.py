@@ -25,6 +25,15 @@ from otel_torch.sources.values import walk, walk_inputs
 
 _HOOK = "otel_torch.operations"
 
+# what has no numbers yet, and what hands on the same numbers in the same order: nothing happens there
+_NOTHING_HAPPENS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+        "_reshape_alias", "_unsafe_view", "alias", "detach", "squeeze", "unsqueeze", "view",
+    )
+)  # fmt: skip
+
 # takes a tensor that an operation returned, with its label; bound to the call in which that happened
 Take = Callable[[str, torch.Tensor], None]
 
@@ -53,12 +62,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch ha
     @torch_private.unseen_by_function_modes
     def _record(self, func: Any, found: Any) -> None:
         try:
+            name = str(func).rpartition(".")[0] or str(func)
             tensors = [(label, one) for label, one in walk(found, "out") if one.is_floating_point() or one.is_complex()]
-            if tensors:
-                name = f"op[{self._seen}].{str(func).rpartition('.')[0] or func}"
-                self._seen += 1
+            if tensors and name not in _NOTHING_HAPPENS:
                 for label, tensor in tensors:
-                    self._take(f"{name}.{label}", tensor)
+                    self._take(f"op[{self._seen}].{name}.{label}", tensor)
+                self._seen += 1
         except Exception as error:
             say_once(f"an operation was not recorded: {type(error).__name__}: {error}")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BINS = 64
 # bin 0: zeros; 1: below 2^-40; 2 to 61: from 2^(bin - 42) to below twice that; 62: from 2^20 on; 63: not finite
-_SMALLEST = -40
-_FIRST, _LAST, _NOT_FINITE = 1, 62, 63
-# a device counts in so many rows at once, for its threads would wait for each other at 64 places
-_ROWS = 1024
+BINS = 64
+_SMALLEST, _LARGEST = -40, 20
+
+# of a floating-point number: its bits as a whole number, where the exponent begins in them, and what is added to it
+_LAYOUT = {torch.float64: (torch.int64, 52, 1023), torch.float32: (torch.int32, 23, 127)}
+# a device counts in so many rows at once, for its threads would wait for each other at one
+_ROWS = 64
 
 
 def histogram(values: Tensor) -> Tensor:
@@ -25,12 +27,22 @@ def histogram(values: Tensor) -> Tensor:
     """
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     values = values.dequantize() if values.is_quantized else values
-    magnitudes = (values.to(torch.complex128) if values.is_complex() else values.to(wide)).abs().reshape(-1)
-    # a magnitude is m * 2^e with m from 1/2 to below 1
-    index = torch.frexp(magnitudes).exponent.add_(_FIRST - _SMALLEST).clamp_(_FIRST, _LAST)
-    index = index.masked_fill_(magnitudes == 0, 0).masked_fill_(~magnitudes.isfinite(), _NOT_FINITE).to(torch.int64)
-    if values.is_cpu:
-        return torch.bincount(index, minlength=BINS).to(wide)
-    rows = torch.arange(index.numel(), device=index.device).remainder_(_ROWS)
-    counts = torch.zeros(_ROWS * BINS, dtype=wide, device=index.device)
-    return counts.index_add_(0, rows.mul_(BINS).add_(index), torch.ones_like(index, dtype=wide)).view(_ROWS, BINS).sum(0)
+    numbers = (values.to(torch.complex128).abs() if values.is_complex() else values.to(wide)).reshape(-1)
+    bits, shift, bias = _LAYOUT[wide]
+    exponents = (numbers.view(bits) >> shift).bitwise_and_(2 * bias + 1)
+    counts = _count(exponents, 2 * bias + 2).to(wide)
+    zeros = numbers.numel() - torch.count_nonzero(numbers)
+    first, last = bias + _SMALLEST, bias + _LARGEST
+    ends = [zeros, counts[:first].sum() - zeros], [counts[last:-1].sum(), counts[-1]]
+    return torch.cat((torch.stack([end.to(wide) for end in ends[0]]), counts[first:last], torch.stack(ends[1])))
+
+
+def _count(numbers: Tensor, size: int) -> Tensor:
+    """How often each whole number below `size` comes."""
+    if numbers.is_cpu:
+        return torch.bincount(numbers, minlength=size)
+    rows = torch.arange(numbers.numel(), dtype=numbers.dtype, device=numbers.device).remainder_(_ROWS)
+    counts = torch.zeros(_ROWS * size, dtype=torch.int32, device=numbers.device)
+    return (
+        counts.index_add_(0, rows.mul_(size).add_(numbers), torch.ones_like(numbers, dtype=torch.int32)).view(_ROWS, size).sum(0)
+    )

@@ -50,21 +50,18 @@ def recorded(kernel: str, path: Path, **settings: str) -> Path:
     return path
 
 
-def lengthen(short: Path, long: Path, records: int) -> int:
-    """Write the rows of a recording's forward again and again, as further steps with other numbers; how many rows."""
+def lengthen(short: Path, long: Path, steps: int) -> None:
+    """Write the rows of a recording's forward again and again, as further steps with other numbers."""
     rows = [json.loads(line) for line in short.read_text().splitlines()]
     attached = [row for row in rows if row["phase"] == "attach"]
     forward = [row for row in rows if row["phase"] != "attach"]
     sketches = {at: np.frombuffer(base64.b64decode(row["sketch"]), "<f4") for at, row in enumerate(forward) if "sketch" in row}
     ahead = {name: 1 + max(row[name] for row in rows) for name in ("value", "storage")}
     events = 1 + max(max(row["order"]) for row in forward)
-    written = 0
     with open(long, "w", encoding="utf-8") as file:
         for row in attached:
             file.write(json.dumps(row) + "\n")
-            written += 1
-        step = 0
-        while written < records:
+        for step in range(steps):
             scale = 1 - 0.25 * abs(math.sin(1 + step))
             for at, row in enumerate(forward):
                 new = dict(row, step=step)
@@ -79,11 +76,11 @@ def lengthen(short: Path, long: Path, records: int) -> int:
                 if at in sketches:
                     new["sketch"] = base64.b64encode((sketches[at] * np.float32(scale)).tobytes()).decode()
                 file.write(json.dumps(new) + "\n")
-            written += len(forward)
-            step += 1
     source, target = (path.with_name(path.name.removesuffix(".jsonl") + ".meta.json") for path in (short, long))
-    target.write_text(source.read_text())
-    return written
+    meta = json.loads(source.read_text())
+    for facts in meta["models"].values():
+        facts["forwards"] = steps
+    target.write_text(json.dumps(meta))
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------------
@@ -163,9 +160,10 @@ def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
 def run(folder: Path, short: tuple[Path, Path], records: int) -> None:
     """Write two recordings of that length and say how diff and the readers do on them."""
     paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
+    fewest = min(path.read_text().count('"phase": "forward"') for path in short)
     for one, path in zip(short, paths, strict=True):
         if not path.exists():
-            lengthen(one, path, records)
+            lengthen(one, path, -(-records // fewest))
     size = sum(path.stat().st_size for path in paths)
     readings = {name: measured_reading(reader, *paths) for name, reader in READERS.items()}
     wall, spent, peak, verdict, pairs = measured_diff(*paths)

@@ -1,0 +1,399 @@
+"""Long recordings: compared like short ones, in little memory, and what does not fit together is said.
+
+The recordings are real ones of two forwards, lengthened: further steps repeat the rows of the second with other numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_torch.parity import compare as comparing
+from otel_torch.parity.compare import compare
+from otel_torch.parity.finding import Report
+from otel_torch.parity.recording import RecordingError, metadata_path
+from tests.support import lines, metadata, run_python
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+
+kind = sys.argv[1]
+names = {"reference": ("norm", "up", "down"), "port": ("layer_norm", "fc1", "fc2")}["reference" if kind == "reference" else "port"]
+
+
+class Block(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.add_module(names[0], nn.LayerNorm(16))
+        self.add_module(names[1], nn.Linear(16, 48))
+        self.add_module("act", nn.SiLU() if kind == "silu" and number == 1 else nn.GELU())
+        self.add_module(names[2], nn.Linear(48, 16))
+
+    def forward(self, x):
+        norm, up, down = (getattr(self, name) for name in names)
+        if kind == "reference":
+            return x + down(self.act(up(norm(x))))
+        return (down(self.act(up(norm(x)))).double() * (1 + 2e-8) + x.double()).float()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.context = nn.Linear(6, 16)
+        self.blocks = nn.ModuleList(Block(number) for number in range(3))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x, context):
+        x = self.embed(x) + self.context(context)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+torch.manual_seed(0)
+model = Model()
+x, context = torch.randn(2, 5, 8), torch.randn(2, 1, 6)
+if kind == "dummy":
+    x, context = torch.randn(2, 5, 8), torch.randn(2, 1, 6)
+with torch.no_grad():
+    for step in range(2):
+        x = x - 0.1 * model(x, context)
+"""
+NUMBERS = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
+STEPS = 40
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> Callable[[str], tuple[Rows, dict[str, Any]]]:
+    """Rows and metadata of one program's recording, made once."""
+    made: dict[str, tuple[Rows, dict[str, Any]]] = {}
+
+    def record(kind: str) -> tuple[Rows, dict[str, Any]]:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            noise = {"OTEL_TORCH_NOISE": "1"} if kind == "noise" else {}
+            program = "reference" if kind == "noise" else kind
+            run_python(folder, PROGRAM, program, OTEL_TORCH_CAPTURE="parity", **noise)
+            made[kind] = lines(folder / "run.jsonl"), metadata(folder / "run.jsonl")
+        return made[kind]
+
+    return record
+
+
+def attached(rows: Rows) -> Rows:
+    return [row for row in rows if row["phase"] == "attach"]
+
+
+def forward(rows: Rows, step: int) -> Rows:
+    return [row for row in rows if row["phase"] != "attach" and row["step"] == step]
+
+
+def further(rows: Rows, step: int, scale: float = 1.0) -> Rows:
+    """The second forward of a recording once more, as a later step with other numbers."""
+    template = forward(rows, 1)
+    start = min(row["value"] for row in template if "sketch" in row)
+    ahead = step * 10_000
+    found = []
+    for row in template:
+        new = {**row, "step": step, "order": [at + ahead for at in row["order"]]}
+        if row["parent"] is not None:
+            new["parent"] = row["parent"] + ahead
+        if row["value"] >= start:  # not a tensor of the first step that is given again
+            new["value"] += ahead
+            for name in NUMBERS:
+                if name in new:
+                    new[name] *= scale
+            if "sketch" in new:
+                numbers = np.frombuffer(base64.b64decode(new["sketch"]), "<f4") * np.float32(scale)
+                new["sketch"] = base64.b64encode(numbers.tobytes()).decode()
+        found.append(new)
+    return found
+
+
+def scale_of(step: int) -> float:
+    return 1 - 0.25 * abs(math.sin(step))
+
+
+def lengthened(rows: Rows, steps: Iterable[int] = range(2, STEPS), wrong: Rows = (), wrong_at: Iterable[int] = ()) -> Rows:
+    """The recording with further steps, some of them those of a wrong program."""
+    wrong_at = set(wrong_at)
+    found = list(rows)
+    for step in steps:
+        found += further(wrong if step in wrong_at else rows, step, scale_of(step))
+    return found
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name: str, rows: Rows, meta: dict[str, Any], **fields: Any) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        meta = json.loads(json.dumps(meta))
+        forwards = len({row["step"] for row in rows if row["phase"] != "attach"})
+        for facts in meta["models"].values():
+            facts["forwards"] = forwards
+        metadata_path(path).write_text(json.dumps({**meta, **fields}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def analysed(monkeypatch) -> list[int]:
+    """How many forwards each comparison analysed in full."""
+    counts: list[int] = []
+    in_full, run = comparing._Comparison._compare_in_full, comparing._Comparison.run
+
+    def count(self, *arguments):
+        counts[-1] += 1
+        return in_full(self, *arguments)
+
+    def start(self):
+        counts.append(0)
+        return run(self)
+
+    monkeypatch.setattr(comparing._Comparison, "_compare_in_full", count)
+    monkeypatch.setattr(comparing._Comparison, "run", start)
+    return counts
+
+
+def same(one: Report, other: Report) -> None:
+    """Two reports say the same; errors may differ by the order in which sums were added."""
+
+    def near(a, b):
+        return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6))
+
+    assert (one.verdict, one.reason, one.pairs, one.warnings) == (other.verdict, other.reason, other.pairs, other.warnings)
+    assert (one.unpaired, one.ambiguous, one.weaker) == (other.unpaired, other.ambiguous, other.weaker)
+    for mine, theirs in ((one.introduced, other.introduced), (one.harmless, other.harmless), (one.compared, other.compared)):
+        assert [replace(a, error=0, floor=0) for a in mine] == [replace(b, error=0, floor=0) for b in theirs]
+        assert all(near(a.error, b.error) and near(a.floor, b.floor) for a, b in zip(mine, theirs, strict=True))
+
+
+def both(analysed: list[int], *paths: Path, **options: Any) -> Report:
+    """The comparison; that of every forward in full must say the same."""
+    quick, thorough = compare(*paths, **options), compare(*paths, thorough=True, **options)
+    same(quick, thorough)
+    assert analysed[-1] >= STEPS - 5 and analysed[-2] < analysed[-1] / 3
+    return quick
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["no noise", "noise"])
+def test_a_long_match_is_analysed_once_for_each_structure(real, write, analysed, noise):
+    ref, port = real("reference"), real("port")
+    paths = write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1])
+    again = {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
+    report = both(analysed, *paths, **again)
+    assert (report.verdict, report.first, report.warnings, report.weaker) == ("match", None, [], False)
+    assert report.pairs > STEPS * 25
+    assert analysed[0] == 2  # the context is new in the first forward and known in all others
+    assert {pair.step for pair in report.compared} == set(range(STEPS))
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["no noise", "noise"])
+def test_a_divergence_that_begins_late_is_found_where_it_begins(real, write, analysed, noise):
+    ref, port, wrong = real("reference"), real("port"), real("silu")
+    late = lengthened(port[0], wrong=wrong[0], wrong_at=range(30, STEPS))
+    again = {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
+    report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", late, port[1]), **again)
+    assert report.verdict == "diverged"
+    assert (report.first.port_module, report.first.side, report.first.step) == ("blocks.1.act", "output", 30)
+    assert len(report.introduced) == 1
+    whole = {step for step in range(STEPS) if len([pair for pair in report.compared if pair.step == step]) > 25}
+    assert whole == {0, 1, 29, 30}
+    assert report.compared_left_out == report.pairs - len(report.compared) - 18  # parameters are no pairs of a step
+
+
+def test_a_divergence_that_heals_stays_found(real, write, analysed):
+    ref, port, wrong = real("reference"), real("port"), real("silu")
+    healing = lengthened(port[0], wrong=wrong[0], wrong_at=range(20, 23))
+    report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", healing, port[1]))
+    assert (report.verdict, report.first.step, len(report.introduced)) == ("diverged", 20, 1)
+    states = {step: {pair.state for pair in report.compared if pair.step == step} for step in (19, 20, 30)}
+    assert states == {19: {"right"}, 20: {"right", "introduced", "inherited"}, 30: {"right"}}
+
+
+def test_a_structure_that_changes_is_analysed_anew(real, write, analysed):
+    def changed(rows):
+        return [row for row in rows if row["step"] < 25 or not row["module"].startswith("context")]
+
+    ref, port, wrong = real("reference"), real("port"), real("silu")
+    late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
+    report = both(
+        analysed, write("ref", changed(lengthened(ref[0])), ref[1]), write("port", changed(late), port[1])
+    )
+    assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
+
+
+def test_rows_that_are_missing_on_one_side_are_said(real, write, analysed):
+    ref, port, wrong = real("reference"), real("port"), real("silu")
+    late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
+    lost = [row for row in late if not (row["step"] >= 20 and row["module"] == "blocks.0.fc1")]
+    report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", lost, port[1]))
+    assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
+    assert report.warnings == [
+        "calls without a counterpart, of modules that have one: 20 of blocks.0.up in the reference"
+    ]
+
+
+@pytest.mark.parametrize("side", ["ref", "port"])
+def test_warm_up_forwards_have_no_counterpart(real, write, analysed, side):
+    ref, port, dummy = real("reference"), real("port"), real("dummy")
+    rows = {"ref": ref[0], "port": port[0]}
+    warm = rows[side]
+    names = {row["module"] for row in warm}
+    first = [
+        {**row, "value": row["value"] + 500_000, "order": [at - 5000 for at in row["order"]],
+         "parent": None if row["parent"] is None else row["parent"] - 5000}
+        for row in forward(dummy[0], 0) if row["module"] in names
+    ]  # fmt: skip
+    whole = attached(warm) + first
+    for step in range(STEPS):
+        whole += [
+            {**row, "step": step + 1} for row in (forward(warm, step) if step < 2 else further(warm, step, scale_of(step)))
+        ]
+    paths = {name: lengthened(rows[name]) for name in rows} | {side: whole}
+    report = compare(write("ref", paths["ref"], ref[1]), write("port", paths["port"], port[1]))
+    assert report.verdict == "match", report.first
+    which = {"ref": "reference", "port": "port"}[side]
+    assert f"1 forward of Model in the {which} has no counterpart and was not compared" in report.warnings
+    assert any("of step 0" in warning and "in turn" in warning for warning in report.warnings) is False
+
+
+def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, write):
+    ref, port = real("reference"), real("port")
+    moved = [row if row["phase"] == "attach" else {**row, "step": row["step"] + 1} for row in lengthened(port[0])]
+    report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", moved, port[1]))
+    assert report.verdict == "match"
+    assert {(pair.step, pair.port_step) for pair in report.compared} == {(step, step + 1) for step in range(STEPS)}
+    assert report.warnings == [
+        "the first forward of Model is of step 0 in the reference and of step 1 in the port: forwards are paired by inputs and "
+        "in turn, not by step"
+    ]
+
+
+def test_a_shorter_recording_is_compared_as_far_as_it_goes(real, write):
+    ref, port = real("reference"), real("port")
+    short = lengthened(port[0], range(2, 30))
+    report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", short, port[1], ended_cleanly=False))
+    assert report.verdict == "match" and max(pair.step for pair in report.compared) == 29
+    killed, left = report.warnings
+    assert "port.jsonl: the run was killed, or is still going on; the recording ends early" in killed
+    assert left == "10 forwards of Model in the reference have no counterpart and were not compared"
+
+
+def test_many_steps_are_kept_in_bounded_memory(real, write, monkeypatch):
+    monkeypatch.setattr("otel_torch.parity.kept._CELLS", 200)
+    ref, port = real("reference"), real("port")
+    steps = range(2, 200)
+    report = compare(write("ref", lengthened(ref[0], steps), ref[1]), write("port", lengthened(port[0], steps), port[1]))
+    assert len(report.compared) < 400 < report.compared_left_out
+    assert {pair.step for pair in report.compared} >= {0, 1} and max(pair.step for pair in report.compared) > 150
+    assert {pair.module for pair in report.compared if pair.step > 1} == {pair.module for pair in report.compared}
+
+
+# -- FastVideo's own rows --------------------------------------------------------------------------------------------------
+
+
+def bare(rows: Rows, step: Callable[[dict[str, Any]], int | None] = lambda row: row["step"]) -> Rows:
+    """The outputs alone, as FastVideo's own trace writes them."""
+    return [
+        {"module": row["module"], "tensor": row["tensor"], "step": step(row), **{n: row[n] for n in NUMBERS if n in row}}
+        for row in rows
+        if row["phase"] != "attach" and row["tensor"].startswith("out")
+    ]
+
+
+def plainly(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["steps", "null steps"])
+def test_rows_without_calls(tmp_path, real, analysed, numbered):
+    def step(row):
+        return row["step"] if numbered else None
+
+    rows, wrong = real("reference")[0], real("silu")[0]
+    named = {"layer_norm": "norm", "fc1": "up", "fc2": "down"}
+    for row in wrong:
+        row["module"] = ".".join(named.get(part, part) for part in row["module"].split("."))
+    ref = plainly(tmp_path / "ref.jsonl", bare(lengthened(rows), step))
+    assert both(analysed, ref, plainly(tmp_path / "same.jsonl", bare(lengthened(rows), step))).verdict == "match"
+    late = lengthened(rows, wrong=wrong, wrong_at=range(30, STEPS))
+    report = both(analysed, ref, plainly(tmp_path / "late.jsonl", bare(late, step)))
+    assert report.verdict == "diverged" and report.weaker
+    assert (report.first.port_module, report.first.step) == ("blocks.1.act", 30 if numbered else None)
+
+
+def test_two_forwards_in_a_step_without_calls_are_paired_in_order_and_said(tmp_path, real):
+    rows = real("reference")[0]
+    ref = plainly(tmp_path / "ref.jsonl", bare(lengthened(rows), lambda row: row["step"] // 2))
+    port = plainly(tmp_path / "port.jsonl", bare(lengthened(rows), lambda row: row["step"] // 2))
+    report = compare(ref, port)
+    assert report.verdict == "match"
+    assert [warning for warning in report.warnings if "port.jsonl" in warning] == [
+        f"{port}: rows of one place come again within a step and name no call: paired in order of occurrence"
+    ]
+
+
+def test_a_stretch_without_an_end_is_cut(tmp_path, real, monkeypatch):
+    monkeypatch.setattr("otel_torch.parity.episodes._LONGEST", 50)
+    rows = real("reference")[0]
+    paths = [plainly(tmp_path / f"{name}.jsonl", bare(lengthened(rows), lambda row: 0)) for name in ("ref", "port")]
+    report = compare(*paths)
+    assert report.verdict == "match" and report.pairs >= STEPS * 14
+    assert any(f"{paths[0]}: a stretch of many rows without an end was cut" in warning for warning in report.warnings)
+
+
+# -- what does not belong together -----------------------------------------------------------------------------------------
+
+
+def test_a_schema_that_is_not_known_is_one_line(real, write):
+    ref, port = real("reference"), real("port")
+    paths = write("ref", ref[0], ref[1]), write("port", port[0], port[1], schema="otel_torch.recording/7")
+    with pytest.raises(RecordingError, match=r"port\.jsonl: is of 'otel_torch\.recording/7'; this version reads"):
+        compare(*paths)
+
+
+def test_noise_of_the_port_is_one_line(real, write):
+    ref, port = real("reference"), real("port")
+    paths = write("ref", ref[0], ref[1]), write("port", port[0], port[1])
+    with pytest.raises(RecordingError, match="noise takes the reference"):
+        compare(*paths, noise=write("noise", port[0], port[1]))
+
+
+def test_noise_that_lacks_forwards_is_said(real, write, analysed):
+    ref, port, noise = real("reference"), real("port"), real("noise")
+    short = write("noise", lengthened(noise[0], range(2, 35)), noise[1])
+    report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1]), noise=short)
+    assert report.verdict == "match"
+    assert report.warnings == ["5 forwards have no counterpart in the noise; constants of the dtypes decided there"]
+
+
+def test_progress_tells_how_much_is_read(real, write, monkeypatch):
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks))
+    ref, port = real("reference"), real("port")
+    told: list[str] = []
+    paths = write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1])
+    compare(*paths, progress=told.append)
+    shares = [int(text.split(" %")[0]) for text in told]
+    assert shares == sorted(shares) and shares[-1] == 100 and len(shares) > 1
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    told.clear()
+    compare(*paths, progress=told.append)
+    assert len(told) == 1  # no time has passed since
