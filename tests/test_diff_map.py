@@ -254,7 +254,7 @@ PORT = names("blocks", *BLOCKS, "blocks.0.self_attn", "ln", "qk", "v", parameter
 
 MISFITS = {
     "no module here": ('[modules]\n"blocks.*.atn" = "x.*"', ["the reference has no module", '"blocks.*.atn"', '"blocks.*.attn"']),
-    "no module there": ('[modules]\n"norm" = "lm"', ['[modules] "norm" = "lm"', 'the port has no module "lm"', '"ln"']),
+    "no module there": ('[modules]\n"norm" = "lnn"', ['[modules] "norm" = "lnn"', 'the port has no module "lnn"', '"ln"']),
     "no module there, of a pattern": ('[modules]\n"blocks.*.attn" = "blocks.*.atn"', ['the port has no module "blocks.0.atn"']),
     "no parameter": ('[parameters]\n"norm.bias" = "ln.weight"', ["the reference has no parameter", '"norm.bias"']),
     "no part": ('[fused.port]\n"qk" = ["q", "z"]', ["[fused.port]", "the reference has no module and no parameter", '"z"']),
@@ -413,7 +413,8 @@ def record(path, model):
     assert bootstrap.start(jsonl=str(path), capture="parity", signals="spans")
     try:
         with torch.no_grad():
-            model(torch.randn(1, 4, 8))  # as many tokens as heads: what changed places has the shape that it had
+            for _ in range(3):
+                model(torch.randn(1, 4, 8))  # as many tokens as heads: what changed places has the shape that it had
     finally:
         bootstrap.stop()
     return path
@@ -455,7 +456,8 @@ def test_a_layout_says_that_another_order_is_right(recordings, tmp_path):
     report = diff(recordings["reference"], recordings["port"], map=tmp_path / "map.toml")
     assert report.verdict == "match"
     norms = [one for one in report.compared if one.module.endswith("norm_q")]
-    assert {one.state for one in norms} == {"layout"} and len(norms) == 6
+    assert {one.state for one in norms} == {"layout"} and len(norms) >= 6
+    assert {one.step for one in norms} >= {0, 1}
     before = {one.state for one in without.compared if one.module.endswith("norm_q") and one.tensor == "out"}
     assert "layout" not in before
     assert not [line for line in report.warnings if "map.toml" in line]

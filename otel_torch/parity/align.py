@@ -194,6 +194,14 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
         if partners and (len(partners) == len(rivals) or (one.side == "output" and ground != "container")):
             best = partners[min(rivals.index(one), len(partners) - 1)]
             take([one], [best], comparer.relation(one.value, best.value))
+    if (
+        ground == "owner"
+        and len(left) == len(right) == 1
+        and ones
+        and others
+        and left[0].value.constant != right[0].value.constant
+    ):
+        take([ones[0]], [others[0]], comparer.relation(ones[0].value, others[0].value))
     weighty = _weighty(ones), _weighty(others)
     if ground == "owner" and len(weighty[0]) == len(weighty[1]) == 1:  # what it works on, whatever its shape
         one, other = weighty[0][0], weighty[1][0]
@@ -376,9 +384,19 @@ def _weighty(roles: Sequence[Role]) -> list[Role]:
 
 
 def _lie_alike(found: Alignment, one: Call, other: Call) -> bool:
-    """Whether two calls are made in the same pair of containers."""
-    above, there = _known_above(found, one), _known_above(found, other)
-    return above is not None and found.partner[above] is there
+    """Whether two calls are made in a pair of calls, which for those of another class is more than the whole model."""
+    around = set(_above(other))
+    pairs = [call for call in _above(one) if found.partner.get(call) in around]
+    return bool(pairs) and (pairs[0].parent is not None or one.cls == other.cls)
+
+
+def _above(call: Call) -> list[Call]:
+    """The calls around one, the innermost first."""
+    found = []
+    while call.parent is not None:
+        call = call.parent
+        found.append(call)
+    return found
 
 
 def _known_above(found: Alignment, call: Call) -> Call | None:

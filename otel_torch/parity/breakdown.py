@@ -26,6 +26,8 @@ _MOST = 0.98
 _RANGE_PART, _SCATTERED_PART = 0.5, 0.125
 # a simple form explains the error if so much of it is left (relative L2)
 _LEFT_OVER = 0.02
+# relative error, compared with its neighbours', from which on an index is wrong like them
+_AS_WRONG = 0.25
 _WORST = 3
 
 
@@ -58,7 +60,7 @@ class Axis:
         >>> Axis("channel", np.zeros(8), np.array([0, 0, 0, 0, .25, .25, .25, .25])).concentration()
         'channels 4 to 7 of 8, the second half'
         """
-        for find in (self._range, self._every_other, self._scattered):
+        for find in (self._range, self._scattered, self._every_other):
             found = find()
             if found is not None:
                 return found
@@ -66,6 +68,12 @@ class Axis:
 
     def _range(self) -> str | None:
         first, last = _shortest_range(self.share, _MOST)
+        # at its ends a head may hold small numbers: what is as wrong belongs to it, however little it adds
+        as_wrong = self.relative >= _AS_WRONG * np.median(self.relative[first : last + 1])
+        while first > 0 and as_wrong[first - 1] and self.share[first - 1] > 0:
+            first -= 1
+        while last < self.size - 1 and as_wrong[last + 1] and self.share[last + 1] > 0:
+            last += 1
         length = last - first + 1
         if length > max(1, self.size * _RANGE_PART):
             return None

@@ -6,87 +6,95 @@ in which order, which of them are one value) is a `Structure`; all else is `Colu
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
-from operator import attrgetter
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.lines import Line
+from otel_torch.parity.episodes import Episode
+from otel_torch.parity.lines import STATISTICS, Floats, Indices
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-STATISTICS = ("abs_mean", "mean", "std", "rms", "sum", "l2", "min", "max")
 _EXTENTS = ("abs_mean", "sum", "min", "max")  # one of them that is not finite says that the tensor is not
-_names = attrgetter("module", "tensor", "model", "phase", "cls", "argument", "dtype")
-_numbers = attrgetter("odd", "value", "parent", "nonfinite", "numel", *STATISTICS)
-_orders = attrgetter("order")
-_sketches = attrgetter("sketch")
-_numbered = attrgetter("value", "sketch")
-# values of earlier episodes whose sketches are kept
-_REMEMBERED = 4096
+# values of earlier episodes whose sketches are kept because they are used again, and episodes whose sketches are all kept
+_REMEMBERED, _EPISODES = 4096, 8
 
 
 class Unusual(Exception):
-    """Rows that are not of the usual kind: a field that is no number, a call that was never left."""
+    """Rows that are not of the usual kind: a field that is no number, sketches of several lengths."""
 
 
 class Columns:
     """The rows of one episode as arrays of one number a row. Raises Unusual.
 
-    names: what tells a row's place. value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), None
-    where calls were not recorded. statistics: shape (8, rows), NaN where absent. sketched: which rows have a sketch;
-    sketches: float32, shape (sketched rows, 64).
+    value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), -1 where calls were not recorded.
+    nonfinite, l2: NaN where there is none. sketched: which rows have a sketch; sketches: float32, shape (sketched rows, 64).
     """
 
-    __slots__ = ("lines", "names", "nonfinite", "numel", "order", "parent", "sketched", "sketches", "statistics", "value")
+    __slots__ = ("_whole", "episode", "kinds", "l2", "nonfinite", "numel", "order", "parent", "sketched", "sketches", "value")
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.lines = lines
-        self.names = list(map(_names, lines))
-        try:
-            table = np.array(list(map(_numbers, lines)), dtype=np.float64).T
-            orders = list(map(_orders, lines))
-            self.order = None
-            if any(orders):
-                self.order = np.fromiter(chain.from_iterable(orders), np.int64, 2 * len(orders)).reshape(-1, 2)
-        except (TypeError, ValueError, OverflowError):
-            raise Unusual from None
-        if table[0].any():
+    def __init__(self, episode: Episode) -> None:
+        self.episode = episode
+        parts = episode.parts
+        if any(batch.odd for batch, _, _ in parts):
             raise Unusual
-        self.value, self.parent = (np.where(np.isnan(row), -1, row).astype(np.int64) for row in table[1:3])
-        self.nonfinite, self.numel = table[3], table[4]
-        self.statistics = table[5:]
-        sketches = list(map(_sketches, lines))
-        self.sketched = np.array([at for at, sketch in enumerate(sketches) if sketch is not None], dtype=np.int64)
-        present = [sketch for sketch in sketches if sketch is not None]
-        width = len(present[0]) if present else 0
-        if any(len(sketch) != width for sketch in present) or width % 4:
-            raise Unusual
-        self.sketches = np.frombuffer(b"".join(present), "<f4").reshape(len(present), width // 4)
-        self._fill_sizes()
-
-    def _fill_sizes(self) -> None:
-        for at in np.flatnonzero(np.isnan(self.numel)):
-            shape = self.lines[at].shape
+        self.kinds: Indices = np.concatenate([batch.kinds[start:stop] for batch, start, stop in parts])
+        numbers: Floats = np.concatenate([batch.numbers[:, start:stop] for batch, start, stop in parts], axis=1)
+        self.order: Indices = np.concatenate([batch.order[start:stop] for batch, start, stop in parts])
+        value, parent, self.nonfinite, self.numel, self.l2 = numbers
+        self.value, self.parent = (np.where(np.isnan(row), -1, row).astype(np.int64) for row in (value, parent))
+        self._whole: Floats | None = None
+        for at in np.flatnonzero(np.isnan(self.numel)).tolist():
+            shape = episode.line(at).shape
             self.numel[at] = -1 if shape is None else np.prod(shape, dtype=np.float64)
+        self._take_sketches()
+
+    def _take_sketches(self) -> None:
+        at: list[int] = []
+        found: list[bytes] = []
+        before = 0
+        for batch, start, stop in self.episode.parts:
+            first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
+            at += [before - start + one for one in batch.sketched[first:last]]
+            found += batch.sketches[first:last]
+            before += stop - start
+        width = len(found[0]) if found else 0
+        if width % 4 or any(len(sketch) != width for sketch in found):
+            raise Unusual
+        self.sketched = np.array(at, dtype=np.int64)
+        self.sketches = np.frombuffer(b"".join(found), "<f4").reshape(len(found), width // 4)
+
+    def statistics(self, rows: Indices) -> Floats:
+        """The statistics of some rows, shape (8, rows), NaN where absent."""
+        if self._whole is None and len(rows) < len(self.kinds) / 4:
+            parts, ends = self.episode.parts, self.episode.ends
+            found = np.empty((len(STATISTICS), len(rows)))
+            places = np.searchsorted(ends, rows, side="right")
+            for place in np.unique(places).tolist():
+                batch, start, stop = parts[place]
+                here = np.flatnonzero(places == place)
+                found[:, here] = batch.statistics((rows[here] - ends[place] + stop).tolist())
+            return found
+        if self._whole is None:
+            self._whole = np.concatenate([batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts], axis=1)
+        return self._whole[:, rows]
 
     @property
     def finite(self) -> Flags:
         """Which rows are of tensors without a NaN or an infinity."""
-        finite = ~(self.nonfinite > 0)
-        for name in _EXTENTS:
-            column = self.statistics[STATISTICS.index(name)]
-            finite &= ~np.isinf(column)
-            if np.isnan(column).any():  # absent, or spelled
-                for at in np.flatnonzero(np.isnan(column) & finite):
-                    finite[at] = getattr(self.lines[at], name) is None
+        finite: Flags = ~(self.nonfinite > 0)
+        unknown = np.flatnonzero(np.isnan(self.nonfinite))
+        if len(unknown):
+            extents = self.statistics(unknown)[[STATISTICS.index(name) for name in _EXTENTS]]
+            finite[unknown] &= ~np.isinf(extents).any(axis=0)
+            for at in unknown[np.isnan(extents).any(axis=0)].tolist():  # absent, or spelled
+                line = self.episode.line(at)
+                finite[at] &= not any(isinstance(getattr(line, name), str) for name in _EXTENTS)
         return finite
 
 
@@ -99,10 +107,10 @@ class Structure:
     episode, in the order of `foreign`, the rows whose values were; -1 where there is none.
     """
 
-    names: list[tuple[Any, ...]]
+    kinds: Indices
     first: Indices
     values: int
-    order: NDArray[np.int64] | None
+    order: Indices
     parent: Indices
     sketched: Indices
     slots: Indices
@@ -119,27 +127,23 @@ class Structure:
         foreign = np.flatnonzero((first == np.arange(len(first))) & (slots < 0) & (columns.value >= 0))
         slots[foreign] = len(columns.sketched) + np.arange(len(foreign))
         order, parent = _from_start(columns)
-        return Structure(columns.names, first, len(seen), order, parent, columns.sketched, slots[first], foreign)
+        return Structure(columns.kinds, first, len(seen), order, parent, columns.sketched, slots[first], foreign)
 
     def fits(self, columns: Columns) -> bool:
         """Whether an episode is of this structure."""
-        if len(columns.names) != len(self.names) or not np.array_equal(columns.sketched, self.sketched):
+        if not np.array_equal(columns.kinds, self.kinds) or not np.array_equal(columns.sketched, self.sketched):
             return False
-        if not np.array_equal(columns.value, columns.value[self.first]) or (self.order is None) != (columns.order is None):
+        if not np.array_equal(columns.value, columns.value[self.first]):
             return False
-        known = columns.value[columns.value >= 0]
-        if len(np.unique(known)) != self.values:
+        if len(np.unique(columns.value[columns.value >= 0])) != self.values:
             return False
         order, parent = _from_start(columns)
-        same_order = self.order is None or (order is not None and np.array_equal(order, self.order))
-        return same_order and np.array_equal(parent, self.parent) and columns.names == self.names
+        return np.array_equal(order, self.order) and np.array_equal(parent, self.parent)
 
 
-def _from_start(columns: Columns) -> tuple[NDArray[np.int64] | None, Indices]:
-    if columns.order is None:
-        return None, columns.parent
+def _from_start(columns: Columns) -> tuple[Indices, Indices]:
     start = int(columns.order[:, 0].min())
-    return columns.order - start, np.where(columns.parent >= start, columns.parent - start, -1)
+    return columns.order - max(start, 0), np.where(columns.parent >= start, columns.parent - start, -1)
 
 
 class Structures:
@@ -153,7 +157,7 @@ class Structures:
 
     def of(self, columns: Columns) -> Structure:
         """The structure of an episode: the same object for episodes of the same one."""
-        key = len(columns.names), columns.names[0], columns.names[-1]
+        key = len(columns.kinds), int(columns.kinds[0]), int(columns.kinds[-1])
         for known in self._known[key]:
             if known.fits(columns):
                 return known
@@ -174,26 +178,38 @@ class Sketches(Mapping[int, bytes]):
 
     def __init__(self, lasting: Mapping[int, bytes]) -> None:
         self._lasting = lasting
-        self._recent: dict[int, bytes] = {}
+        self._used: OrderedDict[int, bytes] = OrderedDict()
+        self._recent: deque[list[tuple[Floats, list[bytes]]] | dict[int, bytes]] = deque(maxlen=_EPISODES)
 
     def __getitem__(self, number: int) -> bytes:
-        sketch = self._recent.get(number)
-        return self._lasting[number] if sketch is None else sketch
+        sketch = self._used.get(number)
+        if sketch is not None:
+            self._used.move_to_end(number)
+            return sketch
+        if number in self._lasting:
+            return self._lasting[number]
+        for at in range(len(self._recent) - 1, -1, -1):
+            episode = self._recent[at]
+            if not isinstance(episode, dict):
+                pairs = (zip(values.tolist(), sketches, strict=True) for values, sketches in episode)
+                episode = self._recent[at] = dict(chain.from_iterable(pairs))
+            if number in episode:
+                self._used[number] = episode[number]
+                if len(self._used) > _REMEMBERED:
+                    self._used.popitem(last=False)
+                return episode[number]
+        raise KeyError(number)
 
     def __iter__(self) -> Any:
-        return iter({**self._lasting, **self._recent})
+        raise TypeError("nobody needs them all")
 
     def __len__(self) -> int:
-        return len({**self._lasting, **self._recent})
+        raise TypeError("nobody needs them all")
 
-    def remember(self, lines: Sequence[Line]) -> None:
-        """Take in the sketches of an episode. What was used again stays longest."""
-        recent = self._recent
-        sketched = {number: sketch for number, sketch in map(_numbered, lines) if sketch is not None and number is not None}
-        for number in {line.value for line in lines} & recent.keys():
-            recent[number] = recent.pop(number)
-        recent.update(sketched)
-        excess = len(recent) - max(_REMEMBERED, 2 * len(sketched))
-        if excess > 0:
-            for number in list(islice(recent, excess)):
-                del recent[number]
+    def remember(self, episode: Episode) -> None:
+        """Take in the sketches of an episode."""
+        found = []
+        for batch, start, stop in episode.parts:
+            first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
+            found.append((batch.numbers[0, batch.sketched[first:last]], batch.sketches[first:last]))
+        self._recent.append(found)

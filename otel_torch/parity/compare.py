@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment, Expectation, align
-from otel_torch.parity.episodes import Episode, iterate_episodes, read_parameters
+from otel_torch.parity.episodes import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
 from otel_torch.parity.kept import Compared, Kept
-from otel_torch.parity.lines import Line
+from otel_torch.parity.lines import Kinds, Line
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
@@ -50,7 +50,7 @@ class Recorded:
     modules: list[Place]
     uncalled: set[Place]  # in the table of modules, but never called
     types: dict[Place, set[str]]
-    seen: set[Place] = field(default_factory=set)
+    kinds: Kinds = field(default_factory=Kinds)
     repeated: bool = False  # rows of one place come again within a step, without a call
 
 
@@ -158,12 +158,11 @@ class _Comparison:
             raise RecordingError(
                 f"{path}: is a recording of the port ({self.sides[1].path}); --noise takes the reference, recorded again"
             )
-        return iterate_episodes(path, self.report.warnings.append, self._read)
+        return iterate_episodes(path, self.sides[0].kinds, self.report.warnings.append, self._read)
 
     def _episodes(self, side: Recorded) -> Iterator[Episode]:
         cut = 0
-        for episode in iterate_episodes(side.path, self.report.warnings.append, self._read):
-            side.seen.update({(line.model, line.module) for line in episode.lines})
+        for episode in iterate_episodes(side.path, side.kinds, self.report.warnings.append, self._read):
             cut += episode.cut
             side.repeated = side.repeated or episode.repeated
             yield episode
@@ -174,8 +173,8 @@ class _Comparison:
         """Without a table of modules, those of the first episode."""
         for side, episode in zip(self.sides, first, strict=True):
             known = set(side.modules)
-            for line in episode.lines if episode is not None else ():
-                place = line.model, line.module
+            for kind in side.kinds.known if episode is not None else ():
+                place = kind.model, kind.module
                 if place not in known:
                     known.add(place)
                     side.modules.append(place)
@@ -274,13 +273,16 @@ class _Comparison:
     def _compare_episode(self, one: Episode, other: Episode) -> None:
         noise = self._noise_of(one)
         look = self.steady.look(one, other, noise)
-        if look.plan is None or look.checked is None or not self._compare_by_plan(look.plan, look.checked, one, other):
+        if not self._compare_by_plan(look):
             self._compare_in_full(look, one, other, noise)
         self.steady.remember(look, one, other, noise)
         self.episodes += 1
 
-    def _compare_by_plan(self, plan: Plan, checked: Checked, one: Episode, other: Episode) -> bool:
+    def _compare_by_plan(self, look: Look) -> bool:
         """Whether all is known of two episodes that need be known: right, harmless, or wrong as an earlier one was."""
+        plan, checked, numbers = look.plan, look.checked, look.numbers
+        if plan is None or checked is None or numbers is None:
+            return False
         judged = self._known(plan, checked)
         if judged is None:
             return False
@@ -288,7 +290,7 @@ class _Comparison:
             self.uncalled[side].update(plan.uncalled[side])
 
         def make(at: int, statistics: bool) -> Comparison:
-            return plan.comparison(at, checked, one.lines, other.lines, judged.states, statistics)
+            return plan.comparison(at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics)
 
         self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
         if judged.diverged:
@@ -457,7 +459,8 @@ class _Comparison:
             fused[1].update(parts)
         paired = set(self.modules.one) | fused[0], set(self.modules.one.values()) | fused[1]
         for name, side, known in zip(("reference", "port"), self.sides, paired, strict=True):
-            places = [place for place in side.modules if place not in known and place in side.seen | side.uncalled]
+            seen = {(kind.model, kind.module) for kind in side.kinds.known if kind.phase not in PASSED_OVER} | side.uncalled
+            places = [place for place in side.modules if place not in known and place in seen]
             self.report.unpaired[name] = [Module(model, module, "") for model, module in places]
 
 

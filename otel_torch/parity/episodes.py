@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from otel_torch.parity.lines import Block, Line, iterate_lines
+import numpy as np
+
+from otel_torch.parity.lines import Batch, Kinds, Line, iterate_batches
 from otel_torch.parity.program import Parameter, build_parameters
 from otel_torch.parity.recording import Row, iterate_attached
 
 # not forwards, or forwards that were there before
-_PASSED_OVER = frozenset({"attach", "backward", "recompute"})
+PASSED_OVER = frozenset({"attach", "backward", "recompute"})
 # rows after which an episode that has no other end is cut where its step changes, or where a tensor comes again
 _LONGEST = 50_000
+Moment = tuple[str, int | None, int | None, str]  # model, loop, step, phase
 
 
 @dataclass(slots=True, eq=False)
@@ -22,119 +26,145 @@ class Episode:
     """The rows of one outermost forward (without recorded calls: of one model in one step), in the recording's order.
 
     cut: it was longer, and no end of a forward was known at which it could be cut. repeated: rows of one place came again in
-    its step, and said no call.
+    its step, and said no call. parts: where its rows are.
     """
 
-    model: str
-    loop: int | None
-    step: int | None
-    phase: str
-    lines: list[Line] = field(default_factory=list)
+    moment: Moment
+    kinds: Kinds
     cut: bool = False
     repeated: bool = False
-    _parts: list[tuple[Block, int, int]] = field(default_factory=list)
+    length: int = 0
+    parts: list[tuple[Batch, int, int]] = field(default_factory=list)
+
+    @property
+    def model(self) -> str:
+        """The model whose forward it is."""
+        return self.moment[0]
+
+    @property
+    def loop(self) -> int | None:
+        """Of its first row."""
+        return self.moment[1]
+
+    @property
+    def step(self) -> int | None:
+        """Of its first row."""
+        return self.moment[2]
 
     @property
     def rows(self) -> list[Row]:
-        """The same as dicts: read again from the bytes of the recording at each time."""
-        return [row for block, start, stop in self._parts for row in block.rows(start, stop)]
+        """Its rows as dicts: read again from the bytes of the recording at each time."""
+        return [row for batch, start, stop in self.parts for row in batch.rows(start, stop)]
+
+    @property
+    def ends(self) -> list[int]:
+        """Where each of its parts ends, in rows."""
+        return list(accumulate(stop - start for _, start, stop in self.parts))
 
     @property
     def when(self) -> tuple[Any, ...]:
         """What names it within its run."""
-        return self.model, self.loop, self.step, self.phase, self.lines[0].call
+        return *self.moment, self.line(0).call
 
-    def take(self, block: Block, at: int) -> None:
-        """Add a line of a block."""
-        self.lines.append(block.lines[at])
-        if self._parts and self._parts[-1][0] is block and self._parts[-1][2] == at:
-            self._parts[-1] = block, self._parts[-1][1], at + 1
+    def line(self, at: int) -> Line:
+        """One of its rows; read again at each time."""
+        for batch, start, stop in self.parts:
+            if at < stop - start:
+                return batch.line(start + at)
+            at -= stop - start
+        raise IndexError(at)
+
+    def take(self, batch: Batch, start: int, stop: int) -> None:
+        """Add neighbouring lines of a batch."""
+        self.length += stop - start
+        if self.parts and self.parts[-1][0] is batch and self.parts[-1][2] == start:
+            self.parts[-1] = batch, self.parts[-1][1], stop
         else:
-            self._parts.append((block, at, at + 1))
-
-    def take_run(self, block: Block, start: int, stop: int) -> None:
-        """Add neighbouring lines of a block."""
-        self.lines += block.lines[start:stop]
-        self._parts.append((block, start, stop))
+            self.parts.append((batch, start, stop))
 
 
 def iterate_episodes(
-    path: str | Path, problem: Callable[[str], None] = lambda message: None, read: Callable[[int], None] = lambda count: None
+    path: str | Path,
+    kinds: Kinds,
+    problem: Callable[[str], None] = lambda message: None,
+    read: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Episode]:
-    """The episodes of a recording one after the other. Raises RecordingError; see `iterate_lines`."""
-    episode: Episode | None = None
-    until = -1  # when the outermost call that is going on is left; -1 while that is not known
-    seen: set[Any] = set()  # the tensors of an episode without calls
-    for block in iterate_lines(path, problem, read):
-        at, lines = 0, block.lines
-        while at < len(lines):
-            line = lines[at]
-            if line.phase in _PASSED_OVER:
-                at += 1
+    """The episodes of a recording one after the other. Raises RecordingError; see `iterate_batches`."""
+    cutter = _Cutter(kinds)
+    for batch in iterate_batches(path, kinds, problem, read):
+        yield from cutter.cut(batch)
+    if cutter.episode is not None:
+        yield cutter.episode
+
+
+class _Cutter:
+    """What is known of the episode that is going on."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.episode: Episode | None = None
+        self._kinds = kinds
+        self._passed: list[bool] = []  # of each kind, whether its rows are passed over
+        self._until = -1  # when the outermost call is left; -1 while that is not known
+        self._first = -1  # when the first call was entered
+        self._seen: set[Any] = set()  # the tensors of an episode without calls
+        self._moment: Moment | None = None  # of the row before
+
+    def cut(self, batch: Batch) -> Iterator[Episode]:
+        """The episodes that end in a batch."""
+        entered, left = batch.order.T
+        self._passed += [kind.phase in PASSED_OVER for kind in self._kinds.known[len(self._passed) :]]
+        passed = np.array(self._passed)[batch.kinds]
+        at, end = 0, len(passed)
+        while at < end:
+            if passed[at]:
+                at += int(np.argmin(passed[at:])) if not passed[at:].all() else end - at
                 continue
-            order = line.order
-            entered = None if order is None else order[0]
-            if entered is not None and entered <= until and episode is not None:  # in the outermost call: so are most
-                stop = _run(lines, at, until) if len(episode.lines) < _LONGEST else at + 1
-                if stop == at + 1 and len(episode.lines) >= _LONGEST and _moment(line) != _moment(episode.lines[-1]):
-                    yield episode
-                    episode = _new(line, cut=True)
-                episode.take_run(block, at, stop)
+            start = int(entered[at])
+            if 0 <= start <= self._until and self.episode is not None and self.episode.length < _LONGEST:
+                outside = (entered[at:] > self._until) | (entered[at:] < 0) | passed[at:]
+                stop = at + int(np.argmax(outside)) if outside.any() else end
+                self.episode.take(batch, at, stop)
                 at = stop
                 continue
-            new = cut = False
-            if episode is None:
-                new = True
-            elif entered is None:
-                key = line.module, line.tensor, line.call
-                again = key in seen and _moment(line) == _moment_of(episode)
-                cut = again and line.step is not None and len(episode.lines) >= _LONGEST
-                new = _moment(line) != _moment_of(episode) or cut or (again and line.step is None)
-                episode.repeated = episode.repeated or (again and not new)
-            elif line.parent is None:
-                new = until >= 0 or entered > (_first_entered(episode) or 0)
-            else:
-                new = until >= 0 or _moment(line) != _moment_of(episode)
-            if new:
-                if episode is not None:
-                    yield episode
-                episode, until = _new(line, cut), -1
-                seen.clear()
-            assert episode is not None
-            if entered is None:
-                seen.add((line.module, line.tensor, line.call))
-            elif line.parent is None and order is not None:
-                until = entered if order[1] is None else order[1]
-            episode.take(block, at)
+            yield from self._one(batch, at, start, int(left[at]))
             at += 1
-    if episode is not None:
-        yield episode
 
-
-def _run(lines: list[Line], start: int, until: int) -> int:
-    """Where the lines end that lie in an outermost call."""
-    for at in range(start, len(lines)):
-        line = lines[at]
-        order = line.order
-        if order is None or order[0] is None or order[0] > until or line.phase in _PASSED_OVER:
-            return at
-    return len(lines)
-
-
-def _new(line: Line, cut: bool) -> Episode:
-    return Episode(line.model, line.loop, line.step, line.phase, cut=cut)
-
-
-def _moment(line: Line) -> tuple[Any, ...]:
-    return line.model, line.loop, line.step, line.phase
-
-
-def _moment_of(episode: Episode) -> tuple[Any, ...]:
-    return episode.model, episode.loop, episode.step, episode.phase
-
-
-def _first_entered(episode: Episode) -> int | None:
-    return min((line.order[0] for line in episode.lines if line.order and line.order[0] is not None), default=None)
+    def _one(self, batch: Batch, at: int, entered: int, left: int) -> Iterator[Episode]:
+        """Take a single row."""
+        episode = self.episode
+        line = batch.line(at)
+        moment = line.model, line.loop, line.step, line.phase
+        key = line.module, line.tensor, line.call
+        long = episode is not None and episode.length >= _LONGEST
+        new = cut = False
+        if episode is None:
+            new = True
+        elif entered < 0:  # no calls: a place comes once in a forward
+            again = key in self._seen and moment == episode.moment
+            cut = again and long and moment[2] is not None
+            new = moment != episode.moment or cut or (again and moment[2] is None)
+            episode.repeated = episode.repeated or (again and not new)
+        elif entered <= self._until:  # long
+            new = cut = moment != self._moment
+        elif line.parent is None:
+            new = self._until >= 0 or entered > self._first
+        else:
+            new = self._until >= 0 or moment != episode.moment
+        if new:
+            if episode is not None:
+                yield episode
+            episode = self.episode = Episode(moment, self._kinds, cut)
+            self._until = self._until if cut and entered >= 0 else -1
+            self._first = entered
+            self._seen.clear()
+        assert episode is not None
+        self._moment = moment
+        self._first = min(self._first, entered)
+        if entered < 0:
+            self._seen.add(key)
+        elif line.parent is None:
+            self._until = max(left, entered)
+        episode.take(batch, at, at + 1)
 
 
 def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> list[Parameter]:

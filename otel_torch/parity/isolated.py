@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from otel_torch.parity.align import Alignment, Expectation
-from otel_torch.parity.isolation import Slot, may_be_fed
+from otel_torch.parity.isolation import Slot
 from otel_torch.parity.judge import Fault, Judgement, Spot
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import pattern
@@ -77,7 +77,7 @@ class _Isolated:
     def _let_loose(self, one: Expectation) -> None:
         """Note where a wrong value may be used from here on: what enters a module is put right for it, not for others."""
         for role in one.port:
-            stays = not self._is_put_right(one, role)
+            stays = self._stays(role)
             around = self._paired_above(role.call)
             if stays or (role.side == "input" and role.value not in self._right):
                 self._at_large.setdefault(around, role.time)
@@ -90,8 +90,8 @@ class _Isolated:
         before = [one.port[0].time for one in self._alignment.expectations if one.time < missing.entered]
         self._at_large.setdefault(None if around is None else self._alignment.partner[around], max(before, default=-1))
 
-    def _is_put_right(self, one: Expectation, role: Role) -> bool:
-        return may_be_fed(one) and (role.call.model, role.call.module, role.tensor) not in self._stayed
+    def _stays(self, role: Role) -> bool:
+        return (role.call.model, role.call.module, role.tensor) in self._stayed
 
     def _code(self, role: Role) -> Call | None:
         """The call whose own code made the tensor: of an output, the module's; of an input, that of what encloses it."""
@@ -106,9 +106,9 @@ class _Isolated:
     def _is_another_thing(self, one: Expectation) -> bool:
         """Whether two modules are alike in name only: these are given and keep their own values, and if they were what they
         seem, the next tensor in the same code would be wrong too."""
-        if one.ground != "alike":
-            return False
         role = one.port[0]
+        if one.ground != "alike" or not self._stays(role):
+            return False
         around = self._paired_above(role.call)
         later = [
             other

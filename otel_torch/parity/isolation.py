@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from otel_torch.parity.align import Alignment, Expectation
@@ -88,7 +88,7 @@ class PairingFinder:
     """Learns a pairing from one aligned stretch of run after the other."""
 
     def __init__(self) -> None:
-        self._votes: dict[Slot, Counter[tuple[Slot, bool]]] = {}
+        self._votes: dict[Slot, Counter[_Vote]] = {}
         self._shifts: dict[tuple[str, str], Counter[_When]] = {}
         self._by_pattern: dict[Slot, Counter[Slot]] = {}
 
@@ -96,7 +96,7 @@ class PairingFinder:
         """Take in one stretch. harmless: what was found to differ without being wrong, which is to stay as it is."""
         left_alone = {id(one) for one in harmless}
         for one in alignment.expectations:
-            if id(one) not in left_alone and may_be_fed(one):
+            if id(one) not in left_alone and _fits(one):
                 self._learn(one)
 
     def _learn(self, one: Expectation) -> None:
@@ -104,7 +104,7 @@ class PairingFinder:
         mine, theirs = _slot(port), _slot(reference)
         if one.right and not port.value.constant:
             self._by_pattern.setdefault(_pattern(mine), Counter())[_pattern(theirs)] += 1
-        self._votes.setdefault(mine, Counter())[theirs, one.right] += 1
+        self._votes.setdefault(mine, Counter())[_Vote(theirs, one.right, _is_sure(one))] += 1
         shift = tuple(a - b for a, b in zip(_when(port), _when(reference), strict=True))
         self._shifts.setdefault(mine[:2], Counter())[shift] += 1  # type: ignore[index]
 
@@ -114,9 +114,9 @@ class PairingFinder:
         found = Pairing()
         for slot, votes in self._votes.items():
             likes = self._by_pattern.get(_pattern(slot), Counter())
-            (best, right), _ = max(votes.items(), key=lambda vote: (vote[0][1], likes[_pattern(vote[0][0])], vote[1]))
-            if right or not likes or likes[_pattern(best)]:
-                found.slots[slot] = best
+            best, _ = max(votes.items(), key=lambda vote: (vote[0].right, likes[_pattern(vote[0].slot)], vote[1]))
+            if best.right or likes[_pattern(best.slot)] or (best.sure and not likes):
+                found.slots[slot] = best.slot
         for module, shifts in self._shifts.items():
             shift = shifts.most_common(1)[0][0]
             if any(shift):
@@ -124,16 +124,30 @@ class PairingFinder:
         return found
 
 
-def may_be_fed(one: Expectation) -> bool:
-    """Whether the reference's tensor can stand in the port's place: one for one, of equal size, and surely the same thing."""
-    if len(one.reference) != 1 or len(one.port) != 1 or one.ground == "alike":
+class _Vote(NamedTuple):
+    """The reference's place, whether its numbers were the port's, and whether it is the one even if they were not."""
+
+    slot: Slot
+    right: bool
+    sure: bool
+
+
+def _fits(one: Expectation) -> bool:
+    """Whether the reference's tensor can stand in the port's place at all: one for one, of equal size and kind."""
+    if len(one.reference) != 1 or len(one.port) != 1:
         return False
-    reference, port = one.reference[0], one.port[0]
-    if reference.value.numel != port.value.numel or reference.value.exact != port.value.exact:
+    reference, port = one.reference[0].value, one.port[0].value
+    return reference.numel == port.numel and reference.exact == port.exact
+
+
+def _is_sure(one: Expectation) -> bool:
+    """Whether the two are meant to be the same thing, though they hold other numbers: modules of one name may be two
+    things, and what encloses others may hand on another part of what they made."""
+    if one.ground == "alike":
         return False
-    if one.ground == "fused":
-        return port.side == "input"
-    return one.right or one.ground == "owner" or (_alone(reference) and _alone(port))
+    if one.ground in ("owner", "fused"):
+        return one.ground == "owner" or one.port[0].side == "input"
+    return _alone(one.reference[0]) and _alone(one.port[0])
 
 
 def _alone(role: Role) -> bool:

@@ -21,6 +21,8 @@ from otel_torch.parity.values import Relation
 GROWTH = 1.5
 # how much larger than a first fault's error another error must be to be another fault's, and how many are looked for
 _FORGIVEN, _MOST_FAULTS = 20.0, 20
+# how much larger than every earlier error it must be, and up to which size a first one may be legal: half of bf16's rounding
+_JUMP, _MAY_BE_LEGAL = 5.0, 2e-3
 
 _KINSHIP = {"equal": 2, "layout": 1}
 _SAME = 2
@@ -62,21 +64,31 @@ def judge(alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]]
     """Judge one stretch of run. never_called: (reference's module, port's module, side on which it is never called)."""
     found = _Judge(alignment, never_called).judge()
     seen = {(fault.port.side, fault.port.module) for fault in found.faults if fault.port is not None}
-    # what is left when errors of the first fault's size are forgiven is not its doing
+    # what is left when errors of the first fault's size are forgiven is not its doing, unless it grew to that on the way
     forgiven, rest, forgiven_error = alignment, found, 0.0
     while rest.faults and forgiven_error < (error := _FORGIVEN * _size(rest.faults[0])) < 1 and len(found.faults) < _MOST_FAULTS:
         forgiven, forgiven_error = _forgive(forgiven, error), error
-        rest = _Judge(forgiven, ()).judge()
+        rest = _Judge(forgiven, (), plainly=True).judge()
         for fault in rest.faults:
-            if fault.port is not None and (fault.port.side, fault.port.module) not in seen:
-                seen.add((fault.port.side, fault.port.module))
-                found.faults.append(fault)
+            place = None if fault.port is None else (fault.port.side, fault.port.module)
+            if place is not None and place not in seen and _stands_out(alignment, fault):
+                seen.add(place)
+                # so small an error may be legal (one program rounds where the other does not), and this one dwarfs it
+                found.faults.insert(0 if _size(found.faults[0]) < _MAY_BE_LEGAL else len(found.faults), fault)
     return found
 
 
 def _size(fault: Fault) -> float:
     error = None if fault.relation is None else fault.relation.error
     return math.inf if error is None else error
+
+
+def _stands_out(alignment: Alignment, fault: Fault) -> bool:
+    """Whether an error is a jump from all that were there before it."""
+    if fault.expectation is None or fault.expectation.ground not in ("owner", "fused"):
+        return False
+    earlier = (one.relation.error for one in alignment.expectations if one.time < fault.expectation.time and not one.right)
+    return _size(fault) > _JUMP * max((error for error in earlier if error is not None), default=0.0)
 
 
 def _forgive(alignment: Alignment, error: float) -> Alignment:
@@ -91,7 +103,8 @@ def _forgive(alignment: Alignment, error: float) -> Alignment:
 
 
 class _Judge:
-    def __init__(self, alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]]) -> None:
+    def __init__(self, alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]], plainly: bool = False) -> None:
+        self._plainly = plainly  # by pairs of tensors alone: what only one program has is wrong by the first fault already
         self._alignment = alignment
         self._never_called = never_called
         self._comparer = alignment.comparer
@@ -247,7 +260,7 @@ class _Judge:
             return missing
         if first is None:
             return None
-        for earlier in (self._unlike_its_sisters, self._order_fault):
+        for earlier in () if self._plainly else (self._unlike_its_sisters, self._order_fault):
             found = earlier(first)
             if found is not None:
                 return found
@@ -361,13 +374,17 @@ class _Judge:
         return not role.value.constant and not role.value.exact and role.value.numel > 1
 
     def _breaks_a_habit(self, role: Role, sisters: Sequence[Role]) -> bool:
-        """Whether a module changes the size of what it is given though all its sisters keep it (a rotation)."""
-        if role.side != "output" or role.call in self._alignment.partner:
+        """Whether the port makes something of another size than what it is made from, though everywhere else it keeps the
+        size (a rotation) or the very value (an identity)."""
+        if role.side == "output" and role.call in self._alignment.partner:
             return False
-        habits = [_gain(other) for other in sisters if other is not role]
-        own = _gain(role)
-        known = [gain for gain in habits if gain is not None]
-        return own is not None and len(known) >= 1 and all(abs(gain - 1) < 1e-5 for gain in known) and abs(own - 1) > 1e-3
+        others = [other for other in sisters if other is not role and self._counts(other)]
+        if role.side == "output" and others and all(_hands_on(other) for other in others):
+            return not _hands_on(role)
+        habits = [_sources(other) for other in others]
+        own = _sources(role)
+        kept = [name for name in own if habits and all(abs(habit.get(name, 0.0) - 1) < 1e-5 for habit in habits)]
+        return any(abs(own[name] - 1) > max(1e-3, 4 * self._comparer.coarse.get(role.value, 0.0)) for name in kept)
 
     def _sisters(self, call: Call) -> list[Call]:
         """The calls of the same module in other blocks, and its own other calls."""
@@ -462,15 +479,28 @@ def _slot(role: Role) -> tuple[str, str, str]:
     return pattern(role.call.module), role.side, role.tensor
 
 
-def _gain(role: Role) -> float | None:
-    """How much larger an output is than the input of its size at the same turn; None where there is none."""
+def _hands_on(role: Role) -> bool:
+    """Whether an output is one of the call's inputs."""
+    return any(one.value is role.value for one in role.call.inputs)
+
+
+def _sources(role: Role) -> dict[tuple[str, str], float]:
+    """How much larger a value is than each of those of its size that it may be made from, by what these are called: for an
+    output the call's inputs, for an input what was made before it in the same call."""
     size = role.row.get("l2")
-    like = [one for one in role.call.inputs if one.value.numel == role.value.numel and not one.value.exact]
-    turn = [other for other in role.call.outputs if other.value.numel == role.value.numel].index(role)
-    if not like or not isinstance(size, int | float):
-        return None
-    given = like[min(turn, len(like) - 1)].row.get("l2")
-    return float(size) / float(given) if isinstance(given, int | float) and given else None
+    if not isinstance(size, int | float):
+        return {}
+    call, above = role.call, role.call.parent
+    if role.side == "output":
+        makers = call.inputs
+    else:
+        makers = [] if above is None else [out for one in above.children if one.left < call.entered for out in one.outputs]
+    found = {}
+    for one in makers:
+        given = one.row.get("l2")
+        if one.value.numel == role.value.numel and isinstance(given, int | float) and given:
+            found[pattern(one.call.module), one.tensor] = float(size) / float(given)
+    return found
 
 
 def _spot(call: Call, role: Role) -> Spot:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.parity.columns import Floats
 from otel_torch.parity.finding import Comparison
+from otel_torch.parity.lines import Floats
 from otel_torch.parity.modules import Place
 
 # how many episodes are kept in full from the start on

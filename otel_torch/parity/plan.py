@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.parity.align import Alignment, Expectation
-from otel_torch.parity.columns import STATISTICS, Columns, Flags, Floats, Indices, Sketches, Structure
+from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
 from otel_torch.parity.finding import Comparison, State
 from otel_torch.parity.judge import GROWTH, Judgement
-from otel_torch.parity.lines import Line
+from otel_torch.parity.lines import STATISTICS, Floats, Indices
 from otel_torch.parity.tolerance import NOISE_FACTOR
 from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, shapes_meet
 
@@ -219,7 +219,7 @@ class Plan:
         if left.shape[1:] == right.shape[1:]:
             apart = left - right
             distance = np.sqrt(np.einsum("ij,ij->i", apart, apart))
-            size = one.columns.statistics[_L2][mine[sketched]]
+            size = one.columns.l2[mine[sketched]]
             size = np.where(np.isnan(size), np.sqrt(np.einsum("ij,ij->i", left, left)), size)
             error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
         statistics = one.columns.statistics[:, mine], other.columns.statistics[:, theirs]
@@ -303,21 +303,33 @@ class Plan:
         self.judged[checked.pattern] = Judged(judgement.diverged, states)
 
     def comparison(
-        self, at: int, checked: Checked, one: Sequence[Line], other: Sequence[Line], states: dict[int, State], statistics: bool
+        self, at: int, checked: Checked, one: Columns, other: Columns, states: dict[int, State], statistics: bool
     ) -> Comparison:
         """A pair in an episode, as it is shown."""
-        _, row, tensors, side, _, port_row, port_tensors, port_side = self._words[at]
-        first, second = one[row], other[port_row]
+        place, row, tensors, side, port_place, port_row, port_tensors, port_side = self._words[at]
         state = states.get(at, "right" if checked.right[at] else "inherited")
         if state == "right" and checked.layout[at]:
             state = "layout"
         error = float(checked.error[at])
         return Comparison(
-            first.model, first.module, tensors, side, first.loop, first.step, first.call,
-            second.model, second.module, port_tensors, port_side, second.loop, second.step, second.call,
+            *place, tensors, side, *_time(one, row), *port_place, port_tensors, port_side, *_time(other, port_row),
             at, None if math.isnan(error) else error, float(checked.limit[at]), state,
-            _statistics(first) if statistics else {}, _statistics(second) if statistics else {},
+            _statistics(one, row) if statistics else {}, _statistics(other, port_row) if statistics else {},
         )  # fmt: skip
+
+
+def _time(columns: Columns, row: int) -> tuple[int | None, int | None, int | None]:
+    """loop, step, call of a row."""
+    line = columns.episode.line(row)
+    return line.loop, line.step, line.call
+
+
+def _statistics(columns: Columns, row: int) -> dict[str, Any]:
+    line = columns.episode.line(row)
+    found = {name: value for name in _SHOWN if (value := getattr(line, name)) not in (None, "")}
+    if line.shape is not None:
+        found["shape"] = list(line.shape)
+    return found
 
 
 def _rows_at(rows: tuple[list[Any], list[Any]]) -> list[dict[int, int]]:
@@ -331,10 +343,6 @@ def _words(expectation: Expectation, rows_at: list[dict[int, int]]) -> tuple[Any
     for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
         words += (roles[0].call.place, at[id(roles[0].row)], "+".join(role.tensor for role in roles), roles[0].side)
     return words
-
-
-def _statistics(line: Any) -> dict[str, Any]:
-    return {name: value for name in _SHOWN if (value := getattr(line, name)) not in (None, "")}
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -445,7 +453,7 @@ def floors_of_rows(reference: Numbers, noise: Numbers, partners: Indices) -> Flo
         left, right = reference.sketches[slots[0][sketched]], noise.sketches[slots[1][sketched]]
         if left.shape[1:] == right.shape[1:]:
             distance = np.linalg.norm(left - right, axis=1)
-            size = reference.columns.statistics[_L2][mine[sketched]]
+            size = reference.columns.l2[mine[sketched]]
             size = np.where(np.isnan(size), np.linalg.norm(left, axis=1), size)
             error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
     worst = np.full(len(partners), -1.0)

@@ -22,8 +22,6 @@ Row = dict[str, Any]
 _NAMES = frozenset({"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"})
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _WHOLE_NUMBERS = ("step", "call", "loop")
-# bytes that are read at once; lines are parsed as many as are whole in them
-_BLOCK = 1 << 20
 
 
 class RecordingError(ValueError):
@@ -122,9 +120,9 @@ def iterate_rows(path: str | Path, problem: Callable[[str], None] = lambda messa
 
 
 def iterate_texts(
-    path: str | Path, problem: Callable[[str], None] = lambda message: None
+    path: str | Path, problem: Callable[[str], None] = lambda message: None, size: int = 1 << 20
 ) -> Iterator[tuple[list[bytes], Callable[[], list[Row]]]]:
-    """Some neighbouring lines at a time, about a megabyte, with a function that reads them as tolerantly as can be.
+    """Some neighbouring lines at a time, of about `size` bytes, with a function that reads them as tolerantly as can be.
 
     Who decodes lines faster than that function need not call it; lines that cannot be decoded otherwise must be read by it:
     it knows the number of each, and says what is wrong. Tells `problem`, and raises, as `iterate_rows` does.
@@ -133,7 +131,7 @@ def iterate_texts(
     number = 1
     try:
         with open(path, "rb") as file:
-            while texts := file.readlines(_BLOCK):
+            while texts := file.readlines(size):
                 if number == 1:
                     texts[0] = texts[0].removeprefix(b"\xef\xbb\xbf")
                 yield texts, functools.partial(_parse_each, path, texts, number, found, problem)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.columns import Columns, Floats, Indices, Sketches, Structure, Structures, Unusual
+from otel_torch.parity.columns import Columns, Sketches, Structure, Structures, Unusual
 from otel_torch.parity.episodes import Episode
+from otel_torch.parity.lines import Floats, Indices
 from otel_torch.parity.plan import Checked, Numbers, Plan, floors_of_rows
 from otel_torch.parity.program import Parameter, sketch_bytes
 from otel_torch.parity.recording import Row
@@ -45,7 +46,7 @@ class Steady:
 
     def look(self, one: Episode, other: Episode, noise: Episode | None) -> Look:
         """What can be said of two episodes without analysing them."""
-        if self._off or not one.lines or not other.lines:
+        if self._off:
             return Look()
         try:
             numbers = self._numbers(one, self.sketches[0]), self._numbers(other, self.sketches[1])
@@ -58,7 +59,7 @@ class Steady:
         return Look(numbers, floors, plan, checked)
 
     def _numbers(self, episode: Episode, earlier: Sketches) -> Numbers:
-        columns = Columns(episode.lines)
+        columns = Columns(episode)
         return Numbers.of(columns, self._structures.of(columns), earlier)
 
     def _partners_of(self, reference: Numbers, noise: Numbers) -> Indices:
@@ -66,8 +67,8 @@ class Steady:
         key = reference.structure, noise.structure
         found = self._partners.get(key)
         if found is None:
-            places = {_place(noise.columns, at): at for at in range(len(noise.columns.names))}
-            rows = range(len(reference.columns.names))
+            places = {_place(noise.columns, at): at for at in range(len(noise.columns.kinds))}
+            rows = range(len(reference.columns.kinds))
             found = np.array([places.get(_place(reference.columns, at), -1) for at in rows], dtype=np.int64)
             if len(self._partners) >= _MOST:
                 self._partners.clear()
@@ -80,7 +81,7 @@ class Steady:
         if look.numbers is None or look.plan is not None:
             return
         key = look.numbers[0].structure, look.numbers[1].structure
-        if key in self._plans or any(len(side) != len(part.columns.names) for side, part in zip(rows, look.numbers, strict=True)):
+        if key in self._plans or any(len(side) != len(part.columns.kinds) for side, part in zip(rows, look.numbers, strict=True)):
             return
         plan = Plan(alignment, rows, missing)
         if len(self._plans) >= _MOST:
@@ -94,7 +95,7 @@ class Steady:
         """Take in what was seen of values in two episodes: later ones name them by number alone."""
         for sketches, episode in zip((*self.sketches, self.noise_sketches), (one, other, noise), strict=True):
             if episode is not None:
-                sketches.remember(episode.lines)
+                sketches.remember(episode)
 
 
 def _numbered(parameters: Sequence[Parameter]) -> dict[int, bytes]:
@@ -107,5 +108,5 @@ def _numbered(parameters: Sequence[Parameter]) -> dict[int, bytes]:
 
 
 def _place(columns: Columns, at: int) -> tuple[object, ...]:
-    line = columns.lines[at]
-    return line.model, line.module, line.phase, line.tensor, line.call
+    kind = columns.episode.kinds.known[int(columns.kinds[at])]
+    return kind.model, kind.module, kind.phase, kind.tensor, columns.episode.line(at).call

@@ -68,7 +68,7 @@ class Turns:
         """Have so many episodes of each side wait, or as many as there are; whether each side has one."""
         for side in (0, 1):
             waiting = self._waiting[side]
-            while len(waiting) < count and (needed or sum(len(one.lines) for one in waiting) < _ROWS_AHEAD):
+            while len(waiting) < count and (needed or sum(one.length for one in waiting) < _ROWS_AHEAD):
                 episode = next(self._streams[side], None)
                 if episode is None:
                     break
@@ -163,9 +163,10 @@ class Turns:
 
 def _inputs(episode: Episode) -> list[Line]:
     """What enters the outermost call, fillings of one number left out."""
-    first = episode.lines[0]
+    first = episode.line(0)
     found = []
-    for line in episode.lines:
+    for at in range(episode.length):
+        line = episode.line(at)
         if line.order != first.order or line.module != first.module or not line.tensor.startswith("in"):
             break
         if line.numel == 1 or line.min is None or line.min != line.max:

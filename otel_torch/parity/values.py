@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.parity.program import Role, Value
+from otel_torch.parity.program import Value
 from otel_torch.parity.tolerance import NOISE_FACTOR, Tolerance
 
 # equal: within the limit. order: the same numbers in another order, though of one shape. layout: likewise, but in shapes
@@ -81,10 +81,15 @@ class Comparer:
         if error <= limit:
             return Relation("equal", error, limit)
         apart = statistics_error(one.row, other.row)
+        if apart is None:
+            return Relation("different", error, limit)
         # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
-        if apart is not None and error > 20 * limit and apart <= _averaged(limit, one):
-            return Relation("order" if shapes_meet(one, other) else "layout", error, limit)
-        return Relation("different", error, limit)
+        permuted = error > 20 * limit and apart <= _averaged(limit, one)
+        if shapes_meet(one, other):
+            return Relation("order" if permuted else "different", error, limit)
+        # in another order anyway: what the sums are off by tells what the elements are
+        error = min(error, apart * math.sqrt(one.numel))
+        return Relation("layout" if permuted or error <= 4 * limit else "different", error, limit)
 
 
 def sketch_error(one: Value, other: Value) -> float | None:
@@ -138,12 +143,15 @@ def _numel(row: dict[str, Any]) -> int:
 
 
 def shapes_meet(one: Value, other: Value) -> bool:
-    """Whether the two have a shape in common, sizes of 1 aside."""
-    return bool({_squeeze(shape) for shape in one.shapes} & {_squeeze(shape) for shape in other.shapes})
+    """Whether the two have a shape in common, or shapes of which one only splits the dimensions of the other: their elements
+    should then be in one order."""
+    mine, theirs = ({_ends(shape) for shape in value.shapes} for value in (one, other))
+    return any(first <= second or second <= first for first in mine for second in theirs)
 
 
-def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
+def _ends(shape: tuple[int, ...]) -> frozenset[int]:
+    """After how many elements each dimension begins anew, from the outermost: what splitting one only adds to."""
+    return frozenset(math.prod(shape[: index + 1]) for index in range(len(shape))) - {1}
 
 
 def _repeats(one: Value, other: Value, limit: float) -> bool:
@@ -162,9 +170,3 @@ def _repeats(one: Value, other: Value, limit: float) -> bool:
 
 def _averaged(limit: float, value: Value) -> float:
     return 1e-6 + 4 * limit / math.sqrt(max(value.numel, 1))
-
-
-def birth_shape(role: Role) -> tuple[int, ...]:
-    """The shape of a role's tensor, () where it is not recorded."""
-    shape = role.row.get("shape")
-    return tuple(shape) if isinstance(shape, list) else ()

@@ -154,10 +154,7 @@ class Operations:
     def met_in_graph(self, site: Site) -> None:
         """A compiled program runs a call of the site: there are no single operations any more."""
         if any(self._pattern.search(name) for name, _ in site.names):
-            say_once(
-                f"{site.model.name}: operations inside compiled {site.name or site.model.name!r} are not recorded; "
-                "TORCHDYNAMO_DISABLE=1 runs it eagerly"
-            )
+            say_once(f"{site.model.name}: operations of compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")
 
     def say_what_never_matched(self) -> None:
         """At the end: a pattern that matches nothing is probably a typing mistake."""

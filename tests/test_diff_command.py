@@ -1,0 +1,326 @@
+"""`otel-torch diff` as a person starts it: exit status, what goes where, and whatever it is given one clear line.
+
+Real processes and real recordings; nothing that is wrong with what it is given may end in a traceback, or in a match.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from otel_torch import bootstrap
+from otel_torch.parity.command import diff
+
+KEYS = ["schema", "verdict", "reason", "pairs", "first", "introduced", "harmless", "unpaired", "ambiguous", "warnings"]
+
+
+def command(*arguments, cwd=None, **variables):
+    """The process, ended."""
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_")) and name != "RANK"
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "otel_torch", "diff", *map(str, arguments)],
+        env={**environ, **variables}, cwd=cwd, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class Vision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 3)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.head(self.stem(x).mean((-1, -2)))
+
+
+def record(path, model, *shape, **settings):
+    torch.manual_seed(1)
+    assert bootstrap.start(**({"jsonl": str(path), "capture": "parity", "signals": "spans"} | settings))
+    try:
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.randn(*shape))
+    finally:
+        bootstrap.stop()
+    return path
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings")
+    torch.manual_seed(0)
+    model, other = Transformer(), Vision()
+    found = {"reference": record(folder / "reference.jsonl", model, 2, 4), "again": record(folder / "again.jsonl", model, 2, 4)}
+    with torch.no_grad():
+        model.blocks[1][1].weight[0] *= 1.5
+    found["wrong"] = record(folder / "wrong.jsonl", model, 2, 4)
+    found["vision"] = record(folder / "vision.jsonl", other, 2, 3, 8, 8)
+    return found
+
+
+# -- what it says, and where -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "port, status, verdict", [("again", 0, "match"), ("wrong", 1, "diverged"), ("vision", 2, "incomparable")]
+)
+def test_exit_status_and_one_object(recordings, port, status, verdict):
+    done = command(recordings["reference"], recordings[port], "--json", "-")
+    assert done.returncode == status
+    found = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1 and list(found) == KEYS
+    assert (found["schema"], found["verdict"]) == ("otel_torch.diff/1", verdict)
+    assert (found["first"] is not None) == (verdict == "diverged") and (found["reason"] is not None) == (status == 2)
+    said = done.stderr.splitlines()
+    assert len(said) == (status == 2) and all(line.startswith("otel_torch: incomparable: ") for line in said)
+
+
+def test_the_place_of_a_fault_is_in_the_object(recordings):
+    found = json.loads(command(recordings["reference"], recordings["wrong"], "--json", "-").stdout)
+    first = found["first"]
+    assert (first["module"], first["kind"], first["port_module"]) == ("blocks.1.1", "weights", "blocks.1.1")
+
+
+def test_without_options_a_screen_and_nothing_else(recordings):
+    done = command(recordings["reference"], recordings["wrong"])
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "blocks.1.1" in done.stdout and "\x1b" not in done.stdout
+
+
+def test_files_are_written_beside_the_screen(recordings, tmp_path):
+    done = command(recordings["reference"], recordings["wrong"], "--json", "d.json", "--html", "d.html", "--all", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "blocks.1.1" in done.stdout
+    assert len(json.loads((tmp_path / "d.json").read_text())["compared"]) > 10
+    assert "blocks.1.1" in (tmp_path / "d.html").read_text()
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_the_status(recordings):
+    line = f'"{sys.executable}" -m otel_torch diff "{recordings["reference"]}" "{recordings["wrong"]}" --all'
+    done = subprocess.run(["bash", "-c", f"{line} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_how_far_it_is_stands_in_a_terminal_only(recordings):
+    """And is gone at the end: what remains on the screen is the report."""
+    leader, follower = pty.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-m", "otel_torch", "diff", str(recordings["reference"]), str(recordings["again"]), "--json", "-"],
+        stdout=subprocess.PIPE, stderr=follower, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    out, _ = done.communicate(timeout=120)
+    os.close(follower)
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # nobody holds the other end any more
+        pass
+    os.close(leader)
+    assert done.returncode == 0 and b"\x1b" not in out and json.loads(out)["verdict"] == "match"
+    assert shown.endswith(b"\r\x1b[K") and b"\n" not in shown and len(shown) > 5
+    assert command(recordings["reference"], recordings["again"], "--json", "-").stderr == ""
+
+
+def test_help_says_what_everything_is():
+    done = command("--help")
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("--noise", "--rtol", "--map", "--save-map", "--html", "--json", "--all"))
+    text = " ".join(done.stdout.split())
+    assert "Exit status: 0" in text and "OTEL_TORCH_CAPTURE=parity" in text
+
+
+def test_as_a_function(recordings):
+    told = []
+    report = diff(recordings["reference"], recordings["wrong"], progress=told.append)
+    assert report.verdict == "diverged" and report.first is not None and report.first.module == "blocks.1.1"
+    assert told
+    with pytest.raises(ValueError, match="holds no record"):
+        diff(recordings["reference"], os.devnull)
+
+
+# -- what a person probably did not mean -----------------------------------------------------------------------------------
+
+
+def test_the_same_file_twice_is_a_match_and_said(recordings, tmp_path):
+    alias = tmp_path / "link.jsonl"
+    alias.symlink_to(recordings["reference"])
+    for port in (recordings["reference"], alias):
+        done = command(recordings["reference"], port, "--json", "-")
+        assert done.returncode == 0
+        assert "are the same file" in json.loads(done.stdout)["warnings"][0]
+
+
+def test_noise_that_is_none_is_said(recordings):
+    itself = diff(recordings["reference"], recordings["again"], noise=recordings["reference"])
+    assert "is the reference itself" in itself.warnings[0]
+    quiet = diff(recordings["reference"], recordings["again"], noise=recordings["again"])
+    assert "does not say that it was recorded with OTEL_TORCH_NOISE" in quiet.warnings[0]
+
+
+def test_exchanged_files_are_said(recordings, tmp_path):
+    """Only a port carries the mapping by which it loads the reference's weights."""
+    port = tmp_path / "port.jsonl"
+    port.write_bytes(recordings["again"].read_bytes())
+    meta = json.loads(recordings["again"].with_name("again.meta.json").read_text())
+    meta["models"]["Transformer"]["param_names_mapping"] = [["^never$", "never"]]
+    (tmp_path / "port.meta.json").write_text(json.dumps(meta))
+    assert "are the two exchanged?" in diff(port, recordings["reference"]).warnings[0]
+    assert diff(recordings["reference"], port).warnings == []
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------------
+
+
+def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
+    """name -> (a file that cannot be compared, words that the line about it must have)."""
+    text = good.read_bytes()
+    lines = text.splitlines(keepends=True)
+    made = {
+        "empty": (b"", ["holds no record"]),
+        "blank": (b"\n\n", ["holds no record"]),
+        "no JSON": (lines[0] + b"loss 0.3\n" + lines[1], ["line 2", "is not JSON"]),
+        "no record": (b'{"loss": 0.3}\n', ["line 1", "is not a record", "`module`"]),
+        "a list": (b"[1, 2]\n", ["line 1", "is not a JSON object"]),
+        "bytes": (b"\x80\x81\n", ["line 1"]),
+        "only a beginning": (lines[0][:20], ["line 1"]),
+    }
+    found = {}
+    for name, (content, said) in made.items():
+        path = folder / f"{name.replace(' ', '_')}.jsonl"
+        path.write_bytes(content)
+        found[name] = (str(path), [str(path), *said])
+    (folder / "nothing").mkdir()
+    found["a folder without recordings"] = (str(folder / "nothing"), [str(folder / "nothing")])
+    found["no file"] = (str(folder / "no_such.jsonl"), ["no_such.jsonl", "No such file"])
+    return found
+
+
+NAMES = [
+    "empty",
+    "blank",
+    "no JSON",
+    "no record",
+    "a list",
+    "bytes",
+    "only a beginning",
+    "a folder without recordings",
+    "no file",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_recording_is_one_line(recordings, tmp_path, name):
+    path, said = bad_files(tmp_path, recordings["reference"])[name]
+    for place, arguments in enumerate(([path, recordings["again"]], [recordings["reference"], path])):
+        output = ["--json", "-"] if place else []
+        done = command(*arguments, *output)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and line.startswith("otel_torch: ") and "Traceback" not in done.stderr
+        assert [words for words in said if words not in line] == []
+        if place:  # who reads a program's answer finds one here too
+            found = json.loads(done.stdout)
+            assert found["verdict"] == "incomparable" and found["reason"] in line
+        else:
+            assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--noise", "--map"])
+def test_what_options_name_must_be_there(recordings, tmp_path, option):
+    done = command(recordings["reference"], recordings["again"], option, tmp_path / "missing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"otel_torch: {tmp_path}/missing: No such file or directory\n"
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--save-map"])
+@pytest.mark.parametrize("place, said", [("no/such/out", "No such file or directory"), ("", "Is a directory")])
+def test_where_nothing_can_be_written_is_one_line(recordings, tmp_path, option, place, said):
+    done = command(recordings["reference"], recordings["again"], option, f"{tmp_path}/{place}")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert str(tmp_path) in line and line.endswith(f"cannot be written: {said}")
+
+
+@pytest.mark.parametrize("value", ["tight", "0", "-1e-3", "nan", "inf"])
+def test_a_tolerance_that_is_none(recordings, value):
+    done = command(recordings["reference"], recordings["again"], f"--rtol={value}")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "--rtol" in line and repr(value) in line and "1e-4" in line
+
+
+def test_a_tolerance_that_lets_everything_pass(recordings):
+    assert command(recordings["reference"], recordings["wrong"], "--rtol", "10").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("[modules\n", ["is not TOML", "line 1"]),
+        ('[modules]\n"blocks.*.9" = "blocks.*.1"\n', ['[modules] "blocks.*.9"', "the reference has no module"]),
+        ('[modules]\n"blocks.*.1" = "blocks.*.9"\n', ['[modules] "blocks.*.1"', "the port has no module"]),
+    ],
+)
+def test_a_map_that_does_not_fit(recordings, tmp_path, text, said):
+    (tmp_path / "map.toml").write_text(text)
+    done = command(recordings["reference"], recordings["again"], "--map", tmp_path / "map.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert [words for words in [f"{tmp_path}/map.toml", *said] if words not in line] == []
+
+
+def test_an_old_answer_does_not_stay(recordings, tmp_path):
+    """A file from yesterday that says `match` would be taken for today's answer."""
+    answer = tmp_path / "answer.json"
+    assert command(recordings["reference"], recordings["again"], "--json", answer).returncode == 0
+    assert command(recordings["reference"], tmp_path / "missing.jsonl", "--json", answer).returncode == 2
+    assert json.loads(answer.read_text())["verdict"] == "incomparable"
+
+
+def test_a_last_line_that_a_kill_cut_off_is_left_out_and_said(recordings, tmp_path):
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(recordings["again"].read_bytes()[:-30])
+    done = command(recordings["reference"], cut, "--json", "-")
+    found = json.loads(done.stdout)
+    assert any("was cut off" in line and str(cut) in line for line in found["warnings"])
+    assert found["verdict"] == "match" and done.returncode == 0
+
+
+def test_mixed_schema_versions(recordings, tmp_path):
+    later = tmp_path / "later.jsonl"
+    later.write_bytes(recordings["again"].read_bytes())
+    meta = json.loads(recordings["again"].with_name("again.meta.json").read_text())
+    (tmp_path / "later.meta.json").write_text(json.dumps({**meta, "schema": "otel_torch.recording/9"}))
+    done = command(recordings["reference"], later)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and str(later) in line and "otel_torch.recording/9" in line
+
+
+def test_no_common_module_says_what_there_is(recordings):
+    done = command(recordings["reference"], recordings["vision"])
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "Transformer" in line and "Vision" in line
+    assert "✓" not in done.stdout and not done.stdout.startswith("match")
