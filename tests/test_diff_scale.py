@@ -31,12 +31,19 @@ kind = sys.argv[1]
 names = {"reference": ("norm", "up", "down"), "port": ("layer_norm", "fc1", "fc2")}["reference" if kind == "reference" else "port"]
 
 
+class Activation(nn.Module):
+    wrong = False
+
+    def forward(self, x):
+        return nn.functional.silu(x) if self.wrong else nn.functional.gelu(x)
+
+
 class Block(nn.Module):
     def __init__(self, number):
         super().__init__()
         self.add_module(names[0], nn.LayerNorm(16))
         self.add_module(names[1], nn.Linear(16, 48))
-        self.add_module("act", nn.SiLU() if kind == "silu" and number == 1 else nn.GELU())
+        self.add_module("act", Activation())
         self.add_module(names[2], nn.Linear(48, 16))
 
     def forward(self, x):
@@ -68,6 +75,7 @@ if kind == "dummy":
     x, context = torch.randn(2, 5, 8), torch.randn(2, 1, 6)
 with torch.no_grad():
     for step in range(2):
+        model.blocks[1].act.wrong = kind == "wrong" and step == 1
         x = x - 0.1 * model(x, context)
 """
 NUMBERS = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
@@ -176,11 +184,16 @@ def same(one: Report, other: Report) -> None:
     def near(a, b):
         return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6))
 
-    assert (one.verdict, one.reason, one.pairs, one.warnings) == (other.verdict, other.reason, other.pairs, other.warnings)
+    assert (one.verdict, one.reason, one.warnings) == (other.verdict, other.reason, other.warnings)
+    # of a wrong forward the full analysis expects less: what is made of wrong inputs
+    assert other.pairs <= one.pairs <= 1.02 * other.pairs and (one.first or one.pairs == other.pairs)
     assert (one.unpaired, one.ambiguous, one.weaker) == (other.unpaired, other.ambiguous, other.weaker)
-    for mine, theirs in ((one.introduced, other.introduced), (one.harmless, other.harmless), (one.compared, other.compared)):
+    whole = [[pair for pair in report.compared if pair.statistics] for report in (one, other)]
+    for mine, theirs in ((one.introduced, other.introduced), (one.harmless, other.harmless), whole):
         assert [replace(a, error=0, floor=0) for a in mine] == [replace(b, error=0, floor=0) for b in theirs]
         assert all(near(a.error, b.error) and near(a.floor, b.floor) for a, b in zip(mine, theirs, strict=True))
+    states = [{(pair.step, pair.module, pair.tensor): pair.state for pair in report.compared} for report in (one, other)]
+    assert all(states[1][place] == state for place, state in states[0].items() if place in states[1])
 
 
 def both(analysed: list[int], *paths: Path, **options: Any) -> Report:
@@ -205,7 +218,7 @@ def test_a_long_match_is_analysed_once_for_each_structure(real, write, analysed,
 
 @pytest.mark.parametrize("noise", [False, True], ids=["no noise", "noise"])
 def test_a_divergence_that_begins_late_is_found_where_it_begins(real, write, analysed, noise):
-    ref, port, wrong = real("reference"), real("port"), real("silu")
+    ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(30, STEPS))
     again = {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
     report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", late, port[1]), **again)
@@ -218,7 +231,7 @@ def test_a_divergence_that_begins_late_is_found_where_it_begins(real, write, ana
 
 
 def test_a_divergence_that_heals_stays_found(real, write, analysed):
-    ref, port, wrong = real("reference"), real("port"), real("silu")
+    ref, port, wrong = real("reference"), real("port"), real("wrong")
     healing = lengthened(port[0], wrong=wrong[0], wrong_at=range(20, 23))
     report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", healing, port[1]))
     assert (report.verdict, report.first.step, len(report.introduced)) == ("diverged", 20, 1)
@@ -230,7 +243,7 @@ def test_a_structure_that_changes_is_analysed_anew(real, write, analysed):
     def changed(rows):
         return [row for row in rows if row["step"] < 25 or not row["module"].startswith("context")]
 
-    ref, port, wrong = real("reference"), real("port"), real("silu")
+    ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
     report = both(
         analysed, write("ref", changed(lengthened(ref[0])), ref[1]), write("port", changed(late), port[1])
@@ -239,7 +252,7 @@ def test_a_structure_that_changes_is_analysed_anew(real, write, analysed):
 
 
 def test_rows_that_are_missing_on_one_side_are_said(real, write, analysed):
-    ref, port, wrong = real("reference"), real("port"), real("silu")
+    ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
     lost = [row for row in late if not (row["step"] >= 20 and row["module"] == "blocks.0.fc1")]
     report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", lost, port[1]))
@@ -256,21 +269,19 @@ def test_warm_up_forwards_have_no_counterpart(real, write, analysed, side):
     warm = rows[side]
     names = {row["module"] for row in warm}
     first = [
-        {**row, "value": row["value"] + 500_000, "order": [at - 5000 for at in row["order"]],
-         "parent": None if row["parent"] is None else row["parent"] - 5000}
-        for row in forward(dummy[0], 0) if row["module"] in names
-    ]  # fmt: skip
+        {**row, "value": row["value"] + 500_000} for row in forward(dummy[0], 0) if row["module"] in names
+    ]
     whole = attached(warm) + first
     for step in range(STEPS):
-        whole += [
-            {**row, "step": step + 1} for row in (forward(warm, step) if step < 2 else further(warm, step, scale_of(step)))
-        ]
+        for row in forward(warm, step) if step < 2 else further(warm, step, scale_of(step)):
+            parent = None if row["parent"] is None else row["parent"] + 5000
+            whole.append({**row, "step": step + 1, "order": [at + 5000 for at in row["order"]], "parent": parent})
     paths = {name: lengthened(rows[name]) for name in rows} | {side: whole}
     report = compare(write("ref", paths["ref"], ref[1]), write("port", paths["port"], port[1]))
     assert report.verdict == "match", report.first
     which = {"ref": "reference", "port": "port"}[side]
     assert f"1 forward of Model in the {which} has no counterpart and was not compared" in report.warnings
-    assert any("of step 0" in warning and "in turn" in warning for warning in report.warnings) is False
+    assert report.pairs > STEPS * 25
 
 
 def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, write):
@@ -280,8 +291,8 @@ def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, w
     assert report.verdict == "match"
     assert {(pair.step, pair.port_step) for pair in report.compared} == {(step, step + 1) for step in range(STEPS)}
     assert report.warnings == [
-        "the first forward of Model is of step 0 in the reference and of step 1 in the port: forwards are paired by inputs and "
-        "in turn, not by step"
+        "the first forward of Model that can be compared is of step 0 in the reference and of step 1 in the port: forwards are "
+        "paired by their inputs and in turn"
     ]
 
 
@@ -327,7 +338,7 @@ def test_rows_without_calls(tmp_path, real, analysed, numbered):
     def step(row):
         return row["step"] if numbered else None
 
-    rows, wrong = real("reference")[0], real("silu")[0]
+    rows, wrong = real("reference")[0], real("wrong")[0]
     named = {"layer_norm": "norm", "fc1": "up", "fc2": "down"}
     for row in wrong:
         row["module"] = ".".join(named.get(part, part) for part in row["module"].split("."))

@@ -111,7 +111,7 @@ if "train" in bugs:
     print("grad", all(parameter.grad is not None for parameter in model.parameters()))
 else:
     with torch.inference_mode():
-        for step in range(2):
+        for step in range(-2 if "warm" in bugs else 0, 2):
             y = model(x + step)
 numbers = y.detach().float().numpy().tobytes() + torch.get_rng_state().numpy().tobytes()
 print(hashlib.sha256(numbers).hexdigest())
@@ -197,6 +197,15 @@ def test_one_bug_is_one_fault_and_reaches_nothing(reference: Path) -> None:
     fed = record(reference, "fed", "port", "scale", OTEL_TORCH_ISOLATE="tensors")
     assert wrong.stdout != clean.stdout == fed.stdout
     assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [("blocks.0.attention.to_out", "input", "value")]
+
+
+def test_a_warm_up_is_passed_over(reference: Path) -> None:
+    record(reference, "warm", "port", "warm", "act")
+    diff(reference, "reference.jsonl", "warm.jsonl", "--save-isolation", "tensors")
+    done = record(reference, "fed", "port", "warm", "act", OTEL_TORCH_ISOLATE="tensors")
+    assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [("blocks.1.mlp.1", "output", "value")]
+    assert "tensors are of steps that it does not have" in done.stderr
+    assert {reason for *_, reason in metadata(reference / "fed.jsonl")["isolated"]["stayed"]} == {"unpaired"}
 
 
 def test_gradients_flow_through_what_was_put_right(reference: Path) -> None:

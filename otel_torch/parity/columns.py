@@ -72,16 +72,17 @@ class Columns:
     def statistics(self, rows: Indices) -> Floats:
         """The statistics of some rows, shape (8, rows), NaN where absent."""
         if self._whole is None and len(rows) < len(self.kinds) / 4:
-            parts, ends = self.episode.parts, self.episode.ends
+            ends = self.episode.ends
             found = np.empty((len(STATISTICS), len(rows)))
             places = np.searchsorted(ends, rows, side="right")
             for place in np.unique(places).tolist():
-                batch, start, stop = parts[place]
+                batch, _, stop = self.episode.parts[place]
                 here = np.flatnonzero(places == place)
                 found[:, here] = batch.statistics((rows[here] - ends[place] + stop).tolist())
             return found
         if self._whole is None:
-            self._whole = np.concatenate([batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts], axis=1)
+            parts = [batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts]
+            self._whole = np.concatenate(parts, axis=1)
         return self._whole[:, rows]
 
     @property

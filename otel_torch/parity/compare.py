@@ -18,7 +18,7 @@ from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
 from otel_torch.parity.kept import Compared, Kept
-from otel_torch.parity.lines import Kinds, Line
+from otel_torch.parity.lines import Floats, Kinds, Line
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
@@ -283,7 +283,7 @@ class _Comparison:
         plan, checked, numbers = look.plan, look.checked, look.numbers
         if plan is None or checked is None or numbers is None:
             return False
-        judged = self._known(plan, checked)
+        judged = self._known(plan, checked, look.floors)
         if judged is None:
             return False
         for side in (0, 1):
@@ -301,10 +301,10 @@ class _Comparison:
                 self._say_healed(_finding_of(make(at, False)))
         return True
 
-    def _known(self, plan: Plan, checked: Checked) -> Judged | None:
+    def _known(self, plan: Plan, checked: Checked, floors: Floats | None) -> Judged | None:
         if checked.right.all() and not plan.missing:
             return Judged(False, {})
-        if plan.ends_right(checked):
+        if plan.ends_right(checked, floors):
             return Judged(False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed"))
         judged = plan.judged.get(checked.pattern)
         if judged is not None or not self.findings:
@@ -382,7 +382,7 @@ class _Comparison:
             return
         self.diverged_at.append(self.episodes)
         for fault in judgement.faults:
-            finding = _finding(fault, explain(fault, alignment))
+            finding = _finding(fault, explain(fault))
             known = any(
                 (f.module, f.side, f.port_module) == (finding.module, finding.side, finding.port_module) for _, f in self.findings
             )

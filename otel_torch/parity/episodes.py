@@ -74,6 +74,14 @@ class Episode:
             at -= stop - start
         raise IndexError(at)
 
+    def row(self, at: int) -> Row:
+        """One of its rows as a dict."""
+        for batch, start, stop in self.parts:
+            if at < stop - start:
+                return batch.rows(start + at, start + at + 1)[0]
+            at -= stop - start
+        raise IndexError(at)
+
     def take(self, batch: Batch, start: int, stop: int) -> None:
         """Add neighbouring lines of a batch."""
         self.length += stop - start

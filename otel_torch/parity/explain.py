@@ -1,46 +1,41 @@
-"""Says in a sentence what a fault is: what a person reads first."""
+"""Says in a sentence or two why a fault is where it is said to be: what a person must believe before they go there."""
 
 from __future__ import annotations
 
-from otel_torch.parity.align import Alignment
 from otel_torch.parity.judge import Fault, Spot
 
 _KINDS = {
     "value": "differs",
     "layout": "holds the right numbers in another order",
-    "nonfinite": "is finite in one program and not in the other",
+    "nonfinite": "is finite in one program only",
     "shape": "has another shape",
-    "dtype": "has another type",
 }
 
 
-def explain(fault: Fault, alignment: Alignment) -> str:
-    """One sentence: what is wrong, where, and why it is not somebody else's fault."""
+def explain(fault: Fault, *_: object) -> str:
+    """Why this place: what is wrong there, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":
-        return _missing(fault, alignment)
-    if fault.kind == "weights" and port is not None:
-        names = ", ".join(sorted({pair.port[0].full for pair in fault.weights}))
-        return (
-            f"{_called(port)} was loaded with other numbers ({names}) before any forward; its inputs are right, its output is not"
-        )
+        return _missing(fault)
+    if fault.kind == "weights":
+        names = ", ".join(sorted({part.full for pair in fault.weights for part in pair.port}))
+        return f"{_called(port)} was loaded with other numbers than the reference ({names}). What enters it is right."
     what = _KINDS.get(fault.kind, "differs")
     if port is None:
-        return f"a value {what}"
-    against = f"; in the reference this is {_where(reference)}" if reference is not None else ""
+        return f"A value {what}."
     if port.side == "input":
-        return (
-            f"what enters {_called(port)} {what}, although all that was recorded before it is right: "
-            f"the code in front of it is at fault{against}"
-        )
-    return f"what {_called(port)} returns {what}, although what enters it is right{against}"
+        why = f"What enters {_called(port)} {what}, and no module made it: the code in front of it did, of values that are right."
+    else:
+        why = f"What {_called(port)} returns {what}, while what enters it is right."
+    if reference is None or (reference.side, reference.module) == (port.side, port.module):
+        return why
+    return f"{why} The reference has this value as {_where(reference)}."
 
 
-def _missing(fault: Fault, alignment: Alignment) -> str:
-    port, reference = fault.port, fault.reference
-    if port is not None and port.call is None:
-        return f"{_called(port)} is never called in the port, though the reference calls {_called(reference)}"
-    return f"{_called(reference)} is never called in the reference, though the port calls {_called(port)}"
+def _missing(fault: Fault) -> str:
+    idle, runs = (fault.port, fault.reference) if fault.port and fault.port.call is None else (fault.reference, fault.port)
+    side, other = ("port", "reference") if idle is fault.port else ("reference", "port")
+    return f"The {side} never calls {_called(idle)}; the {other} calls {_called(runs)}."
 
 
 def _called(spot: Spot | None) -> str:
@@ -50,4 +45,4 @@ def _called(spot: Spot | None) -> str:
 
 
 def _where(spot: Spot) -> str:
-    return f"{'what enters' if spot.side == 'input' else 'the output of'} {_called(spot)}"
+    return f"{'an input' if spot.side == 'input' else 'an output'} of {_called(spot)}"

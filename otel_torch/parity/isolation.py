@@ -90,7 +90,8 @@ class PairingFinder:
     def __init__(self) -> None:
         self._votes: dict[Slot, Counter[_Vote]] = {}
         self._shifts: dict[tuple[str, str], Counter[_When]] = {}
-        self._by_pattern: dict[Slot, Counter[Slot]] = {}
+        self._held: Counter[tuple[_Likes, _Likes]] = Counter()  # how often places alike held the same numbers
+        self._known: set[_Likes] = set()
 
     def learn(self, alignment: Alignment, harmless: Iterable[Expectation] = ()) -> None:
         """Take in one stretch. harmless: what was found to differ without being wrong, which is to stay as it is."""
@@ -101,21 +102,21 @@ class PairingFinder:
 
     def _learn(self, one: Expectation) -> None:
         reference, port = one.reference[0], one.port[0]
-        mine, theirs = _slot(port), _slot(reference)
+        slot, likes = _slot(port), (_likes(port), _likes(reference))
         if one.right and not port.value.constant:
-            self._by_pattern.setdefault(_pattern(mine), Counter())[_pattern(theirs)] += 1
-        self._votes.setdefault(mine, Counter())[_Vote(theirs, one.right, _is_sure(one))] += 1
+            self._held[likes] += 1
+            self._known.add(likes[0])
+        self._votes.setdefault(slot, Counter())[_Vote(_slot(reference), one.right, _is_sure(one), *likes)] += 1
         shift = tuple(a - b for a, b in zip(_when(port), _when(reference), strict=True))
-        self._shifts.setdefault(mine[:2], Counter())[shift] += 1  # type: ignore[index]
+        self._shifts.setdefault(slot[:2], Counter())[shift] += 1  # type: ignore[index]
 
     def pairing(self) -> Pairing:
         """What was learned. Of several candidates the one that held the same numbers wins, then the one whose likes did in
         other blocks, then the one seen more often."""
         found = Pairing()
         for slot, votes in self._votes.items():
-            likes = self._by_pattern.get(_pattern(slot), Counter())
-            best, _ = max(votes.items(), key=lambda vote: (vote[0].right, likes[_pattern(vote[0].slot)], vote[1]))
-            if best.right or likes[_pattern(best.slot)] or (best.sure and not likes):
+            best, _ = max(votes.items(), key=lambda vote: (vote[0].right, self._held[vote[0].likes, vote[0].theirs], vote[1]))
+            if best.right or self._held[best.likes, best.theirs] or (best.sure and best.likes not in self._known):
                 found.slots[slot] = best.slot
         for module, shifts in self._shifts.items():
             shift = shifts.most_common(1)[0][0]
@@ -124,12 +125,18 @@ class PairingFinder:
         return found
 
 
+# a place in any block: model, pattern of the module's name, tensor, and how many tensors it came with
+_Likes = tuple[str, str, str, int]
+
+
 class _Vote(NamedTuple):
     """The reference's place, whether its numbers were the port's, and whether it is the one even if they were not."""
 
     slot: Slot
     right: bool
     sure: bool
+    likes: _Likes
+    theirs: _Likes
 
 
 def _fits(one: Expectation) -> bool:
@@ -152,18 +159,23 @@ def _is_sure(one: Expectation) -> bool:
 
 def _alone(role: Role) -> bool:
     """Whether it is the only one of its call and side that computation could have made."""
-    return sum(not other.value.exact and not other.value.constant for other in role.call.roles(role.side)) == 1
+    return _company(role) == 1
+
+
+def _company(role: Role) -> int:
+    """How many of its call and side computation could have made: a block that is given a residual, too, is given another
+    thing beside it."""
+    return sum(not other.value.exact and not other.value.constant for other in role.call.roles(role.side))
 
 
 def _slot(role: Role) -> Slot:
     return role.call.model, role.call.module, role.tensor
 
 
-def _pattern(slot: Slot) -> Slot:
-    """The slot in any block: whole numbers among the parts of a module's name are left out."""
+def _likes(role: Role) -> _Likes:
     from otel_torch.parity.parameters import pattern  # not above: what runs in the port needs no NumPy
 
-    return slot[0], pattern(slot[1]), slot[2]
+    return role.call.model, pattern(role.call.module), role.tensor, _company(role)
 
 
 def _when(role: Role) -> _When:

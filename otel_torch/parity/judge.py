@@ -464,14 +464,21 @@ class _Judge:
     # -- further ones --------------------------------------------------------------------------------------------------
 
     def _independent(self, first: Fault, live: list[Expectation]) -> Iterator[Fault]:
-        """Modules that make a wrong output of right inputs, besides the first fault."""
+        """Modules that make a wrong output of right inputs, and such as were loaded with other numbers, besides the first."""
         seen = {first.port.module if first.port else None}
         for one in live:
-            if one is not first.expectation and self._made_wrong_from_right(one):
+            if one is first.expectation or not self._is_output(one):
+                continue
+            if self._made_wrong_from_right(one) or (one.ground == "owner" and self._loaded_wrong(one)):
                 fault = self._fault(one)
                 if fault.port is not None and fault.port.module not in seen:
                     seen.add(fault.port.module)
                     yield fault
+
+    def _loaded_wrong(self, one: Expectation) -> list[ParameterPair]:
+        """The parameters of a pair of modules that are known to hold other numbers."""
+        places = one.reference[0].call.place, one.port[0].call.place
+        return [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal and pair.error is not None]
 
 
 def _slot(role: Role) -> tuple[str, str, str]:

@@ -1,7 +1,8 @@
 """What is kept of a long comparison: every pair where something happens, and elsewhere enough to draw curves and maps.
 
 A million compared pairs would fill the memory, and nobody looks at them. All pairs are kept of the first episodes, of the
-first wrong one and of the one before it; of all others the worst pair of each module, in a limited number of stretches.
+first wrong one and of the one before it. All others are put together in a limited number of stretches, and of the worst
+episode of each the worst pair of each module is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from otel_torch.parity.modules import Place
 
 # how many episodes are kept in full from the start on
 _FIRST = 2
-# how many worst pairs are kept besides, and in how many stretches of the run at the most and at the least
+# how many pairs are kept besides, and in how many stretches of the run at the most and at the least
 _CELLS, _MOST_STRETCHES, _FEWEST_STRETCHES = 40_000, 64, 8
 
 
@@ -36,12 +37,12 @@ class Compared:
 
 
 @dataclass(slots=True)
-class _Cell:
-    """The worst pair of a module in a stretch, and of which episode it is."""
+class _Stretch:
+    """The worst episode of a stretch of the run: its number, how far it goes beyond what is legal, and its pairs."""
 
     excess: float
     episode: int
-    pair: Comparison
+    pairs: list[Comparison]
 
 
 class Kept:
@@ -50,9 +51,10 @@ class Kept:
     def __init__(self) -> None:
         self.pairs = 0
         self._whole: dict[int, list[Comparison]] = {}
-        self._stretches: list[dict[Place, _Cell]] = [{}]
+        self._stretches: list[_Stretch] = []
         self._length, self._in_last = 1, 0
-        self._modules = 0
+        self._worst: tuple[float, int, Compared] | None = None  # of the stretch that is going on
+        self._modules = 1
         self._count = 0
         self._last: tuple[int, Compared] | None = None
         self._went_wrong = False
@@ -77,43 +79,38 @@ class Kept:
         if self._last is not None:
             self._summarise(*self._last)
             self._last = None
-        found = [(number, pair.depth, at, pair) for number, pairs in self._whole.items() for at, pair in enumerate(pairs)]
-        found += [(cell.episode, cell.pair.depth, 0, cell.pair) for stretch in self._stretches for cell in stretch.values()]
-        return [pair for *_, pair in sorted(found, key=lambda one: one[:3])]
+        self._close()
+        found = dict(self._whole)
+        found.update((stretch.episode, stretch.pairs) for stretch in self._stretches)
+        return [pair for number in sorted(found) for pair in found[number]]
 
     def _keep(self, number: int, compared: Compared) -> None:
         self._whole[number] = [compared.make(at, True) for at in range(len(compared.modules))]
 
     def _summarise(self, number: int, compared: Compared) -> None:
-        if self._in_last == self._length:
-            self._stretches.append({})
-            self._in_last = 0
-            most = max(_FEWEST_STRETCHES, min(_MOST_STRETCHES, _CELLS // max(self._modules, 1)))
-            if len(self._stretches) > most:
-                self._halve()
+        excess = float(_excess(compared.error, compared.limit).max(initial=0.0))
+        if self._worst is None or excess > self._worst[0]:
+            self._worst = excess, number, compared
         self._in_last += 1
-        stretch = self._stretches[-1]
-        excess = _excess(compared.error, compared.limit)
-        worst: dict[Place, int] = {}
-        for at in np.argsort(excess, kind="stable").tolist():
-            worst[compared.modules[at]] = at
-        for module, at in worst.items():
-            cell = stretch.get(module)
-            if cell is None or excess[at] > cell.excess:
-                stretch[module] = _Cell(float(excess[at]), number, compared.make(at, False))
-        self._modules = max(self._modules, len(stretch))
+        if self._in_last == self._length:
+            self._close()
 
-    def _halve(self) -> None:
-        """Put neighbouring stretches together."""
-        self._in_last = self._length if len(self._stretches) % 2 == 0 else 0
-        halved = []
-        for first, second in zip(self._stretches[::2], [*self._stretches[1::2], {}], strict=False):
-            for module, cell in second.items():
-                if module not in first or cell.excess > first[module].excess:
-                    first[module] = cell
-            halved.append(first)
-        self._stretches = halved
-        self._length *= 2
+    def _close(self) -> None:
+        """End the stretch that is going on: of its worst episode the worst pair of each module is kept."""
+        if self._worst is None:
+            return
+        excess, number, compared = self._worst
+        self._worst, self._in_last = None, 0
+        worst: dict[Place, int] = {}
+        for at in np.argsort(_excess(compared.error, compared.limit), kind="stable").tolist():
+            worst[compared.modules[at]] = at
+        self._stretches.append(_Stretch(excess, number, [compared.make(at, False) for at in sorted(worst.values())]))
+        self._modules = max(self._modules, len(worst))
+        if len(self._stretches) >= max(_FEWEST_STRETCHES, min(_MOST_STRETCHES, _CELLS // self._modules)):
+            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=False)
+            odd = self._stretches[-1:] if len(self._stretches) % 2 else []
+            self._stretches = [max(pair, key=lambda stretch: stretch.excess) for pair in pairs] + odd
+            self._length *= 2
 
 
 def _excess(error: Floats, limit: Floats) -> Floats:

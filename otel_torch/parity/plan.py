@@ -22,12 +22,11 @@ from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
 from otel_torch.parity.finding import Comparison, State
 from otel_torch.parity.judge import GROWTH, Judgement
 from otel_torch.parity.lines import STATISTICS, Floats, Indices
-from otel_torch.parity.tolerance import NOISE_FACTOR
-from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, shapes_meet
+from otel_torch.parity.program import Value
+from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
+from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, Relation
 
-_ABS_MEAN, _MEAN, _RMS, _SUM, _L2, _MIN, _MAX = (
-    STATISTICS.index(name) for name in ("abs_mean", "mean", "rms", "sum", "l2", "min", "max")
-)
+_ABS_MEAN, _RMS, _SUM, _L2 = (STATISTICS.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
 _ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rms", "sum", "l2")]
 # errors that a plan and the full analysis find of one episode may differ by the rounding of another order of sums
 _ROUNDING = 1e-9
@@ -117,7 +116,8 @@ class Plan:
         rows_at = _rows_at(rows)
         expectations = alignment.expectations
         self.size = len(expectations)
-        bare = Comparer(alignment.comparer.tolerance, coarse=alignment.comparer.coarse)
+        self._tolerance, self._coarse = alignment.comparer.tolerance, alignment.comparer.coarse
+        bare = Comparer(self._tolerance, coarse=self._coarse)
         self._base = np.zeros(self.size)
         self._factor = np.ones(self.size)
         floor_rows: list[list[int]] = []
@@ -125,8 +125,7 @@ class Plan:
         pairs: list[tuple[int, int, int]] = []
         sums: _Found = defaultdict(list)
         fused: _Found = defaultdict(list)
-        self._layout = np.zeros(self.size, dtype=bool)
-        self._repeated = np.zeros(self.size, dtype=bool)
+        self._values: dict[int, tuple[Value, Value]] = {}
         for at, expectation in enumerate(expectations):
             mine = [rows_at[0][id(role.row)] for role in expectation.reference]
             theirs = [rows_at[1][id(role.row)] for role in expectation.port]
@@ -136,8 +135,7 @@ class Plan:
             if len(mine) == len(theirs) == 1:
                 pairs.append((at, mine[0], theirs[0]))
                 self._base[at] = bare.limit(first, second)
-                self._layout[at] = not shapes_meet(first, second)
-                self._repeated[at] = expectation.relation.state == "repeated"
+                self._values[at] = first, second
             else:
                 turned = len(mine) == 1
                 whole, parts = (mine, theirs) if turned else (theirs, mine)
@@ -153,6 +151,8 @@ class Plan:
             floor_rows.append(floor_of)
         self._floor_rows, self._reference_rows = _padded(floor_rows), _padded(reference_rows)
         self._pair_at, *self._pair_rows = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+        self._single = np.zeros(self.size, dtype=bool)
+        self._single[self._pair_at] = True
         self._sums, self._fused = _several(sums), _several(fused)
         self._finals = _finals(alignment)
         self._root_inputs = np.array(
@@ -190,14 +190,10 @@ class Plan:
         return True
 
     def _check(self, one: Numbers, other: Numbers, floors: Floats | None) -> tuple[Checked, Flags]:
-        limit = self._base
-        if floors is not None:
-            known = np.append(np.nan_to_num(floors), 0.0)
-            limit = np.maximum(limit, NOISE_FACTOR * known[self._floor_rows].max(axis=1, initial=0.0))
-        limit = limit * self._factor
+        limit = self._limits(floors, NOISE_FACTOR)
         found = Checked(np.full(self.size, np.nan), limit, np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool))
         different = np.zeros(self.size, dtype=bool)
-        self._check_pairs(found, different, one, other)
+        self._check_pairs(found, different, one, other, floors)
         for several in self._sums:
             found.error[several.at] = _sum_errors(several, one, other)
         for several in self._fused:
@@ -208,7 +204,18 @@ class Plan:
             different[several.at] = ~np.isnan(error)
         return found, different
 
-    def _check_pairs(self, found: Checked, different: Flags, one: Numbers, other: Numbers) -> None:
+    def _limits(self, floors: Floats | None, factor: float) -> Floats:
+        """`Comparer.limit` of all pairs."""
+        limit = self._base
+        if floors is not None:
+            floor = np.append(floors, np.nan)[self._floor_rows]
+            floor = np.where(np.isnan(floor), -1.0, floor).max(axis=1, initial=-1.0)
+            noisy = np.maximum(np.where(floor >= SHOWN * limit, limit * LOWERED, limit), factor * floor)
+            single = np.maximum(limit, factor * floor)
+            limit = np.where(floor < 0, limit, np.where(limit <= SINGLE, single, noisy))
+        return limit * self._factor
+
+    def _check_pairs(self, found: Checked, different: Flags, one: Numbers, other: Numbers, floors: Floats | None) -> None:
         at, (mine, theirs) = self._pair_at, self._pair_rows
         mine, theirs = one.structure.first[mine], other.structure.first[theirs]
         limit = found.limit[at]
@@ -217,45 +224,35 @@ class Plan:
         error = np.full(len(at), np.nan)
         left, right = one.sketches[slots[0][sketched]], other.sketches[slots[1][sketched]]
         if left.shape[1:] == right.shape[1:]:
-            apart = left - right
-            distance = np.sqrt(np.einsum("ij,ij->i", apart, apart))
-            size = one.columns.l2[mine[sketched]]
-            size = np.where(np.isnan(size), np.sqrt(np.einsum("ij,ij->i", left, left)), size)
-            error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
-        statistics = one.columns.statistics[:, mine], other.columns.statistics[:, theirs]
+            error[sketched] = _sketch_errors(left, right, one.columns.l2[mine[sketched]])
         numel = one.columns.numel[mine]
-        plain = ~sketched
-        if plain.any():
-            error[plain] = statistics_errors(statistics[0][:, plain], statistics[1][:, plain], numel[plain])
-        good = np.where(sketched, error <= limit, np.isnan(error) | (error <= STATISTICS_FACTOR * limit))
-        layout = np.zeros(len(at), dtype=bool)
-        moved = np.flatnonzero(sketched & ~good)
-        if len(moved):
-            apart = statistics_errors(statistics[0][:, moved], statistics[1][:, moved], numel[moved])
-            orderly = _permuted(error[moved], apart, limit[moved], numel[moved])
-            layout[moved] = orderly & self._layout[at[moved]]
-            different_here = ~good
-            different_here[moved[orderly]] = False
-        else:
-            different_here = ~good
-        good |= layout
-        finite = one.finite[mine], other.finite[theirs]
-        odd = ~finite[0] | ~finite[1]
-        good[odd] = finite[0][odd] == finite[1][odd]
-        error[odd] = np.inf
-        shapes = one.columns.numel[mine] != other.columns.numel[theirs]
-        if shapes.any():
-            error[shapes] = np.nan
-            good[shapes] = self._repeated[at[shapes]] & _repeat(
-                statistics[0][:, shapes],
-                statistics[1][:, shapes],
-                numel[shapes],
-                other.columns.numel[theirs[shapes]],
-                limit[shapes],
-            )
-        layout &= ~odd & ~shapes
-        found.error[at], found.right[at], found.layout[at] = error, good, layout
-        different[at] = different_here & ~odd & ~shapes
+        good = error <= limit
+        plain = np.flatnonzero(~sketched)
+        if len(plain):
+            statistics = one.columns.statistics(mine[plain]), other.columns.statistics(theirs[plain])
+            error[plain] = statistics_errors(*statistics, numel[plain])
+            good[plain] = np.isnan(error[plain]) | (error[plain] <= STATISTICS_FACTOR * limit[plain])
+        usual = one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
+        found.error[at], found.right[at] = error, good & usual
+        for place in np.flatnonzero(~(good & usual)).tolist():  # by the rules for a single pair
+            relation = self._relation(int(at[place]), (one, int(mine[place])), (other, int(theirs[place])), floors)
+            found.error[at[place]] = np.nan if relation.error is None else relation.error
+            found.right[at[place]], found.layout[at[place]] = relation.right, relation.state == "layout"
+            different[at[place]] = relation.state == "different"
+
+    def _relation(self, at: int, one: tuple[Numbers, int], other: tuple[Numbers, int], floors: Floats | None) -> Relation:
+        """How a pair compares by `values`."""
+        made = []
+        coarse: dict[Value, float] = {}
+        for (side, row), like in zip((one, other), self._values[at], strict=True):
+            line = side.columns.episode.row(row)
+            slot, numel = int(side.slots[row]), int(side.columns.numel[row])
+            shapes = like.shapes if like.numel == numel else {tuple(line["shape"])} if "shape" in line else set()
+            value = Value(numel, side.sketches[slot] if slot >= 0 else None, line, shapes=set(shapes))
+            coarse[value] = self._coarse.get(like, 0.0)
+            made.append(value)
+        known = {} if floors is None or np.isnan(floors[one[1]]) else {made[0]: float(floors[one[1]])}
+        return Comparer(self._tolerance, known, coarse).relation(made[0], made[1])
 
     def _grown(self, checked: tuple[Checked, Flags], floors: Floats | None) -> Checked:
         """As `judge` lets error grow where no noise was recorded."""
@@ -276,9 +273,13 @@ class Plan:
                 grown = max(grown, float(found.error[at]))
         return found
 
-    def ends_right(self, checked: Checked) -> bool:
-        """Whether all final outputs of one side are right."""
-        return any(side is not None and bool(checked.right[side].all()) for side in self._finals)
+    def ends_right(self, checked: Checked, floors: Floats | None) -> bool:
+        """Whether all final outputs of one side are right, as `judge` asks it."""
+        right = checked.right
+        if floors is not None:
+            known = self._single & ~np.isnan(np.append(floors, np.nan)[self._reference_rows[:, 0]])
+            right = right & ~(known & ~checked.layout & (checked.error > self._limits(floors, END_FACTOR)))
+        return any(side is not None and bool(right[side].all()) for side in self._finals)
 
     def begins_right(self, checked: Checked) -> bool:
         """Whether what enters the outermost calls is right."""
@@ -383,6 +384,14 @@ def _near(one: float, other: float) -> bool:
 # -- the rules of `values` and `align`, by the array -----------------------------------------------------------------------
 
 
+def _sketch_errors(one: Floats, other: Floats, size: Floats) -> Floats:
+    """`values.sketch_error` of many pairs. size: the norms of the reference's values, NaN where not recorded."""
+    apart = one - other
+    distance = np.sqrt(np.einsum("ij,ij->i", apart, apart))
+    size = np.where(np.isnan(size), np.sqrt(np.einsum("ij,ij->i", one, one)), size)
+    return np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
+
+
 def statistics_errors(one: Floats, other: Floats, numel: Floats) -> Floats:
     """`values.statistics_error` of many rows: statistics of shape (8, rows), sizes of shape (rows,); NaN for None."""
     units = np.ones((len(_ORDERLESS), one.shape[1]))
@@ -399,22 +408,6 @@ def statistics_errors(one: Floats, other: Floats, numel: Floats) -> Floats:
     return np.where(errors < 0, np.nan, errors)
 
 
-def _repeat(one: Floats, other: Floats, numel: Floats, port_numel: Floats, limit: Floats) -> Flags:
-    """`values._repeats` of many rows."""
-    small, large = np.minimum(numel, port_numel), np.maximum(numel, port_numel)
-    rows = [_ABS_MEAN, _MEAN, _MIN, _MAX]
-    left, right = one[rows], other[rows]
-    known = np.isfinite(left) & np.isfinite(right)
-    scale = np.where(known, np.maximum(np.abs(left), np.abs(right)), 0.0).max(axis=0)
-    near = ~known | (np.abs(left - right) <= np.maximum(limit, 1e-6) * scale)
-    return (small > 0) & (large % np.maximum(small, 1) == 0) & (known.sum(axis=0) >= 3) & near.all(axis=0)
-
-
-def _permuted(error: Floats, apart: Floats, limit: Floats, numel: Floats) -> Flags:
-    """Where `values` says that the numbers are the same in another order."""
-    return (error > 20 * limit) & (apart <= 1e-6 + 4 * limit / np.sqrt(numel))
-
-
 def _sum_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
     """`align._sum` of many pairs; NaN where a sketch is not known."""
     side, part_side = several.sides(one, other)
@@ -428,8 +421,8 @@ def _fused_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
     """`align._put_together` of many pairs; NaN where parts and whole are not of one size."""
     side, part_side = several.sides(one, other)
     numel, sizes = side.columns.numel[several.whole], part_side.columns.numel[several.parts]
-    whole = np.nan_to_num(side.columns.statistics[:, several.whole])
-    parts = np.nan_to_num(part_side.columns.statistics[:, several.parts])
+    whole = np.nan_to_num(side.columns.statistics(several.whole))
+    parts = np.nan_to_num(part_side.columns.statistics(several.parts.ravel()).reshape(-1, *several.parts.shape))
     total, scale = whole[_L2] ** 2, whole[_ABS_MEAN] * numel
     error = np.where(total > 0, np.abs((parts[_L2] ** 2).sum(axis=0) - total) / total, 0.0)
     for apart in ((parts[_ABS_MEAN] * sizes).sum(axis=0) - scale, parts[_SUM].sum(axis=0) - whole[_SUM]):
@@ -439,7 +432,6 @@ def _fused_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
 
 def floors_of_rows(reference: Numbers, noise: Numbers, partners: Indices) -> Floats:
     """`noise.floors_of` for the rows of an episode, NaN where there is none. partners: the row of `noise` for each row, -1."""
-    found = np.full(len(partners), np.nan)
     with np.errstate(all="ignore"):
         rows = np.flatnonzero(partners >= 0)
         mine, theirs = reference.structure.first[rows], noise.structure.first[partners[rows]]
@@ -447,15 +439,14 @@ def floors_of_rows(reference: Numbers, noise: Numbers, partners: Indices) -> Flo
         rows, mine, theirs = rows[same], mine[same], theirs[same]
         slots = reference.slots[mine], noise.slots[theirs]
         sketched = (slots[0] >= 0) & (slots[1] >= 0)
-        error = statistics_errors(
-            reference.columns.statistics[:, rows], noise.columns.statistics[:, partners[rows]], reference.columns.numel[mine]
-        )
+        error = np.full(len(rows), np.nan)
+        plain = np.flatnonzero(~sketched)
+        if len(plain):
+            statistics = reference.columns.statistics(rows[plain]), noise.columns.statistics(partners[rows[plain]])
+            error[plain] = statistics_errors(*statistics, reference.columns.numel[mine[plain]])
         left, right = reference.sketches[slots[0][sketched]], noise.sketches[slots[1][sketched]]
         if left.shape[1:] == right.shape[1:]:
-            distance = np.linalg.norm(left - right, axis=1)
-            size = reference.columns.l2[mine[sketched]]
-            size = np.where(np.isnan(size), np.linalg.norm(left, axis=1), size)
-            error[sketched] = np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
+            error[sketched] = _sketch_errors(left, right, reference.columns.l2[mine[sketched]])
     worst = np.full(len(partners), -1.0)
     np.maximum.at(worst, mine, np.where(np.isnan(error), -1.0, error))
     found = np.where(worst < 0, np.nan, worst)

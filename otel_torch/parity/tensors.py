@@ -75,6 +75,10 @@ class TensorFolder:
             self._files.setdefault((loop, step), []).append(path)
         self._headers: dict[Path, dict[str, Stored]] = {}
 
+    def has(self, loop: int | None, step: int | None) -> bool:
+        """Whether any tensor of that step was kept."""
+        return (loop or 0, step or 0) in self._files
+
     def find(self, loop: int | None, step: int | None, key: str) -> Stored | None:
         """The tensor of that key, None where it was not kept. Raises RecordingError for a file that is broken."""
         for path in self._files.get((loop or 0, step or 0), ()):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 # the relative L2 error that another kernel may cause at once, by the coarsest type that took part
-BASES = {"torch.float64": 1e-6, "torch.float32": 1e-6, "torch.float16": 1.5e-3, "torch.bfloat16": 1.2e-2}
+SINGLE = 1e-6  # of single precision, and as small as one can be
+BASES = {"torch.float64": SINGLE, "torch.float32": SINGLE, "torch.float16": 1.5e-3, "torch.bfloat16": 1.2e-2}
 _COARSE = {name: base for name, base in BASES.items() if base > 1e-6} | {
     # numbers of eight bits and fewer: half the distance of neighbours, and some for what is scaled
     "torch.float8_e4m3fn": 6e-2,
@@ -22,7 +23,7 @@ _COARSE = {name: base for name, base in BASES.items() if base > 1e-6} | {
 NOISE_FACTOR, END_FACTOR = 1.5, 1.0
 # noise of at least this share of a type's constant shows what that type does; the constant then is only a lower bound, half
 # as large. Less noise is that of a reference which computes more finely than the port
-_SHOWN, _LOWERED = 0.1, 0.5
+SHOWN, LOWERED = 0.1, 0.5
 
 
 class Typed(Protocol):
@@ -61,7 +62,7 @@ class Tolerance:
         """
         if floor is None:
             return base
-        return max(base * _LOWERED if floor >= _SHOWN * base else base, factor * floor)
+        return max(base * LOWERED if floor >= SHOWN * base else base, factor * floor)
 
     def of_parameters(self, parameters: Iterable[Typed]) -> float:
         """The limit for parameters that were loaded, not computed."""

@@ -18,8 +18,8 @@ from otel_torch.parity.lines import Line
 
 # how many forwards are looked at for one with equal inputs, and at how many rows in all
 _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000
-# inputs of one forward may have gone apart a little, step by step; those of two are others
-_ALIKE = 0.05
+# inputs that are the same, but for rounding; and inputs that may be: those of one forward go apart, step by step
+_SAME, _ALIKE = 1e-3, 0.05
 
 Sketched = Callable[[Line], bytes | None]
 
@@ -46,7 +46,7 @@ class Turns:
         self._by_turn = by_turn
         self._sketch_of = sketch_of
         self._waiting: tuple[deque[Episode], deque[Episode]] = deque(), deque()
-        self._common: dict[str, bool] = {}  # whether both sides number the steps of a model alike
+        self._apart: dict[str, tuple[int, int] | None] = {}  # how far the port's loops and steps are ahead, by model
 
     def pairs(self) -> Iterator[tuple[Episode, Episode]]:
         """The pairs, in order."""
@@ -84,12 +84,16 @@ class Turns:
         if first is None:
             return None
         model = self._waiting[0][first[0]].model
-        if model not in self._common:
-            self._common[model] = self._numbered_alike(*first)
         if model not in self._by_turn and not self._surely(*first):
             self._look_ahead(_LOOKAHEAD, needed=False)
             first = self._best(model, first)
         one, other = (self._waiting[side][first[side]] for side in (0, 1))
+        if model not in self._apart and (one.loop, one.step) != (other.loop, other.step):
+            self.notes.append(
+                f"the first forward of {model or 'a model'} that can be compared is of step {one.step} in the reference and of "
+                f"step {other.step} in the port: forwards are paired by their inputs and in turn"
+            )
+        self._apart[model] = _ahead(one, other)
         for side, chosen in ((0, one), (1, other)):
             for passed in [episode for episode in islice(self._waiting[side], first[side]) if episode.model == chosen.model]:
                 self._waiting[side].remove(passed)
@@ -104,22 +108,15 @@ class Turns:
             there.setdefault(self._models[1][episode.model], at)
         return next(((at, there[one.model]) for at, one in enumerate(self._waiting[0]) if one.model in there), None)
 
-    def _numbered_alike(self, at: int, there: int) -> bool:
-        one, other = self._waiting[0][at], self._waiting[1][there]
-        if one.step is not None and other.step is not None and (one.loop, one.step) != (other.loop, other.step):
-            self.notes.append(
-                f"the first forward of {one.model} is of step {one.step} in the reference and of step {other.step} in the port: "
-                "forwards are paired by inputs and in turn, not by step"
-            )
-            return False
-        return one.step is not None and other.step is not None
-
     def _surely(self, at: int, there: int) -> bool:
         """Whether two episodes belong together for all that is known of them."""
         one, other = self._waiting[0][at], self._waiting[1][there]
-        score = self._score(one, other)
-        same_step = not self._common[one.model] or (one.loop, one.step) == (other.loop, other.step)
-        return same_step and score in (None, 1.0)
+        return not self._strays(one, other) and self._score(one, other, _SAME) in (None, 1.0)
+
+    def _strays(self, one: Episode, other: Episode) -> bool:
+        """Whether the steps of two episodes are further apart, or less far, than those of the pair before."""
+        expected = self._apart.get(one.model)
+        return expected is not None and _ahead(one, other) != expected
 
     def _best(self, model: str, first: tuple[int, int]) -> tuple[int, int]:
         candidates = [
@@ -130,35 +127,35 @@ class Turns:
             if other.model == self._models[0][model]
         ]
 
-        def rank(pair: tuple[int, int]) -> tuple[float, bool, int]:
+        def rank(pair: tuple[int, int]) -> tuple[float, bool, float, int]:
             one, other = self._waiting[0][pair[0]], self._waiting[1][pair[1]]
-            apart = self._common[model] and (one.loop, one.step) != (other.loop, other.step)
-            return -(self._score(one, other) or 0.0), apart, sum(pair)
+            same, alike = (self._score(one, other, limit) or 0.0 for limit in (_SAME, _ALIKE))
+            return -same, self._strays(one, other), -alike, sum(pair)
 
         return min(candidates, key=rank, default=first)
 
-    def _score(self, one: Episode, other: Episode) -> float | None:
-        """How many of what enters two forwards is alike, from 0 to 1; None where nothing is known of it."""
+    def _score(self, one: Episode, other: Episode, limit: float) -> float | None:
+        """How much of what enters two forwards is alike, from 0 to 1; None where nothing is known of it."""
         sides = [_inputs(one), _inputs(other)]
         if not all(sides):
             return None
         left, alike = list(sides[1]), 0
         for line in sides[0]:
-            partner = next((other for other in left if self._meet(line, other)), None)
+            partner = next((other for other in left if self._meet(line, other, limit)), None)
             if partner is not None:
                 alike += 1
                 left.remove(partner)
         return alike / min(map(len, sides))
 
-    def _meet(self, one: Line, other: Line) -> bool:
+    def _meet(self, one: Line, other: Line, limit: float) -> bool:
         if one.numel != other.numel or (one.shape != other.shape and one.numel is None):
             return False
         sketches = [sketch_of(line) for sketch_of, line in zip(self._sketch_of, (one, other), strict=True)]
         if sketches[0] is not None and sketches[1] is not None and len(sketches[0]) == len(sketches[1]):
             left, right = (np.frombuffer(sketch, "<f4").astype(np.float64) for sketch in sketches if sketch is not None)
             apart, size = float(np.linalg.norm(left - right)), float(np.linalg.norm(left))
-            return apart == 0 or apart <= _ALIKE * size
-        return all(_near(getattr(one, name), getattr(other, name)) for name in ("abs_mean", "l2", "mean"))
+            return apart == 0 or apart <= limit * size
+        return all(_near(getattr(one, name), getattr(other, name), limit) for name in ("abs_mean", "l2", "mean"))
 
 
 def _inputs(episode: Episode) -> list[Line]:
@@ -174,7 +171,14 @@ def _inputs(episode: Episode) -> list[Line]:
     return found
 
 
-def _near(one: Any, other: Any) -> bool:
+def _ahead(one: Episode, other: Episode) -> tuple[int, int] | None:
+    """How far the other's loop and step are ahead."""
+    if one.step is None or other.step is None:
+        return None
+    return (other.loop or 0) - (one.loop or 0), other.step - one.step
+
+
+def _near(one: Any, other: Any, limit: float) -> bool:
     if not isinstance(one, float) or not isinstance(other, float):
         return bool(one == other)
-    return abs(one - other) <= _ALIKE * max(abs(one), abs(other))
+    return abs(one - other) <= limit * max(abs(one), abs(other))

@@ -136,6 +136,7 @@ class Isolation:
         self._ready: bool | None = None
         self._fed: Counter[str] = Counter()
         self._stayed: dict[Slot, str] = {}
+        self._outside = 0  # tensors of steps that the reference does not have
         self._lock = threading.Lock()
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -208,10 +209,8 @@ class Isolation:
         """What the module is to hand on instead."""
         try:
             calls = self._open.calls
-            while calls:
-                entered = calls.pop()
-                if entered.site is site:
-                    return self._put_right(entered.call, "out", output)
+            if calls and calls[-1].site is site and calls[-1].depth == len(modules.running()):
+                return self._put_right(calls.pop().call, "out", output)
         except Exception as error:
             self._failed(site, error)
         return output
@@ -246,6 +245,8 @@ class Isolation:
         if hasattr(own, "to_local"):
             raise Stays("distributed")
         (model, module, tensor), (loop, step, number) = partner
+        if not self._tensors.has(loop, step):
+            raise Stays("step")
         stored = self._tensors.find(loop, step, tensor_key(model, module, tensor, number, call.phase))
         if stored is None:
             raise Stays("unrecorded")
@@ -263,18 +264,23 @@ class Isolation:
 
     def _stays(self, slot: Slot, reason: str) -> None:
         with self._lock:
-            self._stayed.setdefault(slot, reason)
+            if reason == "step":  # a warm-up is compared with nothing: it says nothing of the place
+                self._outside += 1
+            else:
+                self._stayed.setdefault(slot, reason)
 
     def _failed(self, site: Site, error: Exception) -> None:
         say_once(f"{site.model.name}: a call was not isolated: {type(error).__name__}: {error}")
         self._stays((site.model.name, site.name, ""), "error")
 
     def describe(self) -> dict[str, Any]:
-        """For the recording's metadata: how many tensors were put right, and which places were not, with the reason."""
+        """For the recording's metadata: how many tensors were put right; how many are of steps that the reference does not
+        have; and which places were not put right, with the reason."""
         with self._lock:
             return {
                 "inputs": self._fed["input"],
                 "outputs": self._fed["output"],
+                "outside": self._outside,
                 "stayed": [[*slot, reason] for slot, reason in self._stayed.items()],
             }
 
@@ -283,13 +289,15 @@ class Isolation:
         if not self._ready:
             return
         reasons = Counter(self._stayed.values())
-        fed = f"{self._fed['input']} inputs and {self._fed['output']} outputs were the reference's"
-        if not reasons:
-            say(f"OTEL_TORCH_ISOLATE: {fed}")
-            return
-        model, module, tensor = next(slot for slot, reason in self._stayed.items() if reason == reasons.most_common(1)[0][0])
-        said = ", ".join(f"{count} {_REASONS.get(reason, reason)}" for reason, count in reasons.most_common())
-        say(f"OTEL_TORCH_ISOLATE: {fed}; of the other places {said} (for example {module or model} {tensor})")
+        said = f"{self._fed['input']} inputs and {self._fed['output']} outputs were the reference's"
+        if self._outside:
+            said += f", {self._outside} tensors are of steps that it does not have"
+        if reasons:
+            most = reasons.most_common()
+            model, module, tensor = next(slot for slot, reason in self._stayed.items() if reason == most[0][0])
+            why = ", ".join(f"{count} {_REASONS.get(reason, reason)}" for reason, count in most)
+            said += f"; of the other places {why} (for example {module or model} {tensor})"
+        say(f"OTEL_TORCH_ISOLATE: {said}")
 
 
 def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Tensor], refuse: Callable[[str], None]) -> Any:
