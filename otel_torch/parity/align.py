@@ -19,6 +19,9 @@ from otel_torch.parity.parameters import pattern
 from otel_torch.parity.program import Call, Program, Role
 from otel_torch.parity.values import Comparer, Relation
 
+# how far beyond the error of its parts under noise the error of a fused tensor is still chance
+FUSED_FACTOR = 2.0
+
 # why two roles should be equal, the surest first
 Ground = Literal["owner", "fused", "container", "outermost", "alike"]
 
@@ -184,7 +187,7 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
             if one.side == "input" and len(fitting) == 2 and len([rival for rival in ones if _fits(rival, fitting[0])]) == 1:
                 take([one], fitting, _sum_relation(comparer, one, *fitting))
     for one in list(ones):
-        partners = [other for other in others if _fits(one, other) and _same_name(one, other)]
+        partners = [other for other in others if _same_name(one, other) and (_fits(one, other) or _tell(one, other))]
         if len(partners) == 1:
             take([one], partners, comparer.relation(one.value, partners[0].value))
     for one in list(ones):
@@ -255,6 +258,17 @@ def _fits(one: Role, other: Role) -> bool:
     return one.value.numel == other.value.numel and not one.value.constant and not other.value.constant
 
 
+def _tell(one: Role, other: Role) -> bool:
+    """Whether two constants are numbers of the program (a timestep, a guidance scale), and not masks or nothing."""
+    numbers = [role.row.get("min") for role in (one, other)]
+    return (
+        one.value.numel == other.value.numel
+        and one.value.constant
+        and other.value.constant
+        and all(isinstance(number, int | float) and abs(number) not in (0, 1) and abs(number) < 1e9 for number in numbers)
+    )
+
+
 def _same_name(one: Role, other: Role) -> bool:
     """Whether both programs call it the same: the argument of forward, or the key of an output."""
     name = one.argument or one.tensor.partition(".")[2]
@@ -288,7 +302,7 @@ def _fuse(found: Alignment, parts: list[list[Call]], wholes: list[Call], turned:
 def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bool) -> Relation:
     """Whether parts make a whole, by the sums that add up whichever way they are laid together."""
     first, second = (whole.value, parts[0].value) if turned else (parts[0].value, whole.value)
-    limit = max(comparer.limit(first, second), *(comparer.floors.get(part.value, 0.0) * 2 for part in parts))
+    limit = max(comparer.limit(first, second), *(comparer.floors.get(part.value, 0.0) * FUSED_FACTOR for part in parts))
     if sum(part.value.numel for part in parts) != whole.value.numel:
         return Relation("shape", None, limit)
     squares = [float(role.row.get("l2") or 0.0) ** 2 for role in parts]

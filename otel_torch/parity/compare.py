@@ -18,7 +18,7 @@ from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
 from otel_torch.parity.kept import Compared, Kept
-from otel_torch.parity.lines import Floats, Kinds, Line
+from otel_torch.parity.lines import Kinds, Line
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
@@ -256,7 +256,8 @@ class _Comparison:
             one, other = pair.reference[0], pair.port[0]
             types = {str(part.row.get("dtype")) for part in (*pair.reference, *pair.port)}
             if pair.equal and len(types) > 1:
-                text = f"{one.full or 'a parameter'} is {one.row.get('dtype')} in the reference and {other.row.get('dtype')} in the port"
+                dtypes = one.row.get("dtype"), other.row.get("dtype")
+                text = f"{one.full or 'a parameter'} is {dtypes[0]} in the reference and {dtypes[1]} in the port"
                 self.healed.append(self._parameter_finding(pair, "dtype", text))
 
     def _parameter_finding(self, pair: ParameterPair, kind: Any, text: str) -> Finding:
@@ -283,7 +284,7 @@ class _Comparison:
         plan, checked, numbers = look.plan, look.checked, look.numbers
         if plan is None or checked is None or numbers is None:
             return False
-        judged = self._known(plan, checked, look.floors)
+        judged = self._known(plan, checked)
         if judged is None:
             return False
         for side in (0, 1):
@@ -301,10 +302,10 @@ class _Comparison:
                 self._say_healed(_finding_of(make(at, False)))
         return True
 
-    def _known(self, plan: Plan, checked: Checked, floors: Floats | None) -> Judged | None:
+    def _known(self, plan: Plan, checked: Checked) -> Judged | None:
         if checked.right.all() and not plan.missing:
             return Judged(False, {})
-        if plan.ends_right(checked, floors):
+        if plan.ends_right(checked):
             return Judged(False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed"))
         judged = plan.judged.get(checked.pattern)
         if judged is not None or not self.findings:
@@ -330,9 +331,11 @@ class _Comparison:
         self.steady.learn(look, alignment, rows, bool(never_called))
         judgement = judge(alignment, never_called)
         if look.plan is not None and look.checked is not None:
-            look.plan.remember(look.checked, judgement, rows)
-        for side in (0, 1):
-            self.uncalled[side].update(call.place for call in alignment.uncalled[side])
+            agree = look.plan.remember(look.checked, judgement, alignment.expectations, rows)
+            if not agree:
+                self.steady.forget(look)
+        for counts, calls in zip(self.uncalled, alignment.uncalled, strict=True):
+            counts.update(call.place for call in calls)
         self.sketched = self.sketched or all(any(value.sketch is not None for value in program.values) for program in programs)
         self.analysed_late += bool(self.findings)
         self._keep(alignment, judgement)
@@ -495,11 +498,10 @@ def _finding(fault: Fault, text: str) -> Finding:
         pair = fault.weights[0]
         one = (*one[:2], f"param.{pair.reference[0].name}", *one[3:])
         other = (*other[:2], f"param.{pair.port[0].name}", *other[3:])
+    kind: Any = fault.kind
     names = ("model", "module", "tensor", "loop", "step", "call", "phase")
     places = dict(zip(names, one, strict=True)) | {f"port_{name}": part for name, part in zip(names[:6], other, strict=False)}
-    return Finding(
-        **places, rank=None, side=sides[0], port_side=sides[1], kind=fault.kind, error=error, floor=limit, explanation=text
-    )
+    return Finding(**places, rank=None, side=sides[0], port_side=sides[1], kind=kind, error=error, floor=limit, explanation=text)
 
 
 def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> Comparison:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import ParameterPair, pattern
@@ -226,6 +228,8 @@ class _Judge:
         """Whether the wrong value is the right one times a number: a norm behind it hides that."""
         first, second = one.reference[0].value, one.port[0].value
         if first.sketch is None or second.sketch is None or first.numel != second.numel:
+            return False
+        if not (np.isfinite(first.sketch).all() and np.isfinite(second.sketch).all()):
             return False
         dot = float(first.sketch @ second.sketch)
         square = float(first.sketch @ first.sketch)

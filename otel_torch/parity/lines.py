@@ -119,7 +119,7 @@ class Batch:
         self.numbers = _table(list(map(_numbers, lines)))
         orders = list(map(_order, lines))
         try:
-            order = np.fromiter(chain.from_iterable(orders), np.int64, 2 * len(lines))  # type: ignore[arg-type]
+            order = np.fromiter(chain.from_iterable(orders), np.int64, 2 * len(lines))
         except (ValueError, TypeError, OverflowError):
             order = np.array([[-1 if at is None else at for at in one or _NOWHERE] for one in orders], dtype=np.int64)
         self.order: Indices = order.reshape(-1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,7 @@ def wildcards(name: str) -> list[str]:
     return re.findall(r"\*\*|\*", name)
 
 
+@functools.lru_cache(maxsize=4096)
 def matcher(name: str) -> re.Pattern[str]:
     """What a name with wildcards matches, in full: `*` is one component or a part of one, `**` any number of components.
 

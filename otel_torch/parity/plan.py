@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.align import FUSED_FACTOR, Alignment, Expectation
 from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
 from otel_torch.parity.finding import Comparison, State
 from otel_torch.parity.judge import GROWTH, Judgement
 from otel_torch.parity.lines import STATISTICS, Floats, Indices
 from otel_torch.parity.program import Value
 from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
-from otel_torch.parity.values import STATISTICS_FACTOR, Comparer, Relation
+from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_meet
 
 _ABS_MEAN, _RMS, _SUM, _L2 = (STATISTICS.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
 _ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rms", "sum", "l2")]
@@ -67,13 +67,14 @@ class Numbers:
 class Checked:
     """How the pairs of a plan compare in one episode, a number each, in the plan's order. error: NaN where there is none.
 
-    layout: pairs that are right, in another order. pattern: what is wrong, to be known again.
+    layout: pairs that are right, in another order. floors: by row of the reference. pattern: what is wrong, to be known again.
     """
 
     error: Floats
     limit: Floats
     right: Flags
     layout: Flags
+    floors: Floats | None
 
     @property
     def pattern(self) -> bytes:
@@ -104,11 +105,26 @@ class _Several:
         return (one, other) if self.turned else (other, one)
 
 
+@dataclass(slots=True)
+class _Like:
+    """What a value was where the plan was made: its size, the shapes it was seen in, and how coarse it was."""
+
+    numel: int
+    shapes: set[tuple[int, ...]]
+    coarse: float
+
+    @staticmethod
+    def of(value: Value, coarse: dict[Value, float]) -> _Like:
+        """What there is to know of a value."""
+        return _Like(value.numel, value.shapes, coarse.get(value, 0.0))
+
+
 class Plan:
     """The pairs of two structures.
 
     rows: those that the alignment was made of. modules: the reference's module of each pair. uncalled: the calls of either
-    side that have no partner, though their modules have. missing: whether one side never calls what the other does. judged: what the full analysis made of episodes, by their patterns.
+    side that have no partner, though their modules have. missing: whether one side never calls what the other does. judged:
+    what the full analysis made of episodes, by their patterns. said: harmless pairs that are listed already.
     """
 
     def __init__(self, alignment: Alignment, rows: tuple[list[Any], list[Any]], missing: bool) -> None:
@@ -116,16 +132,18 @@ class Plan:
         rows_at = _rows_at(rows)
         expectations = alignment.expectations
         self.size = len(expectations)
-        self._tolerance, self._coarse = alignment.comparer.tolerance, alignment.comparer.coarse
-        bare = Comparer(self._tolerance, coarse=self._coarse)
+        self._tolerance = alignment.comparer.tolerance
+        bare = Comparer(self._tolerance, coarse=alignment.comparer.coarse)
         self._base = np.zeros(self.size)
         self._factor = np.ones(self.size)
         floor_rows: list[list[int]] = []
         reference_rows: list[list[int]] = []
+        part_rows: list[list[int]] = [[] for _ in expectations]
         pairs: list[tuple[int, int, int]] = []
         sums: _Found = defaultdict(list)
         fused: _Found = defaultdict(list)
-        self._values: dict[int, tuple[Value, Value]] = {}
+        self._one_order = np.zeros(self.size, dtype=bool)
+        self._like: dict[int, tuple[_Like, _Like]] = {}
         for at, expectation in enumerate(expectations):
             mine = [rows_at[0][id(role.row)] for role in expectation.reference]
             theirs = [rows_at[1][id(role.row)] for role in expectation.port]
@@ -135,7 +153,8 @@ class Plan:
             if len(mine) == len(theirs) == 1:
                 pairs.append((at, mine[0], theirs[0]))
                 self._base[at] = bare.limit(first, second)
-                self._values[at] = first, second
+                self._one_order[at] = shapes_meet(first, second)
+                self._like[at] = _Like.of(first, bare.coarse), _Like.of(second, bare.coarse)
             else:
                 turned = len(mine) == 1
                 whole, parts = (mine, theirs) if turned else (theirs, mine)
@@ -143,13 +162,14 @@ class Plan:
                 kind[turned, len(parts)].append((at, whole[0], *parts))
                 if kind is fused:
                     self._base[at] = bare.limit(first, second)
-                    floor_of = mine
+                    part_rows[at] = [] if turned else mine
                 else:
                     self._factor[at] = 2
                     self._base[at] = bare.limit(first, second) if turned else bare.limit(second, first)
                     floor_of = floor_of if turned else []
             floor_rows.append(floor_of)
-        self._floor_rows, self._reference_rows = _padded(floor_rows), _padded(reference_rows)
+        self._floor_rows, self._reference_rows, self._part_rows = map(_padded, (floor_rows, reference_rows, part_rows))
+        self._equal = _equal_rows(alignment, rows_at[0])
         self._pair_at, *self._pair_rows = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
         self._single = np.zeros(self.size, dtype=bool)
         self._single[self._pair_at] = True
@@ -168,19 +188,20 @@ class Plan:
         self.modules = [words[0] for words in self._words]
         self.uncalled = [[call.place for call in calls] for calls in alignment.uncalled]
         self.judged: dict[bytes, Judged] = {}
-        self.said: set[int] = set()  # harmless pairs that are listed already
+        self.said: set[int] = set()
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
     def check(self, one: Numbers, other: Numbers, floors: Floats | None) -> Checked:
         """Compare the pairs. floors: of the reference's rows, from `floors_of_rows`, None without noise."""
         with np.errstate(all="ignore"):
-            return self._grown(self._check(one, other, floors), floors)
+            floors = self._merged(one, floors)
+            return self._grown(self._check(one, other, floors), one, other, floors)
 
     def agrees(self, expectations: Sequence[Expectation], one: Numbers, other: Numbers, floors: Floats | None) -> bool:
         """Whether it finds what the full analysis, not yet judged, found of the same episode."""
         with np.errstate(all="ignore"):
-            found, _ = self._check(one, other, floors)
+            found, _ = self._check(one, other, self._merged(one, floors))
         for at, expectation in enumerate(expectations):
             relation = expectation.relation
             error = math.nan if relation.error is None else relation.error
@@ -191,7 +212,8 @@ class Plan:
 
     def _check(self, one: Numbers, other: Numbers, floors: Floats | None) -> tuple[Checked, Flags]:
         limit = self._limits(floors, NOISE_FACTOR)
-        found = Checked(np.full(self.size, np.nan), limit, np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool))
+        right, layout = np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool)
+        found = Checked(np.full(self.size, np.nan), limit, right, layout, floors)
         different = np.zeros(self.size, dtype=bool)
         self._check_pairs(found, different, one, other, floors)
         for several in self._sums:
@@ -204,15 +226,27 @@ class Plan:
             different[several.at] = ~np.isnan(error)
         return found, different
 
+    def _merged(self, one: Numbers, floors: Floats | None) -> Floats | None:
+        """The floors, for values that hold the same numbers the largest of theirs."""
+        if floors is None or not self._equal.size:
+            return floors
+        rows, others = self._equal[:, [bool(one.slots[a] >= 0 and one.slots[b] >= 0) for a, b in self._equal.T]]
+        still = (one.sketches[one.slots[rows]] == one.sketches[one.slots[others]]).all(axis=1)
+        rows, others = rows[still], others[still]
+        merged = floors.copy()
+        np.fmax.at(merged, others, floors[rows])
+        merged[rows] = merged[others]
+        return merged[one.structure.first]
+
     def _limits(self, floors: Floats | None, factor: float) -> Floats:
-        """`Comparer.limit` of all pairs."""
+        """`Comparer.limit` of all pairs, and what `align` makes of it for fused ones."""
         limit = self._base
         if floors is not None:
-            floor = np.append(floors, np.nan)[self._floor_rows]
-            floor = np.where(np.isnan(floor), -1.0, floor).max(axis=1, initial=-1.0)
+            floor = _largest(floors, self._floor_rows)
             noisy = np.maximum(np.where(floor >= SHOWN * limit, limit * LOWERED, limit), factor * floor)
             single = np.maximum(limit, factor * floor)
             limit = np.where(floor < 0, limit, np.where(limit <= SINGLE, single, noisy))
+            limit = np.maximum(limit, FUSED_FACTOR * _largest(floors, self._part_rows))
         return limit * self._factor
 
     def _check_pairs(self, found: Checked, different: Flags, one: Numbers, other: Numbers, floors: Floats | None) -> None:
@@ -234,27 +268,31 @@ class Plan:
             good[plain] = np.isnan(error[plain]) | (error[plain] <= STATISTICS_FACTOR * limit[plain])
         usual = one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
         found.error[at], found.right[at] = error, good & usual
-        for place in np.flatnonzero(~(good & usual)).tolist():  # by the rules for a single pair
-            relation = self._relation(int(at[place]), (one, int(mine[place])), (other, int(theirs[place])), floors)
+        different[at] = ~good & usual
+        # elements whose order is another one may be right all the same: by the rules for a single pair
+        alone = ~(good & usual) & ~(usual & (self._one_order[at] | ~sketched))
+        for place in np.flatnonzero(alone).tolist():
+            relation = self._relation(int(at[place]), one, other, floors)
             found.error[at[place]] = np.nan if relation.error is None else relation.error
             found.right[at[place]], found.layout[at[place]] = relation.right, relation.state == "layout"
             different[at[place]] = relation.state == "different"
 
-    def _relation(self, at: int, one: tuple[Numbers, int], other: tuple[Numbers, int], floors: Floats | None) -> Relation:
-        """How a pair compares by `values`."""
+    def _relation(self, at: int, one: Numbers, other: Numbers, floors: Floats | None) -> Relation:
+        """How a single pair compares by `values`."""
         made = []
         coarse: dict[Value, float] = {}
-        for (side, row), like in zip((one, other), self._values[at], strict=True):
+        rows = [int(side.structure.first[self._words[at][place]]) for side, place in ((one, 1), (other, 5))]
+        for side, row, like in zip((one, other), rows, self._like[at], strict=True):
             line = side.columns.episode.row(row)
             slot, numel = int(side.slots[row]), int(side.columns.numel[row])
             shapes = like.shapes if like.numel == numel else {tuple(line["shape"])} if "shape" in line else set()
             value = Value(numel, side.sketches[slot] if slot >= 0 else None, line, shapes=set(shapes))
-            coarse[value] = self._coarse.get(like, 0.0)
+            coarse[value] = like.coarse
             made.append(value)
-        known = {} if floors is None or np.isnan(floors[one[1]]) else {made[0]: float(floors[one[1]])}
+        known = {} if floors is None or np.isnan(floors[rows[0]]) else {made[0]: float(floors[rows[0]])}
         return Comparer(self._tolerance, known, coarse).relation(made[0], made[1])
 
-    def _grown(self, checked: tuple[Checked, Flags], floors: Floats | None) -> Checked:
+    def _grown(self, checked: tuple[Checked, Flags], one: Numbers, other: Numbers, floors: Floats | None) -> Checked:
         """As `judge` lets error grow where no noise was recorded."""
         found, different = checked
         candidates = ~found.right & different & np.isfinite(found.error) & (found.limit != 0)
@@ -268,14 +306,17 @@ class Plan:
         grown = 0.0
         for at in np.flatnonzero(candidates).tolist():
             limit = found.limit[at] + GROWTH * max(largest[at], grown)
-            if found.error[at] <= limit:
+            if found.error[at] > limit:
+                continue
+            near = found.error[at] <= FAR * found.limit[at] or at not in self._like
+            if near or self._relation(at, one, other, floors).state == "different":
                 found.right[at], found.limit[at] = True, limit
                 grown = max(grown, float(found.error[at]))
         return found
 
-    def ends_right(self, checked: Checked, floors: Floats | None) -> bool:
+    def ends_right(self, checked: Checked) -> bool:
         """Whether all final outputs of one side are right, as `judge` asks it."""
-        right = checked.right
+        right, floors = checked.right, checked.floors
         if floors is not None:
             known = self._single & ~np.isnan(np.append(floors, np.nan)[self._reference_rows[:, 0]])
             right = right & ~(known & ~checked.layout & (checked.error > self._limits(floors, END_FACTOR)))
@@ -287,21 +328,25 @@ class Plan:
 
     # -- what is kept of it ----------------------------------------------------------------------------------------------
 
-    def remember(self, checked: Checked, judgement: Judgement, rows: tuple[list[Any], list[Any]]) -> None:
-        """Keep what the full analysis made of an episode: others with the same pairs wrong are judged alike."""
+    def remember(
+        self, checked: Checked, judgement: Judgement, expectations: Sequence[Expectation], rows: tuple[list[Any], list[Any]]
+    ) -> bool:
+        """Keep what the full analysis made of an episode: others with the same pairs wrong are judged alike.
+
+        expectations: its own, judged. Returns False if it found other pairs right: then the plan is not to be used.
+        """
         rows_at = _rows_at(rows)
+        places = {id(one): self._at.get(_words(one, rows_at)) for one in expectations}
         states: dict[int, State] = {}
         marks: list[tuple[State, list[Expectation]]] = [
             ("healed", judgement.healed),
             ("inherited", judgement.wrong),
             ("introduced", [fault.expectation for fault in judgement.faults if fault.expectation is not None]),
         ]
-        for state, expectations in marks:
-            for one in expectations:
-                at = self._at.get(_words(one, rows_at))
-                if at is not None:
-                    states[at] = state
+        for state, marked in marks:
+            states.update({at: state for one in marked if (at := places.get(id(one))) is not None})
         self.judged[checked.pattern] = Judged(judgement.diverged, states)
+        return all(checked.right[at] == one.right for one in expectations if (at := places[id(one)]) is not None)
 
     def comparison(
         self, at: int, checked: Checked, one: Columns, other: Columns, states: dict[int, State], statistics: bool
@@ -313,7 +358,8 @@ class Plan:
             state = "layout"
         error = float(checked.error[at])
         return Comparison(
-            *place, tensors, side, *_time(one, row), *port_place, port_tensors, port_side, *_time(other, port_row),
+            place[0], place[1], tensors, side, *_time(one, row),
+            port_place[0], port_place[1], port_tensors, port_side, *_time(other, port_row),
             at, None if math.isnan(error) else error, float(checked.limit[at]), state,
             _statistics(one, row) if statistics else {}, _statistics(other, port_row) if statistics else {},
         )  # fmt: skip
@@ -344,6 +390,23 @@ def _words(expectation: Expectation, rows_at: list[dict[int, int]]) -> tuple[Any
     for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
         words += (roles[0].call.place, at[id(roles[0].row)], "+".join(role.tensor for role in roles), roles[0].side)
     return words
+
+
+def _equal_rows(alignment: Alignment, rows_at: dict[int, int]) -> NDArray[np.int64]:
+    """Rows of the reference's values that had other numbers and the same content, each with the first such: shape (2, rows)."""
+    found = []
+    for value in alignment.reference.values:
+        first = {role.row.get("value"): rows_at[id(role.row)] for role in reversed(value.roles)}
+        whole = min(first.values())
+        found += [(row, whole) for row in first.values() if row != whole]
+    return np.array(found, dtype=np.int64).reshape(-1, 2).T
+
+
+def _largest(floors: Floats, rows: NDArray[np.int64]) -> Floats:
+    """The largest floor of several rows each, -1 where none is known."""
+    found = np.append(floors, np.nan)[rows]
+    largest: Floats = np.where(np.isnan(found), -1.0, found).max(axis=1, initial=-1.0)
+    return largest
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

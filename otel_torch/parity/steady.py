@@ -91,6 +91,11 @@ class Steady:
             self._plans[key] = look.plan = plan
             look.checked = plan.check(*look.numbers, look.floors)
 
+    def forget(self, look: Look) -> None:
+        """Make no use of a plan that found other than the full analysis: episodes of its structures are analysed in full."""
+        if look.numbers is not None:
+            self._plans[look.numbers[0].structure, look.numbers[1].structure] = None
+
     def remember(self, look: Look, one: Episode, other: Episode, noise: Episode | None) -> None:
         """Take in what was seen of values in two episodes: later ones name them by number alone."""
         for sketches, episode in zip((*self.sketches, self.noise_sketches), (one, other, noise), strict=True):

@@ -54,7 +54,7 @@ class Turns:
             found = self._next()
             if found is None:
                 if self._look_ahead(_LOOKAHEAD, needed=False) and (found := self._next()) is None:
-                    side = len(self._waiting[1]) > len(self._waiting[0])
+                    side = int(len(self._waiting[1]) > len(self._waiting[0]))
                     self.left_out[side][self._waiting[side].popleft().model] += 1
                     continue
                 if found is None:

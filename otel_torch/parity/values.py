@@ -22,6 +22,8 @@ State = Literal["equal", "order", "layout", "repeated", "shape", "nonfinite", "d
 RIGHT: frozenset[State] = frozenset({"equal", "layout", "repeated"})
 # where statistics decide, how much they may be off: sums see less than sketches, and several are looked at
 STATISTICS_FACTOR = 4.0
+# how many times its limit the error of a permuted tensor has at the least
+FAR = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Comparer:
         if apart is None:
             return Relation("different", error, limit)
         # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
-        permuted = error > 20 * limit and apart <= _averaged(limit, one)
+        permuted = error > FAR * limit and apart <= _averaged(limit, one)
         if shapes_meet(one, other):
             return Relation("order" if permuted else "different", error, limit)
         # in another order anyway: what the sums are off by tells what the elements are
@@ -96,7 +98,10 @@ def sketch_error(one: Value, other: Value) -> float | None:
     """The estimated relative L2 distance, None without sketches."""
     if one.sketch is None or other.sketch is None:
         return None
-    difference = float(np.linalg.norm(one.sketch - other.sketch))
+    with np.errstate(invalid="ignore", over="ignore"):  # masks of the largest number there is
+        difference = float(np.linalg.norm(one.sketch - other.sketch))
+    if not math.isfinite(difference):
+        return None
     if difference == 0:
         return 0.0
     size = _norm(one)

@@ -208,8 +208,10 @@ class Isolation:
     def left(self, site: Site, output: Any) -> Any:
         """What the module is to hand on instead."""
         try:
-            calls = self._open.calls
-            if calls and calls[-1].site is site and calls[-1].depth == len(modules.running()):
+            calls, depth = self._open.calls, len(modules.running())
+            while calls and calls[-1].depth > depth:
+                calls.pop()  # see above
+            if calls and calls[-1].site is site and calls[-1].depth == depth:
                 return self._put_right(calls.pop().call, "out", output)
         except Exception as error:
             self._failed(site, error)

@@ -1,14 +1,21 @@
 """How often the comparison names a known fault, beside what FastVideo's own rule says of the same recordings.
 
-    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER] [--corpus MODULE] [--seed N]
+    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER] [--corpus MODULE] [--seed N] [--together]
+    python -m tests.parity.scoreboard --faults COUNT [--seed N] [--corpus tests.fastvideo.ports.cases]
 
-Each side of a case is a process of its own that knows nothing of us: environment variables alone make it record. A module
-of a corpus holds `CASES`. `--keep` keeps the recordings for the next time; throw the folder away when recording changes.
+Each side of a case is a process of its own that knows nothing of us: environment variables alone make it record. `--together`
+records them one after the other in this process instead, ten times faster. `--keep` keeps the recordings for the next time;
+throw the folder away when recording changes.
+
+A module of a corpus holds `CASES`, or under the name after a colon, a tuple of cases or a function that returns one; for
+`--together`, `program(arguments, dtype, seed)`, a context in which the built program is a function of nothing; for `--faults`,
+`drawn(count, seed, only)`, faults planted by a machine, `count` for each pair.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -20,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,20 +60,22 @@ class Named:
 
     reference: Place | None
     port: Place | None
-    text: str = ""
+    kind: str = ""
 
     def __str__(self) -> str:
         if self.reference == self.port:
-            return f"{self.port} {self.text}".rstrip()
-        return f"{self.port or 'nothing'}, in the reference {self.reference or 'nothing'} {self.text}".rstrip()
+            return f"{self.port} {self.kind}".rstrip()
+        return f"{self.port or 'nothing'}, in the reference {self.reference or 'nothing'} {self.kind}".rstrip()
 
 
 Judge = Callable[[Recordings], Named | None]
+# a program built with these arguments, dtype and seed, ready to be run, and everything as it was when it is left
+Program = Callable[[Sequence[str], str, int], AbstractContextManager[Callable[[], object]]]
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one judge made of one case."""
+    """What one judge made of one case. both: exact, and so in either program's names."""
 
     case: Case
     dtype: str
@@ -73,6 +83,7 @@ class Score:
     outcome: str
     named: str
     seconds: float
+    both: bool = False
 
 
 # ---- recording
@@ -82,40 +93,73 @@ class Recorder:
     """Makes recordings, each once: the reference of many cases is one program."""
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
-        self.folder, self._seed = folder, ("--seed", str(seed)) if seed else ()
+        self.folder, self._seed = folder, seed
 
     def record(self, case: Case, dtype: str) -> Recordings:
         """Run what has not been run yet; RuntimeError with the program's output where one fails."""
         return Recordings(
             self._made(case, case.reference, dtype),
             self._made(case, case.port, dtype),
-            self._made(case, case.noise, dtype, OTEL_TORCH_NOISE="1"),
+            self._made(case, case.noise, dtype, noise="1"),
         )
 
-    def _made(self, case: Case, arguments: Sequence[str], dtype: str, **variables: str) -> Path:
-        name = "-".join([case.program.parent.name, *arguments, dtype, *self._seed, *(["noise"] if variables else [])])
+    def _made(self, case: Case, arguments: Sequence[str], dtype: str, noise: str = "") -> Path:
+        seed = ("--seed", str(self._seed)) if self._seed else ()
+        name = "-".join([case.program.parent.name, *arguments, dtype, *seed, *(["noise"] if noise else [])])
         folder = self.folder / re.sub(r"[^\w.-]+", "_", name)
         recording, done = folder / "run.jsonl", folder / "done"
         if done.exists():
             return recording
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        self._run(case, arguments, dtype, recording, noise)
+        done.touch()
+        return recording
+
+    def _run(self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str) -> None:
+        """As a process of its own, switched on by environment variables alone."""
         kept = {
             k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
         }
         environment = {
             **kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **case.environment,
-            "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(recording), **variables,
+            "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(recording),
+            **({"OTEL_TORCH_NOISE": noise} if noise else {}),
         }  # fmt: skip
-        with (folder / "output.txt").open("w") as output:
+        said = recording.with_name("output.txt")
+        with said.open("w") as output:
             status = subprocess.run(
-                [sys.executable, str(case.program), *arguments, "--dtype", dtype, *self._seed],
-                env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False,
+                [sys.executable, str(case.program), *arguments, "--dtype", dtype, "--seed", str(self._seed)],
+                env=environment, cwd=recording.parent, stdout=output, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False,
             ).returncode  # fmt: skip
         if status or not recording.exists():
-            raise RuntimeError(f"{name}: exit status {status}\n" + (folder / "output.txt").read_text()[-2000:])
-        done.touch()
-        return recording
+            raise RuntimeError(f"{' '.join(arguments)} {dtype}: exit status {status}\n" + said.read_text()[-2000:])
+
+
+class RecorderInProcess(Recorder):
+    """Makes the same recordings in this process, for importing a framework takes ten times longer than a tiny model."""
+
+    def __init__(self, folder: Path, program: Program, seed: int = 0) -> None:
+        super().__init__(folder, seed)
+        self._program, self._warm = program, False
+
+    def _run(self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str) -> None:
+        from otel_torch import bootstrap
+
+        with self._program(arguments, dtype, self._seed) as run:
+            if not bootstrap.start(jsonl=str(recording), capture="parity", **({"noise": noise} if noise else {})):
+                raise RuntimeError("recording did not start")
+            try:
+                run()
+            finally:
+                bootstrap.stop()
+        if not recording.exists():
+            raise RuntimeError(f"{' '.join(arguments)} {dtype}: nothing was recorded")
+        if not self._warm:
+            # what the frameworks' imports made, half a million objects, is looked through at the start of each recording
+            gc.collect()
+            gc.freeze()
+            self._warm = True
 
 
 # ---- judges
@@ -183,29 +227,39 @@ def score(case: Case, dtype: str, recordings: Recordings, judge: str) -> Score:
         seconds = time.perf_counter() - begin
         return Score(case, dtype, judge, "error", f"{type(error).__name__}: {error}".splitlines()[0], seconds)
     seconds = time.perf_counter() - begin
-    return Score(case, dtype, judge, outcome(case, named, recordings), str(named or ""), seconds)
+    worth = outcomes(case, named, recordings)
+    return Score(case, dtype, judge, best(worth), str(named or ""), seconds, both=set(worth) == {"exact"})
 
 
 def outcome(case: Case, named: Named | None, recordings: Recordings) -> str:
     """exact: an expected place, in either program's names. adjacent: one step off, its parent or child or the event before
     or after. late: behind it. false: in front of it, or anything at all in a clean pair. missed: nothing."""
+    return best(outcomes(case, named, recordings))
+
+
+def best(worth: Sequence[str]) -> str:
+    """The best of several outcomes."""
+    return min(worth, key=(*OUTCOMES, "silent").index)
+
+
+def outcomes(case: Case, named: Named | None, recordings: Recordings) -> list[str]:
+    """The outcome in the port's names and in the reference's, as far as it is known there what is right."""
     if case.clean:
-        return "false" if named else "silent"
+        return ["false" if named else "silent"]
     if named is None:
-        return "missed"
-    ranks = [
-        _rank(place, expected, recording)
-        for place, expected, recording in (
-            (named.port, case.expected, recordings.port),
-            (named.reference, case.places_in_reference, recordings.reference),
-        )
-        if place is not None
-    ]
-    return min(ranks, key=OUTCOMES.index, default="false")
+        return ["missed"]
+    sides = (
+        (named.port, case.expected, recordings.port),
+        (named.reference, case.places_in_reference, recordings.reference),
+    )
+    return [_rank(place, named.kind, expected, recording) for place, expected, recording in sides if expected]
 
 
-def _rank(place: Place, expected: Sequence[Place], recording: Path) -> str:
-    if place in expected:
+def _rank(place: Place | None, kind: str, expected: Sequence[Place], recording: Path) -> str:
+    if place is None:
+        return "false"
+    # that a call is missing is the finding's kind; its side says only what would have come of it
+    if place in expected or (kind == "missing" and Place("missing", place.module) in expected):
         return "exact"
     order = {event: position for position, event in enumerate(timeline(recording))}
     for right in expected:
@@ -265,6 +319,8 @@ def totals(scores: Sequence[Score]) -> list[str]:
         bugs, clean = [s for s in chosen if not s.case.clean], [s for s in chosen if s.case.clean]
         counts = Counter(s.outcome for s in bugs)
         line = f"{judge}, {dtype}: {len(bugs)} bugs: " + " · ".join(f"{counts[name]} {name}" for name in OUTCOMES)
+        if any(s.case.places_in_reference for s in bugs):
+            line += f"; {sum(s.both for s in bugs)} exact in both programs' names"
         if dtype == "bf16":
             above = [s for s in bugs if s.case.above_rounding]
             line += f" ({sum(s.outcome == 'exact' for s in above)} exact of {len(above)} above rounding)"
@@ -272,37 +328,85 @@ def totals(scores: Sequence[Score]) -> list[str]:
     return said
 
 
+def not_exact(scores: Sequence[Score]) -> list[str]:
+    """A line for each case that our comparison did not get right: what was said instead."""
+    return [
+        f"{s.outcome}: {s.case.name} {s.dtype}: {s.named or 'nothing'} instead of {s.case.expected[0] if s.case.expected else 'nothing'}"
+        for s in scores
+        if s.judge == "otel_torch" and s.outcome not in ("exact", "silent")
+    ]
+
+
+def plain(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """The scores as JSON has them."""
+    return [
+        {
+            "case": s.case.name, "clean": s.case.clean, "above_rounding": s.case.above_rounding, "dtype": s.dtype,
+            "judge": s.judge, "outcome": s.outcome, "both": s.both, "named": s.named,
+        }
+        for s in scores
+    ]  # fmt: skip
+
+
+class Summary:
+    """A plugin of pytest that prints what was scored below pytest's own summary."""
+
+    def __init__(self, title: str, lines: Sequence[str]) -> None:
+        self._title, self._lines = title, lines
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.section(self._title)
+        for line in self._lines:
+            terminalreporter.write_line(line)
+
+
+def score_all(work: Sequence[tuple[Case, str]], recorder: Recorder, judges: Sequence[str] = tuple(JUDGES)) -> list[Score]:
+    """Record what is not recorded yet, and let every judge say what it says. A program that fails is a result, too."""
+    scores = []
+    for number, (case, dtype) in enumerate(work, 1):
+        if sys.stderr.isatty():
+            print(f"\r\033[K{number}/{len(work)} {case.name} {dtype} ", end="\r", file=sys.stderr, flush=True)
+        try:
+            recordings = recorder.record(case, dtype)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[-1]
+            scores += [Score(case, dtype, judge, "error", said, 0.0) for judge in judges]
+            continue
+        scores += [score(case, dtype, recordings, judge) for judge in judges]
+    return scores
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Score the comparison on programs whose faults are known.")
-    arguments.add_argument("--dtype", choices=["fp32", "bf16"], action="append", help="both, unless given")
+    arguments.add_argument("--dtype", choices=["fp32", "bf16"], action="append", help="both, unless given; faults: fp32")
     arguments.add_argument("--only", default="", help="cases whose name holds this")
     arguments.add_argument("--keep", type=Path, help="folder of recordings, made once")
     arguments.add_argument("--corpus", action="append", help="module that holds CASES; tests.parity.cases unless given")
-    arguments.add_argument("--seed", type=int, default=0, help="other weights and inputs than those of the table")
+    arguments.add_argument("--together", action="store_true", help="record in this process, not each program in its own")
+    arguments.add_argument("--faults", type=int, metavar="COUNT", help="instead of CASES, so many faults drawn for each pair")
+    arguments.add_argument("--seed", type=int, default=0, help="of weights and inputs; with --faults, of the drawing")
     arguments.add_argument("--json", type=Path, help="write the scores there")
     given = arguments.parse_args()
-    corpora = [importlib.import_module(name).CASES for name in given.corpus or ["tests.parity.cases"]]
-    work = [
-        (case, dtype)
-        for dtype in given.dtype or ["fp32", "bf16"]
-        for corpus in corpora
-        for case in corpus
-        if given.only in case.name
-    ]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums are then always taken in the same order
+    scores = []
     with tempfile.TemporaryDirectory() as temporary:
-        recorder = Recorder((given.keep or Path(temporary)).resolve(), given.seed)
-        scores = []
-        for number, (case, dtype) in enumerate(work, 1):
-            if sys.stderr.isatty():
-                print(f"\r\033[K{number}/{len(work)} {case.name} {dtype} ", end="\r", file=sys.stderr, flush=True)
-            recordings = recorder.record(case, dtype)
-            scores += [score(case, dtype, recordings, judge) for judge in JUDGES]
+        folder = (given.keep or Path(temporary)).resolve()
+        for corpus_name in given.corpus or ["tests.parity.cases" if given.faults is None else "tests.fastvideo.ports.cases"]:
+            module, _, name = corpus_name.partition(":")
+            corpus = importlib.import_module(module)
+            if given.faults is None:
+                cases, dtypes, seed = getattr(corpus, name or "CASES"), given.dtype or ["fp32", "bf16"], given.seed
+                cases = cases() if callable(cases) else cases
+            else:
+                cases, dtypes, seed = corpus.drawn(given.faults, given.seed, given.only), given.dtype or ["fp32"], 0
+            together = given.together or given.faults is not None
+            recorder = RecorderInProcess(folder, corpus.program, seed) if together else Recorder(folder, seed)
+            work = [(case, dtype) for dtype in dtypes for case in cases if given.only in case.name]
+            scores += score_all(work, recorder)
     print(table(scores))
+    print(*["", *not_exact(scores)], sep="\n")
     if given.json:
-        plain = [
-            {"case": s.case.name, "dtype": s.dtype, "judge": s.judge, "outcome": s.outcome, "named": s.named} for s in scores
-        ]
-        given.json.write_text(json.dumps(plain, indent=1) + "\n")
+        given.json.write_text(json.dumps(plain(scores), indent=1) + "\n")
 
 
 if __name__ == "__main__":
