@@ -245,9 +245,7 @@ def test_a_structure_that_changes_is_analysed_anew(real, write, analysed):
 
     ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
-    report = both(
-        analysed, write("ref", changed(lengthened(ref[0])), ref[1]), write("port", changed(late), port[1])
-    )
+    report = both(analysed, write("ref", changed(lengthened(ref[0])), ref[1]), write("port", changed(late), port[1]))
     assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
 
 
@@ -257,9 +255,7 @@ def test_rows_that_are_missing_on_one_side_are_said(real, write, analysed):
     lost = [row for row in late if not (row["step"] >= 20 and row["module"] == "blocks.0.fc1")]
     report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", lost, port[1]))
     assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
-    assert report.warnings == [
-        "calls without a counterpart, of modules that have one: 20 of blocks.0.up in the reference"
-    ]
+    assert report.warnings == ["calls without a counterpart, of modules that have one: 20 of blocks.0.up in the reference"]
 
 
 @pytest.mark.parametrize("side", ["ref", "port"])
@@ -268,9 +264,7 @@ def test_warm_up_forwards_have_no_counterpart(real, write, analysed, side):
     rows = {"ref": ref[0], "port": port[0]}
     warm = rows[side]
     names = {row["module"] for row in warm}
-    first = [
-        {**row, "value": row["value"] + 500_000} for row in forward(dummy[0], 0) if row["module"] in names
-    ]
+    first = [{**row, "value": row["value"] + 500_000} for row in forward(dummy[0], 0) if row["module"] in names]
     whole = attached(warm) + first
     for step in range(STEPS):
         for row in forward(warm, step) if step < 2 else further(warm, step, scale_of(step)):

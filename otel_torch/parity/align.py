@@ -319,11 +319,11 @@ def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bo
 def _expect_of_alike(found: Alignment) -> None:
     """Modules without parameters, of one name in paired containers or of equal inputs."""
     mine: dict[tuple[Call, str], list[Call]] = defaultdict(list)
-    for call in found.port.calls:
+    for call in _free_to_pair(found, 1):
         if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
             mine[above, _leaf(call)].append(call)
     groups: dict[tuple[Call, str], list[Call]] = defaultdict(list)
-    for call in found.reference.calls:
+    for call in _free_to_pair(found, 0):
         if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
             groups[found.partner[above], _leaf(call)].append(call)
     for key, calls in groups.items():
@@ -345,9 +345,9 @@ def _expect_of_alike(found: Alignment) -> None:
 def _expect_of_namesakes(found: Alignment) -> None:
     """What goes into modules of one name in paired containers, though one of them has parameters and the other has not."""
     groups: list[dict[tuple[Call, str], list[Call]]] = []
-    for side, program in enumerate((found.reference, found.port)):
+    for side in (0, 1):
         group: dict[tuple[Call, str], list[Call]] = defaultdict(list)
-        for call in program.calls:
+        for call in _free_to_pair(found, side):
             above = _known_above(found, call)
             if above is not None and call.inputs:
                 group[found.partner[above] if side == 0 else above, _leaf(call)].append(call)
@@ -362,7 +362,7 @@ def _expect_of_namesakes(found: Alignment) -> None:
 
 def _expect_of_equal_inputs(found: Alignment) -> None:
     """Modules without parameters and with equal inputs, whatever they are called, that make something of them."""
-    left = [[call for call in program.calls if _is_free(found, call)] for program in (found.reference, found.port)]
+    left = [[call for call in _free_to_pair(found, side) if _is_free(found, call)] for side in (0, 1)]
     for one in left[0]:
         fitting = [
             other
@@ -379,6 +379,12 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
                     _pair(found, one, other)
                     found.expectations += outputs
                     break
+
+
+def _free_to_pair(found: Alignment, side: int) -> list[Call]:
+    """The calls of a side but those that a map keeps apart."""
+    calls = (found.reference, found.port)[side].calls
+    return [call for call in calls if call.place not in found.modules.unpaired[side]]
 
 
 def _is_free(found: Alignment, call: Call) -> bool:

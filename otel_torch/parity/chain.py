@@ -15,17 +15,17 @@ def chain_to(fault: Fault, alignment: Alignment) -> list[Expectation]:
     made from, as far as the reference tells."""
     by_role: dict[Role, Expectation] = {}
     for one in alignment.expectations:
-        for role in one.reference:
-            by_role.setdefault(role, one)
+        for part in one.reference:
+            by_role.setdefault(part, one)
     spot = fault.reference
-    role = spot.role if spot is not None else None
+    role: Role | None = spot.role if spot is not None else None
     found: list[Expectation] = []
     seen: set[Role] = set()
     while role is not None and role not in seen and len(found) < _LONGEST:
         seen.add(role)
-        one = by_role.get(role)
-        if one is not None and one not in found:
-            found.append(one)
+        pair = by_role.get(role)
+        if pair is not None and pair not in found:
+            found.append(pair)
         role = _made_from(role, alignment)
     return found[::-1]
 

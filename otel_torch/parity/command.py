@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from otel_torch.console import say
 from otel_torch.parity.compare import compare
@@ -48,10 +47,8 @@ def diff(
     for path in (reference, port, noise):
         if path is not None:
             os.stat(path)  # one that is not there is said before anything long begins
-    options: dict[str, Any] = {} if map is None else {"map": load_map(map)}
-    if save_map is not None:
-        options["save_map"] = save_map
-    report = compare(reference, port, noise=noise, rtol=rtol, progress=progress, **options)
+    said = None if map is None else load_map(map)
+    report = compare(reference, port, noise=noise, rtol=rtol, map=said, save_map=save_map, progress=progress)
     report.warnings[:0] = _look_again(reference, port, noise)
     return report
 

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment, Expectation, align
+from otel_torch.parity.chain import chain_to
 from otel_torch.parity.episodes import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
 from otel_torch.parity.kept import Compared, Kept
 from otel_torch.parity.lines import Kinds, Line
+from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
@@ -26,6 +28,7 @@ from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.plan import Checked, Judged, Plan
 from otel_torch.parity.program import Call, Parameter, Program, Role, build_program, module_table
 from otel_torch.parity.recording import RecordingError, endings, read_metadata
+from otel_torch.parity.saved_map import save_map as write_map
 from otel_torch.parity.steady import Look, Steady
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.turns import Turns
@@ -60,17 +63,18 @@ def compare(
     *,
     noise: str | Path | None = None,
     rtol: float | None = None,
-    named: Callable[[Parameter], list[str]] | None = None,
+    map: Map | None = None,
+    save_map: str | Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
     thorough: bool = False,
 ) -> Report:
-    """Compare two recordings. Raises RecordingError for what cannot be read.
+    """Compare two recordings. Raises RecordingError for what cannot be read, MapError for a map that does not fit them.
 
-    noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's constant. named: what a map
-    calls a reference's parameter in the port. progress: gets a short text now and then. thorough: analyse every forward in
-    full, though it is like one that was analysed; slower, and for the same result.
+    noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's constant. map: what
+    corresponds, whatever is found. save_map: where to write what was found. progress: gets a short text now and then.
+    thorough: analyse every forward in full, though it is like one that was analysed; slower, and for the same result.
     """
-    return _Comparison(Path(reference), Path(port), noise, rtol, named, progress, thorough).run()
+    return _Comparison(Path(reference), Path(port), noise, rtol, map, save_map, progress, thorough).run()
 
 
 class _Comparison:
@@ -80,7 +84,8 @@ class _Comparison:
         port: Path,
         noise: str | Path | None,
         rtol: float | None,
-        named: Callable[[Parameter], list[str]] | None,
+        map: Map | None,
+        save_map: str | Path | None,
         progress: Callable[[str], None],
         thorough: bool,
     ) -> None:
@@ -98,7 +103,10 @@ class _Comparison:
         self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
         self.said_healed: set[Any] = set()
         self.sketched = False
-        self.named = named or names_by_loader(self.sides[1].meta)
+        self.results = 0  # compared pairs of what modules return: equal inputs alone are no match
+        self.map = map
+        self.save_map = save_map
+        self.said: Correspondence | None = None
         self.pairs: list[ParameterPair] = []
         self.modules = ModulePairs()
         self.models: dict[str, str] = {}
@@ -133,15 +141,19 @@ class _Comparison:
 
     def run(self) -> Report:
         reference, port = self.sides
-        self.pairs = pair_parameters(reference.parameters, port.parameters, self.tolerance, self.named)
         streams = [self._episodes(side) for side in self.sides]
         first: list[Episode | None] = [next(stream, None) for stream in streams]
         self._complete_modules(first)
+        free = self._pair_parameters()
         self.modules = pair_modules(self.pairs, reference.modules, port.modules)
-        if more := pair_within_containers(self.modules, self.pairs, reference.parameters, port.parameters):
+        if more := pair_within_containers(self.modules, self.pairs, *free):
             self.pairs += more
             self.modules = pair_modules(self.pairs, reference.modules, port.modules)
+        if self.said is not None:
+            self.modules = self.said.apply(self.modules)
         self._pair_models()
+        if self.said is not None:  # equal names are no reason against a map
+            self.modules = self.said.apply(self.modules)
         self._compare_parameters()
         for one, other in self._in_lockstep(first, streams):
             self._compare_episode(one, other)
@@ -159,6 +171,25 @@ class _Comparison:
                 f"{path}: is a recording of the port ({self.sides[1].path}); --noise takes the reference, recorded again"
             )
         return iterate_episodes(path, self.sides[0].kinds, self.report.warnings.append, self._read)
+
+    def _pair_parameters(self) -> list[list[Parameter]]:
+        """What the map says, then what numbers and names do; what the map keeps apart takes no part. The parameters that do."""
+        reference, port = self.sides
+        said = self.said = self.map.between(reference, port) if self.map is not None else None
+        loader = names_by_loader(port.meta)
+        if said is None:
+            self.pairs = pair_parameters(reference.parameters, port.parameters, self.tolerance, loader)
+            return [reference.parameters, port.parameters]
+        self.report.warnings += said.warnings
+        free = [
+            [one for one in reference.parameters if not said.forbids(0, one.place)],
+            [one for one in port.parameters if not said.forbids(1, one.place)],
+        ]
+        self.pairs = pair_parameters(
+            free[0], free[1], self.tolerance, loader, said.parameters,
+            lambda one: said.reorders(one.place, f"param.{one.name}"),
+        )  # fmt: skip
+        return free
 
     def _episodes(self, side: Recorded) -> Iterator[Episode]:
         cut = 0
@@ -180,6 +211,8 @@ class _Comparison:
                     side.modules.append(place)
 
     def _pair_models(self) -> None:
+        if self.said is not None:
+            self.models.update(self.said.models)
         votes: Counter[tuple[str, str]] = Counter((one[0], other[0]) for one, other in self.modules.one.items())
         for whole, parts in self.modules.parts.items():
             votes.update((part[0], whole[0]) for part in parts)
@@ -326,6 +359,11 @@ class _Comparison:
             comparer.coarse.update(coarseness(program, side.types, self.tolerance))
         if noise is not None:
             comparer.floors = floors_of(programs[0], build_program(noise.rows, self.steady.noise_sketches))
+        if (said := self.said) is not None:
+            for value in programs[0].values:
+                reordered = [said.reorders(role.call.place, role.tensor) for role in value.roles]
+                if any(reordered):
+                    comparer.reordered.add(value)
         alignment = align(programs[0], programs[1], self.modules, comparer)
         never_called = self._never_called((programs[0], programs[1]))
         self.steady.learn(look, alignment, rows, bool(never_called))
@@ -379,11 +417,15 @@ class _Comparison:
         limits = np.array([relation.limit for relation in relations])
         modules = [one.reference[0].call.place for one in expectations]
         self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
+        self.results += sum(one.reference[0].side == "output" for one in expectations)
         if not judgement.diverged:
             for one in judgement.healed:
                 self._say_healed(_finding(_fault_of(one), _HEALS))
             return
         self.diverged_at.append(self.episodes)
+        if not self.findings and judgement.faults:
+            way = chain_to(judgement.faults[0], alignment)
+            self.report.chain = [make(expectations.index(one), True) for one in way]
         for fault in judgement.faults:
             finding = _finding(fault, explain(fault))
             known = any(
@@ -419,9 +461,17 @@ class _Comparison:
         report.introduced = [finding for _, finding in self.findings]
         report.harmless = self.healed
         self._list_unpaired()
+        report.ambiguous = [Module(model, module, "") for model, module in self.modules.ambiguous]
+        if self.said is not None:
+            report.warnings += self.said.unused()
+        if self.save_map is not None:
+            write_map(
+                self.save_map, self.modules, self.models, self.pairs, *self.sides,
+                given=self.said, ambiguous=self.modules.ambiguous, titles=(report.reference, report.port),
+            )  # fmt: skip
         if report.introduced:
             report.verdict, report.first = "diverged", report.introduced[0]
-        elif self.episodes == 0 or not report.compared:
+        elif self.episodes == 0 or not self.results:
             report.verdict, report.reason = "incomparable", self._why_incomparable()
         return report
 
@@ -444,13 +494,9 @@ class _Comparison:
                 warn(f"{side.path}: rows of one place come again within a step and name no call: paired in order of occurrence")
 
     def _why_incomparable(self) -> str:
-        if not self.models:
-            mine, theirs = ({model for model, _ in side.modules} for side in self.sides)
-            return (
-                f"no parameter and no module corresponds: the reference has {', '.join(sorted(mine)) or 'none'}, "
-                f"the port has {', '.join(sorted(theirs)) or 'none'}"
-            )
-        return "no forward of one side has a counterpart on the other"
+        mine, theirs = (", ".join(sorted({model for model, _ in side.modules})) or "none" for side in self.sides)
+        forwards, names = "no forward of one side has a counterpart on the other", "no parameter and no module corresponds"
+        return f"{forwards if self.models else names}: the reference has {mine}, the port has {theirs}"
 
     def _list_unpaired(self) -> None:
         fused = [set(), set()]  # type: list[set[Place]]

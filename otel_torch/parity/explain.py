@@ -12,7 +12,7 @@ _KINDS = {
 }
 
 
-def explain(fault: Fault, *_: object) -> str:
+def explain(fault: Fault) -> str:
     """Why this place: what is wrong there, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":

@@ -194,7 +194,7 @@ class _Judge:
         for role in one.port:
             for use in role.value.roles:
                 call = use.call
-                if use.side != "input" or call is role.call and role.side == "output":
+                if use.side != "input" or (call is role.call and role.side == "output"):
                     continue
                 outputs = [other for other in self._by_call.get(call, ()) if self._is_output(other) and call in _calls(other)]
                 if outputs and all(other.right for other in outputs) and not self._scaled(one):

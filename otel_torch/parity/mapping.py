@@ -252,6 +252,8 @@ class Correspondence:
         found.containers.update({one: other for one, other in self.one.items() if one in self.containers})
         found.parts.update(self.parts)
         found.wholes.update(self.wholes)
+        found.unpaired = self.unpaired
+        found.ambiguous = {one: rivals for one, rivals in found.ambiguous.items() if one in found.one and one not in self.one}
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,16 @@ class ModulePairs:
 
     one: reference's module -> port's, one to one. parts: reference's modules of which a port's module consists, in order;
     wholes: port's modules of which a reference's module consists. containers: those of `one` that were paired by what
-    they hold. weights: the parameter pairs of a module pair.
+    they hold. ambiguous: for a module of the reference, those of the port that would have been as good as its own. unpaired: of
+    the reference and of the port, what a map keeps apart. weights: the parameter pairs of a module pair.
     """
 
     one: dict[Place, Place] = field(default_factory=dict)
     parts: dict[Place, list[Place]] = field(default_factory=dict)
     wholes: dict[Place, list[Place]] = field(default_factory=dict)
     containers: dict[Place, Place] = field(default_factory=dict)
+    ambiguous: dict[Place, list[Place]] = field(default_factory=dict)
+    unpaired: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
     weights: dict[tuple[Place, Place], list[ParameterPair]] = field(default_factory=dict)
 
     def counterpart(self, port: Place) -> Place | None:
@@ -65,6 +69,10 @@ def pair_modules(
         if one not in found.one and other not in taken:
             found.one[one] = other
             taken.add(other)
+    for one, other in found.one.items():
+        rivals = [{rival.place for rival in pair.rivals} - {other} for pair in found.weights[one, other]]
+        if common := set.intersection(*rivals):
+            found.ambiguous[one] = sorted(common)
     _pair_containers(found, list(reference), list(port))
     return found
 
@@ -136,10 +144,14 @@ def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Plac
                 depth = abs(one[1].count(".") - other[1].count("."))
                 candidates.append((-overlap, -similarity(one[1], other[1]), depth, one, other))
     taken = set(found.one.values()) | set(found.parts)
-    for _, _, _, one, other in sorted(candidates):
-        if one not in found.one and other not in taken:
-            found.one[one] = found.containers[one] = other
-            taken.add(other)
+    for _, equals in itertools.groupby(sorted(candidates), key=lambda item: item[:3]):
+        equally_good = [(one, other) for *_, one, other in equals if one not in found.one and other not in taken]
+        for one, other in equally_good:
+            if one not in found.one and other not in taken:
+                found.one[one] = found.containers[one] = other
+                taken.add(other)
+                if rivals := [rival for first, rival in equally_good if first == one and rival != other]:
+                    found.ambiguous[one] = rivals
 
 
 def _below(modules: list[Place], owners: dict[Place, set[int]]) -> dict[Place, set[int]]:

@@ -31,7 +31,7 @@ class ParameterPair:
     """Parameters that correspond: one to one, or the parts of a fused one, in their order in it.
 
     how: what paired them. error: relative L2 distance; 0 for transposed ones, None where none can be had.
-    equal: whether they hold the same numbers.
+    equal: whether they hold the same numbers. rivals: parameters of the port that would have been as good.
     """
 
     reference: tuple[Parameter, ...]
@@ -39,6 +39,7 @@ class ParameterPair:
     how: How
     error: float | None
     equal: bool
+    rivals: tuple[Parameter, ...] = ()
 
 
 def pair_parameters(
@@ -46,10 +47,14 @@ def pair_parameters(
     port: Sequence[Parameter],
     tolerance: Tolerance,
     named: Callable[[Parameter], list[str]] = lambda parameter: [],
+    said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]] = (),
+    reordered: Callable[[Parameter], bool] = lambda parameter: False,
 ) -> list[ParameterPair]:
-    """Pair what can be paired, surest first. named: what a map calls a reference's parameter in the port, if it says."""
+    """Pair what can be paired, surest first. said: what a map pairs, of a fused one its parts in order; reordered: whether the
+    map says that the port keeps a reference's parameter in another order. named: what the port's loader calls one there."""
     pairing = _Pairing(reference, port, tolerance)
-    pairing.by_map(named)
+    pairing.by_map(said, reordered)
+    pairing.by_loader(named)
     pairing.by_equality()
     pairing.by_transposition()
     pairing.by_fusion()
@@ -66,14 +71,38 @@ class _Pairing:
         self._left = [list(_without_aliases(reference)), list(_without_aliases(port))]
         self._tolerance = tolerance
 
-    def _take(self, reference: Sequence[Parameter], port: Sequence[Parameter], how: How, error: float | None) -> None:
+    def _take(
+        self,
+        reference: Sequence[Parameter],
+        port: Sequence[Parameter],
+        how: How,
+        error: float | None,
+        rivals: Sequence[Parameter] = (),
+    ) -> None:
         limit = self._tolerance.of_parameters([*reference, *port])
-        self.pairs.append(ParameterPair(tuple(reference), tuple(port), how, error, error is not None and error <= limit))
+        equal = error is not None and error <= limit
+        self.pairs.append(ParameterPair(tuple(reference), tuple(port), how, error, equal, tuple(rivals)))
         taken = {id(one) for one in (*reference, *port)}
         self._left = [[one for one in side if id(one) not in taken] for side in self._left]
 
-    def by_map(self, named: Callable[[Parameter], list[str]]) -> None:
-        """What a map or the port's own loader says corresponds, whatever the numbers are."""
+    def by_map(
+        self, said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]], reordered: Callable[[Parameter], bool]
+    ) -> None:
+        """What a map says corresponds, whatever the numbers are; the parts of a fused one are in the order that it gives."""
+        for mine, theirs in said:
+            one, other = mine[0], theirs[0]
+            if len(mine) > 1 or len(theirs) > 1:
+                error = _fused_error(mine, other) if len(theirs) == 1 else _fused_error(theirs, one)
+            elif reordered(one):
+                error = 0.0 if _alike(one.row, other.row, self._tolerance.of_parameters([one, other])) else _distance(one, other)
+            else:
+                transposed = self._transposed(one, other)
+                padded = one.shape != other.shape and _padded(one, other)
+                error = 0.0 if transposed is not None or padded else _distance(one, other)
+            self._take(mine, theirs, "map", error)
+
+    def by_loader(self, named: Callable[[Parameter], list[str]]) -> None:
+        """What the port's own loader says corresponds, whatever the numbers are."""
         targets: dict[str, list[Parameter]] = defaultdict(list)
         for one in self._left[0]:
             for name in named(one):
@@ -104,7 +133,7 @@ class _Pairing:
         ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
         for one in self._left[1]:
             ports[one.numel, _magnitude(one)].append(one)
-        found = []
+        found: list[tuple[float, int, Parameter, Parameter, float]] = []
         for one in self._left[0]:
             near = [other for step in (-1, 0, 1) for other in ports.get((one.numel, _magnitude(one) + step), ())]
             for other in near:
@@ -112,10 +141,15 @@ class _Pairing:
                 if error is not None:
                     found.append((-similarity(one.full, other.full), len(found), one, other, error))
         taken: set[int] = set()
-        for _, _, one, other, error in sorted(found, key=lambda item: item[:2]):
-            if id(one) not in taken and id(other) not in taken:
-                taken |= {id(one), id(other)}
-                self._take([one], [other], how, error)
+        for _, equals in itertools.groupby(sorted(found, key=lambda item: item[:2]), key=lambda item: item[0]):
+            group = [item[2:] for item in equals if id(item[2]) not in taken and id(item[3]) not in taken]
+            rivals: dict[int, list[Parameter]] = defaultdict(list)
+            for one, other, _ in group:
+                rivals[id(one)].append(other)
+            for one, other, error in group:
+                if id(one) not in taken and id(other) not in taken:
+                    taken |= {id(one), id(other)}
+                    self._take([one], [other], how, error, [rival for rival in rivals[id(one)] if rival is not other])
 
     def _equal(self, one: Parameter, other: Parameter) -> float | None:
         error = _distance(one, other)
@@ -218,7 +252,7 @@ class _Pairing:
         ports: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
         for one in self._left[1]:
             ports[_squeezed(one.shape)].append(one)
-        found = []
+        found: list[tuple[float, int, Parameter, Parameter]] = []
         for one in self._left[0]:
             for other in ports[_squeezed(one.shape)]:
                 if one.name == other.name and not one.is_buffer and not other.is_buffer:
@@ -384,7 +418,7 @@ def _magnitudes(row: dict[str, object]) -> float:
     mean, shape = row.get("abs_mean"), row.get("shape")
     if not isinstance(mean, int | float) or not isinstance(shape, list):
         return 0.0
-    return float(mean) * float(np.prod(shape, dtype=float)) ** 0.5
+    return float(mean) * math.sqrt(math.prod(shape))
 
 
 def _magnitude(one: Parameter) -> int:

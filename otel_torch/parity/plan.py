@@ -112,11 +112,12 @@ class _Like:
     numel: int
     shapes: set[tuple[int, ...]]
     coarse: float
+    reordered: bool  # by a map
 
     @staticmethod
-    def of(value: Value, coarse: dict[Value, float]) -> _Like:
+    def of(value: Value, comparer: Comparer) -> _Like:
         """What there is to know of a value."""
-        return _Like(value.numel, value.shapes, coarse.get(value, 0.0))
+        return _Like(value.numel, value.shapes, comparer.coarse.get(value, 0.0), value in comparer.reordered)
 
 
 class Plan:
@@ -153,8 +154,8 @@ class Plan:
             if len(mine) == len(theirs) == 1:
                 pairs.append((at, mine[0], theirs[0]))
                 self._base[at] = bare.limit(first, second)
-                self._one_order[at] = shapes_meet(first, second)
-                self._like[at] = _Like.of(first, bare.coarse), _Like.of(second, bare.coarse)
+                self._one_order[at] = shapes_meet(first, second) and first not in alignment.comparer.reordered
+                self._like[at] = _Like.of(first, alignment.comparer), _Like.of(second, alignment.comparer)
             else:
                 turned = len(mine) == 1
                 whole, parts = (mine, theirs) if turned else (theirs, mine)
@@ -290,7 +291,8 @@ class Plan:
             coarse[value] = like.coarse
             made.append(value)
         known = {} if floors is None or np.isnan(floors[rows[0]]) else {made[0]: float(floors[rows[0]])}
-        return Comparer(self._tolerance, known, coarse).relation(made[0], made[1])
+        reordered = {made[0]} if self._like[at][0].reordered else set()
+        return Comparer(self._tolerance, known, coarse, reordered).relation(made[0], made[1])
 
     def _grown(self, checked: tuple[Checked, Flags], one: Numbers, other: Numbers, floors: Floats | None) -> Checked:
         """As `judge` lets error grow where no noise was recorded."""

@@ -42,11 +42,13 @@ class Relation:
 
 @dataclass(slots=True)
 class Comparer:
-    """Compares values, each pair once. noise: floors of the reference's values, relative, by value."""
+    """Compares values, each pair once. floors: of the reference's values, relative, by value. reordered: those that the port,
+    as a map says, keeps in another order."""
 
     tolerance: Tolerance
     floors: dict[Value, float] = field(default_factory=dict)
     coarse: dict[Value, float] = field(default_factory=dict)
+    reordered: set[Value] = field(default_factory=set)
     _known: dict[tuple[Value, Value], Relation] = field(default_factory=dict)
 
     def relation(self, reference: Value, port: Value) -> Relation:
@@ -87,7 +89,7 @@ class Comparer:
             return Relation("different", error, limit)
         # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
         permuted = error > FAR * limit and apart <= _averaged(limit, one)
-        if shapes_meet(one, other):
+        if shapes_meet(one, other) and one not in self.reordered:
             return Relation("order" if permuted else "different", error, limit)
         # in another order anyway: what the sums are off by tells what the elements are
         error = min(error, apart * math.sqrt(one.numel))

@@ -331,7 +331,7 @@ def totals(scores: Sequence[Score]) -> list[str]:
 def not_exact(scores: Sequence[Score]) -> list[str]:
     """A line for each case that our comparison did not get right: what was said instead."""
     return [
-        f"{s.outcome}: {s.case.name} {s.dtype}: {s.named or 'nothing'} instead of {s.case.expected[0] if s.case.expected else 'nothing'}"
+        f"{s.outcome}: {s.case.name} {s.dtype}: {s.named or 'nothing'}; expected {next(iter(s.case.expected), 'nothing')}"
         for s in scores
         if s.judge == "otel_torch" and s.outcome not in ("exact", "silent")
     ]

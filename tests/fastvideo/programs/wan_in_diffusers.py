@@ -1,4 +1,4 @@
-"""The reference: diffusers' own pipeline generates a video from a Wan folder.  python wan_in_diffusers.py MODEL [PRECISION]
+"""The reference: diffusers' own pipeline generates videos from a Wan folder.  python wan_in_diffusers.py MODEL PRECISION VIDEOS
 
 An ordinary script. PRECISION is that of the transformer, float32 or bfloat16; the rest is float32.
 """
@@ -9,15 +9,15 @@ import torch
 from diffusers import WanPipeline
 
 
-def main(model: str, precision: str = "float32") -> None:
+def main(model: str, precision: str, videos: str) -> None:
     pipeline = WanPipeline.from_pretrained(
         model, torch_dtype={"transformer": getattr(torch, precision), "default": torch.float32}
     )
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline(
-        "a raccoon in a field of sunflowers", "blurred static", height=64, width=64, num_frames=5, num_inference_steps=3,
-        guidance_scale=3.0, generator=torch.Generator("cpu").manual_seed(1024),
-    )  # fmt: skip
+    for number in range(int(videos)):
+        pipeline(
+            "a raccoon in a field of sunflowers", "blurred static", height=64, width=64, num_frames=5, num_inference_steps=3,
+            guidance_scale=3.0, generator=torch.Generator("cpu").manual_seed(1024 + number),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
