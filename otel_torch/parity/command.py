@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from otel_torch.console import say
+from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
+from otel_torch.parity.isolation import PairingFinder
 from otel_torch.parity.mapping import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.recording import read_metadata
@@ -35,6 +37,7 @@ def diff(
     save_map: str | Path | None = None,
     rtol: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
+    save_isolation: str | Path | None = None,
 ) -> Report:
     """Compare a port's recording with its reference's; the result holds what `otel-torch diff --json` prints.
 
@@ -48,7 +51,10 @@ def diff(
         if path is not None:
             os.stat(path)  # one that is not there is said before anything long begins
     said = None if map is None else load_map(map)
-    report = compare(reference, port, noise=noise, rtol=rtol, map=said, save_map=save_map, progress=progress)
+    pairing = None if save_isolation is None else PairingFinder()
+    report = compare(reference, port, noise=noise, rtol=rtol, map=said, save_map=save_map, progress=progress, pairing=pairing)
+    if pairing is not None and save_isolation is not None:
+        pairing.pairing().save(save_isolation)
     report.warnings[:0] = _look_again(reference, port, noise)
     return report
 
@@ -89,6 +95,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = parser.add_argument_group("what corresponds to what")
     names.add_argument("--map", metavar="FILE", help="a map (TOML) of names, which overrides what is found")
     names.add_argument("--save-map", metavar="FILE", help="write what was found as a map, to be corrected and given back")
+    zoom = parser.add_argument_group("a closer look")
+    zoom.add_argument(
+        "--tensors", metavar=("REFERENCE", "PORT"), nargs=2,
+        help="the folders of OTEL_TORCH_TENSORS of both runs: say where in its tensor the first finding is",
+    )  # fmt: skip
+    zoom.add_argument(
+        "--save-isolation", metavar="FOLDER",
+        help="write into the folder of the reference's tensors what belongs where, for a run of the port with OTEL_TORCH_ISOLATE",
+    )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--html", metavar="FILE", help="write the report as one page that opens without a network")
     output.add_argument("--json", metavar="FILE", help="write one JSON object; - for stdout, and then nothing else there")
@@ -110,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     for place in (arguments.html, arguments.json if arguments.json != "-" else None, arguments.save_map):
         if place is not None:
             _check_writable(Path(place))  # now, and not after a long comparison
-    given = {name: getattr(arguments, name) for name in ("noise", "map", "save_map", "rtol")}
+    given = {name: getattr(arguments, name) for name in ("noise", "map", "save_map", "rtol", "save_isolation")}
     try:
         with _Progress() as progress:
             report = diff(arguments.reference, arguments.port, progress=progress, **given)
@@ -125,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
         from otel_torch.parity.report import render
 
         _print(render(report, colour=colourful(sys.stdout), everything=arguments.all))
+        if arguments.tensors and report.first is not None:
+            _print("\n".join(break_down_finding(report.first, *arguments.tensors).lines()))
     _write_json(arguments, report)
     if arguments.html:
         from otel_torch.parity.html import write_html

@@ -17,6 +17,8 @@ from otel_torch.parity.chain import chain_to
 from otel_torch.parity.episodes import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.explain import explain
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
+from otel_torch.parity.isolated import is_isolated, judge_isolated, not_put_right
+from otel_torch.parity.isolation import PairingFinder
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge
 from otel_torch.parity.kept import Compared, Kept
 from otel_torch.parity.lines import Kinds, Line
@@ -27,6 +29,7 @@ from otel_torch.parity.noise import coarseness, floors_of, types_by_place
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.plan import Checked, Judged, Plan
 from otel_torch.parity.program import Call, Parameter, Program, Role, build_program, module_table
+from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.recording import RecordingError, endings, read_metadata
 from otel_torch.parity.saved_map import save_map as write_map
 from otel_torch.parity.steady import Look, Steady
@@ -39,6 +42,9 @@ _MOST_ANALYSED = 32
 # forwards of the noise that are passed over to find one of the reference
 _NOISE_AHEAD = 16
 SCHEMA = "otel_torch.recording/1"
+
+# the share of parameters, by elements, that two models must have in common to be one model
+_UNRELATED = 0.1
 
 Problem = Callable[[str], None]
 
@@ -67,14 +73,24 @@ def compare(
     save_map: str | Path | None = None,
     progress: Callable[[str], None] = lambda text: None,
     thorough: bool = False,
+    pairing: PairingFinder | None = None,
 ) -> Report:
-    """Compare two recordings. Raises RecordingError for what cannot be read, MapError for a map that does not fit them.
+    """Compare two recordings, or two folders of all ranks' recordings. Raises RecordingError for what cannot be read, MapError
+    for a map that does not fit them.
 
     noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's constant. map: what
     corresponds, whatever is found. save_map: where to write what was found. progress: gets a short text now and then.
     thorough: analyse every forward in full, though it is like one that was analysed; slower, and for the same result.
+    pairing: learns what belongs where, for a run of the port from the reference's values.
     """
-    return _Comparison(Path(reference), Path(port), noise, rtol, map, save_map, progress, thorough).run()
+
+    def compare_two(one: Path, other: Path, again: Path | None) -> Report:
+        return _Comparison(one, other, again, rtol, map, save_map, progress, thorough, pairing).run()
+
+    again = None if noise is None else Path(noise)
+    if any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
+        return compare_ranks(Path(reference), Path(port), again, compare_two)
+    return compare_two(Path(reference), Path(port), again)
 
 
 class _Comparison:
@@ -88,6 +104,7 @@ class _Comparison:
         save_map: str | Path | None,
         progress: Callable[[str], None],
         thorough: bool,
+        pairing: PairingFinder | None = None,
     ) -> None:
         self.report = Report("match", reference=str(reference), port=str(port))
         self.tolerance = Tolerance(rtol)
@@ -97,7 +114,11 @@ class _Comparison:
         self.noise = iter(()) if noise is None else self._open_noise(Path(noise))
         self.noise_ahead: deque[Episode] = deque()
         self.without_noise = 0
-        self.steady = Steady([side.parameters for side in self.sides], off=thorough)
+        self.pairing = pairing
+        self.isolated = is_isolated(self.sides[1].meta)
+        self.stayed = not_put_right(self.sides[1].meta)
+        # plans know how a run ends, and an isolated one has no end that says anything
+        self.steady = Steady([side.parameters for side in self.sides], off=thorough or self.isolated)
         self.kept = Kept()
         self.analysed_late = self.unanalysed = 0
         self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
@@ -155,6 +176,9 @@ class _Comparison:
         if self.said is not None:  # equal names are no reason against a map
             self.modules = self.said.apply(self.modules)
         self._compare_parameters()
+        if self._look_unrelated():
+            self.report.verdict, self.report.reason = "incomparable", self._why_incomparable(unrelated=True)
+            return self.report
         for one, other in self._in_lockstep(first, streams):
             self._compare_episode(one, other)
         return self._finish()
@@ -367,7 +391,9 @@ class _Comparison:
         alignment = align(programs[0], programs[1], self.modules, comparer)
         never_called = self._never_called((programs[0], programs[1]))
         self.steady.learn(look, alignment, rows, bool(never_called))
-        judgement = judge(alignment, never_called)
+        judgement = judge_isolated(alignment, self.stayed, never_called) if self.isolated else judge(alignment, never_called)
+        if self.pairing is not None:
+            self.pairing.learn(alignment, judgement.healed)
         if look.plan is not None and look.checked is not None:
             agree = look.plan.remember(look.checked, judgement, alignment.expectations, rows)
             if not agree:
@@ -431,7 +457,7 @@ class _Comparison:
             known = any(
                 (f.module, f.side, f.port_module) == (finding.module, finding.side, finding.port_module) for _, f in self.findings
             )
-            inherited = len(self.diverged_at) > 1 and not _inputs_right(alignment)
+            inherited = len(self.diverged_at) > 1 and not self.isolated and not _inputs_right(alignment)
             if not known and not inherited:
                 self.findings.append((self.episodes, finding))
 
@@ -493,8 +519,29 @@ class _Comparison:
             if side.repeated:
                 warn(f"{side.path}: rows of one place come again within a step and name no call: paired in order of occurrence")
 
-    def _why_incomparable(self) -> str:
+    def _look_unrelated(self) -> bool:
+        """Whether hardly a parameter of one model is in the other, neither by its numbers nor by its name: to call that a
+        divergence would be of no use."""
+        known = {
+            id(part)
+            for pair in self.pairs
+            if pair.equal or pair.how == "map" or any(one.full == other.full for one in pair.reference for other in pair.port)
+            for part in (*pair.reference, *pair.port)
+        }
+        shares = []
+        for side in self.sides:
+            weights = [one for one in side.parameters if not one.is_buffer and one.numel > 0]
+            total = sum(one.numel for one in weights)
+            shares.append(sum(one.numel for one in weights if id(one) in known) / total if total else 1.0)
+        return max(shares) < _UNRELATED
+
+    def _why_incomparable(self, unrelated: bool = False) -> str:
         mine, theirs = (", ".join(sorted({model for model, _ in side.modules})) or "none" for side in self.sides)
+        if unrelated:
+            return (
+                "these are different models: hardly a parameter of one is in the other "
+                f"(the reference has {mine}, the port has {theirs})"
+            )
         forwards, names = "no forward of one side has a counterpart on the other", "no parameter and no module corresponds"
         return f"{forwards if self.models else names}: the reference has {mine}, the port has {theirs}"
 

@@ -16,6 +16,8 @@ from otel_torch.parity.recording import Row, iterate_attached
 
 # not forwards, or forwards that were there before
 PASSED_OVER = frozenset({"attach", "backward", "recompute"})
+# how the tensors of OTEL_TORCH_OPERATIONS begin: programs that compute the same need not do so by the same operations
+OPERATION = "op["
 # rows after which an episode that has no other end is cut where its step changes, or where a tensor comes again
 _LONGEST = 50_000
 Moment = tuple[str, int | None, int | None, str]  # model, loop, step, phase
@@ -120,7 +122,9 @@ class _Cutter:
     def cut(self, batch: Batch) -> Iterator[Episode]:
         """The episodes that end in a batch."""
         entered, left = batch.order.T
-        self._passed += [kind.phase in PASSED_OVER for kind in self._kinds.known[len(self._passed) :]]
+        self._passed += [
+            kind.phase in PASSED_OVER or kind.tensor.startswith(OPERATION) for kind in self._kinds.known[len(self._passed) :]
+        ]
         passed = np.array(self._passed)[batch.kinds]
         at, end = 0, len(passed)
         while at < end:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import tempfile
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from otel_torch.parity.program import sketch_bytes
 from otel_torch.parity.recording import RecordingError, Row, metadata_path, parse_line, read_metadata
 
 Problem = Callable[[str], None]
+Parts = dict[str, list[Any]]  # what a row says, of each part
 
 # the most memory that DuckDB may take before it uses the disk, and how many ranks' rows are grouped at a time
 _MEMORY, _ROWS_AT_ONCE = "256MB", 100_000
@@ -162,13 +164,15 @@ def _write(database: Any, ranks: dict[int, Path], target: Path, problem: Problem
     upcoming = next(whole, None)
     torn: list[Row] = []
     with open(target, "w", encoding="utf-8") as file:
-        for number, path in enumerate(ranks.values()):
+        for number, path in enumerate(ranks.values()):  # of most, nothing is left to be written
             owned = database.cursor().execute("SELECT line FROM places WHERE owner = ? ORDER BY line", [number]).fetchnumpy()
             wanted = iter(owned["line"].tolist())
             line_wanted = next(wanted, None)
             with open(path, "rb") as lines:
                 for line, text in enumerate((text for text in lines if text.strip()), 1):
                     if line != line_wanted:
+                        if line_wanted is None:
+                            break
                         continue
                     line_wanted = next(wanted, None)
                     row = parse_line(text)
@@ -180,7 +184,7 @@ def _write(database: Any, ranks: dict[int, Path], target: Path, problem: Problem
                         if not complete:
                             torn.append(row)
                             continue
-                    file.write(json.dumps(_of_rank(row, number), allow_nan=True) + "\n")
+                    file.write(json.dumps({name: _spelled(value) for name, value in _of_rank(row, number).items()}) + "\n")
     if torn:
         problem(
             f"{len(torn)} rows are of tensors of which parts are missing (a rank's recording?) and were left out; the first is "
@@ -189,41 +193,40 @@ def _write(database: Any, ranks: dict[int, Path], target: Path, problem: Problem
     _say_disagreement(database, numbers, problem)
 
 
-def _whole_rows(database: Any) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+def _whole_rows(database: Any) -> Iterator[tuple[int, int, Parts]]:
     """(owner, line, parts of all ranks) of each place that is spread over ranks, in the order of writing."""
-    fields = ", ".join(f"'{name}': \"{name}\"" for name in _PARTS)
-    (ranks,) = database.execute("SELECT max(ranks) FROM places").fetchone()
-    places = database.execute(
-        "SELECT row_number() OVER (ORDER BY owner, line) AS number, * FROM places WHERE spread ORDER BY owner, line"
-    ).fetchnumpy()["place"]
-    at_once = max(1, _ROWS_AT_ONCE // max(ranks, 1))
-    for start in range(0, len(places), at_once):
+    names = (*_PARTS, "whole", "at", "partial", "shape")
+    lists = ", ".join(f'list(r."{name}" ORDER BY r.rank)' for name in names)
+    count, ranks = database.execute("SELECT count(*), max(ranks) FROM places WHERE spread").fetchone()
+    at_once = max(1, _ROWS_AT_ONCE // max(ranks or 1, 1))
+    for start in range(0, count, at_once):
         found = database.cursor().execute(
-            f"SELECT any_value(p.owner), any_value(p.line), list({{{fields}, 'rank': r.rank, 'whole': r.whole, 'at': r.at, "
-            "'partial': r.partial, 'shape': r.shape} ORDER BY r.rank) FROM rows r JOIN (SELECT * FROM places WHERE spread "
+            f"SELECT any_value(p.owner), any_value(p.line), {lists} FROM rows r JOIN (SELECT * FROM places WHERE spread "
             "ORDER BY owner, line LIMIT ? OFFSET ?) p USING (place) WHERE r.whole IS NOT NULL GROUP BY r.place ORDER BY 1, 2",
             [at_once, start],
         )
         while rows := found.fetchmany(500):
-            yield from rows
+            for owner, line, *columns in rows:
+                yield owner, line, dict(zip(names, columns, strict=True))
 
 
-def _complete(row: Row, parts: list[dict[str, Any]]) -> bool:
+def _complete(row: Row, parts: Parts) -> bool:
     """Make a row of a part one of the whole tensor; False if parts are missing.
 
-    Parts at one position, of full shape each, are addends; else replicas, of which one counts.
+    Parts of a sum are of full shape each, and all of them count; of several at one position one does.
     """
-    shape = parts[0]["whole"]
-    partial = any(part["partial"] for part in parts)
-    if not partial:
-        parts = list({tuple(part["at"]): part for part in reversed(parts)}.values())
+    shape = parts["whole"][0]
+    partial = any(parts["partial"])
     numel = math.prod(shape)
-    known = sum(part["numel"] if part["numel"] is not None else math.prod(part["shape"]) for part in parts)
-    if not partial and known != numel:
+    if not partial:
+        first = sorted({tuple(at): number for number, at in reversed(list(enumerate(parts["at"])))}.values())
+        parts = {name: [values[number] for number in first] for name, values in parts.items()}
+    sizes = [math.prod(part) if size is None else size for size, part in zip(parts["numel"], parts["shape"], strict=True)]
+    if not partial and sum(sizes) != numel:
         return False
     del row["shard"]
     row["shape"] = list(shape)
-    summed = _added_up(parts, numel, partial)
+    summed = _added_up(parts, sizes, numel, partial)
     for name in (*_PARTS, "histogram"):
         if name in row:
             value = summed.get(name)
@@ -234,54 +237,44 @@ def _complete(row: Row, parts: list[dict[str, Any]]) -> bool:
     return True
 
 
-def _added_up(parts: list[dict[str, Any]], numel: int, partial: bool) -> dict[str, Any]:
+def _added_up(parts: Parts, sizes: list[int], numel: int, partial: bool) -> dict[str, Any]:
     """The statistics of the whole, so far as those of the parts tell them: of a sum only what is linear."""
-
-    def all_of(name: str) -> list[Any] | None:
-        values = [part[name] for part in parts]
-        return None if any(value is None for value in values) else values
-
-    sizes = [part["numel"] if part["numel"] is not None else math.prod(part["shape"]) for part in parts]
+    known = {name: parts[name] for name in _PARTS if None not in parts[name]}
+    weights = np.array(sizes, dtype=np.float64)
     found: dict[str, Any] = {"numel": numel}
-    if (sums := all_of("sum")) is not None:
-        found["sum"] = math.fsum(sums) if all(map(math.isfinite, sums)) else sum(sums)
+    if "sum" in known:
+        found["sum"] = float(np.sum(known["sum"]))
         found["mean"] = found["sum"] / max(numel, 1)
-    for name in ("nonfinite", "zeros"):
-        if (counts := all_of(name)) is not None and (name == "nonfinite" or not partial):
-            found[name] = sum(counts)
+    for name in ("nonfinite",) if partial else ("nonfinite", "zeros"):
+        if name in known:
+            found[name] = sum(known[name])
     for name in ("sketch", "row_sketch"):
-        texts = [sketch_bytes(text) for text in all_of(name) or ()]
-        if texts and all(text is not None and len(text) == len(texts[0] or b"") for text in texts):
-            total = sum(np.frombuffer(text or b"", "<f4").astype(np.float64) for text in texts)
-            found[name] = _base64(np.asarray(total, dtype="<f4").tobytes())
+        sketches = [sketch_bytes(text) for text in known.get(name, ())]
+        if sketches and sketches[0] is not None and all(one is not None and len(one) == len(sketches[0]) for one in sketches):
+            total = np.frombuffer(b"".join(one or b"" for one in sketches), "<f4").reshape(len(sketches), -1)
+            found[name] = b64encode(total.sum(axis=0, dtype=np.float64).astype("<f4").tobytes()).decode("ascii")
     if partial:
         return found
-    if (means := all_of("abs_mean")) is not None:
-        found["abs_mean"] = sum(mean * size for mean, size in zip(means, sizes, strict=True)) / max(numel, 1)
-    squares = None
-    if (norms := all_of("l2")) is not None:
-        squares = sum(norm**2 for norm in norms)
-    elif (roots := all_of("rms")) is not None:
-        squares = sum(root**2 * size for root, size in zip(roots, sizes, strict=True))
-    if squares is not None:
-        found["l2"], found["rms"] = math.sqrt(squares), math.sqrt(squares / max(numel, 1))
-    if (deviations := all_of("std")) is not None and (averages := all_of("mean")) is not None and numel > 1:
-        middle = sum(average * size for average, size in zip(averages, sizes, strict=True)) / numel
-        around = sum(
-            (size - 1) * deviation**2 + size * (average - middle) ** 2
-            for deviation, average, size in zip(deviations, averages, sizes, strict=True)
-        )
-        found["std"] = math.sqrt(around / (numel - 1))
-    for name, extreme in (("min", min), ("max", max)):
-        if (values := all_of(name)) is not None:
-            found[name] = extreme(values)
-    return found
+    if "abs_mean" in known:
+        found["abs_mean"] = float(np.dot(known["abs_mean"], weights)) / max(numel, 1)
+    if "l2" in known or "rms" in known:
+        squares = np.square(known["l2"]) if "l2" in known else np.square(known["rms"]) * weights
+        found["l2"], found["rms"] = float(np.sqrt(squares.sum())), float(np.sqrt(squares.sum() / max(numel, 1)))
+    if "std" in known and "mean" in known and numel > 1:
+        means = np.array(known["mean"])
+        around = np.square(known["std"]) * (weights - 1) + weights * np.square(means - np.dot(means, weights) / numel)
+        found["std"] = float(np.sqrt(around.sum() / (numel - 1)))
+    for name, extreme in (("min", np.min), ("max", np.max)):
+        if name in known:
+            found[name] = float(extreme(known[name]))
+    return {name: _spelled(value) for name, value in found.items()}
 
 
-def _base64(data: bytes) -> str:
-    from base64 import b64encode
-
-    return b64encode(data).decode("ascii")
+def _spelled(value: Any) -> Any:
+    """As strict JSON carries it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _of_rank(row: Row, rank: int) -> Row:
@@ -318,9 +311,9 @@ def _say_disagreement(database: Any, ranks: list[int], problem: Problem) -> None
 
 
 def compare_ranks(
-    reference: str | Path,
-    port: str | Path,
-    noise: str | Path | None,
+    reference: Path,
+    port: Path,
+    noise: Path | None,
     compare_two: Callable[[Path, Path, Path | None], Report],
 ) -> Report:
     """Compare two sides of which one at least is a folder of ranks. compare_two: compares recordings of one process each."""
@@ -334,11 +327,24 @@ def compare_ranks(
             again = noises.get(one.rank, next(iter(noises.values())) if len(noises) == 1 else None)
             if noise is not None and again is None:
                 said.append(f"{noise}: has no recording of rank {one.rank}, which is compared without noise")
-            reports.append((one.rank, compare_two(one.path, other.path, again)))
+            named = {str(part.path): str(path) for part, path in ((one, reference), (other, port)) if part.rank is None}
+            try:
+                found = compare_two(one.path, other.path, again)
+            except RecordingError as error:
+                raise RecordingError(_renamed(str(error), named)) from None
+            found.warnings = [_renamed(warning, named) for warning in found.warnings]
+            reports.append((one.rank, found))
     report = _merged(reports)
     report.reference, report.port = str(reference), str(port)
     report.warnings[:0] = said
     return report
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    """A text that names the folder, and not the file that was made of it."""
+    for name, folder in names.items():
+        text = text.replace(name, folder)
+    return text
 
 
 def _merged(reports: list[tuple[int | None, Report]]) -> Report:

@@ -47,11 +47,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recordings:
-    """The files of one case and dtype; noise is the reference, recorded under jitter."""
+    """The files of one case and dtype; noise is the reference, recorded under jitter, None where that was not asked for."""
 
     reference: Path
     port: Path
-    noise: Path
+    noise: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Recorder:
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder, self._seed = folder, seed
 
-    def record(self, case: Case, dtype: str) -> Recordings:
+    def record(self, case: Case, dtype: str, noise: bool = True) -> Recordings:
         """Run what has not been run yet; RuntimeError with the program's output where one fails."""
         return Recordings(
             self._made(case, case.reference, dtype),
             self._made(case, case.port, dtype),
-            self._made(case, case.noise, dtype, noise="1"),
+            self._made(case, case.noise, dtype, noise="1") if noise else None,
         )
 
     def _made(self, case: Case, arguments: Sequence[str], dtype: str, noise: str = "") -> Path:

@@ -106,10 +106,10 @@ def main():
         MODEL, pipeline_config=config, num_gpus=1, use_fsdp_inference=False, dit_cpu_offload=False, vae_cpu_offload=False,
         text_encoder_cpu_offload=False, pin_cpu_memory=False,
     )  # fmt: skip
-    for number in range(len(VIDEOS)):
+    for _ in VIDEOS:
         generator.generate_video(
             "a raccoon in a field of sunflowers", negative_prompt="blurred static", save_video=False, height=64, width=64,
-            num_frames=5, num_inference_steps=3, guidance_scale=3.0, seed=1024 + number,
+            num_frames=5, num_inference_steps=3, guidance_scale=3.0, seed=1024,
         )  # fmt: skip
     generator.shutdown()
 

@@ -1,0 +1,204 @@
+"""Folders of rank recordings: parts of tensors are put together by position, whole tensors are compared rank by rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from otel_torch.parity import ranks
+from otel_torch.parity.compare import compare
+from otel_torch.parity.recording import RecordingError, load_recording, metadata_path
+from tests.support import environment, run_python
+
+pytest.importorskip("duckdb")
+
+PROGRAM = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+torch.manual_seed(0)
+model, x = Model(), torch.randn(2, 5, 8)
+rank = int(os.environ.get("RANK", 0))
+if sys.argv[1] == "wrong":
+    with torch.no_grad():
+        model.blocks[1].up.weight[30:40] *= 1.3
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    if sys.argv[1] == "replicated":
+        if rank == 1:
+            model.blocks[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1.1,))
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+        split = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        for block in model.blocks:
+            parallelize_module(block, mesh, {"up": split, "down": RowwiseParallel(input_layouts=Shard(-1))})
+with torch.no_grad():
+    for _ in range(3):
+        x = x - 0.1 * model(x)
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+WORLD = 3
+
+
+def run_ranks(folder: Path, kind: str) -> Path:
+    """The recordings of all ranks of a real run, in a folder of their own."""
+    script, out = folder / "program.py", folder / kind
+    script.write_text(PROGRAM)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD), "--master-port", "0"]
+    env = environment(folder, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(out / "run.jsonl"))
+    subprocess.run([*launcher, str(script), kind], env=env, cwd=folder, check=True, capture_output=True, timeout=240)
+    assert len(list(out.glob("*.jsonl"))) == WORLD
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One process's recording, reference.jsonl, and folders of ranks: sharded, wrong, replicated."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_python(folder, PROGRAM, "alone", OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(folder / "reference.jsonl"))
+    for kind in ("sharded", "wrong", "replicated"):
+        run_ranks(folder, kind)
+    return folder
+
+
+def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_path):
+    said: list[str] = []
+    (part,) = ranks.parts_of(folder / "sharded", tmp_path, said.append)
+    assert part.rank is None and said == []
+    alone, together = load_recording(folder / "reference.jsonl"), load_recording(part.path)
+    names = ("module", "tensor", "step", "call", "phase", "class", "shape", "dtype", "numel", "nonfinite")
+    spread = {
+        (row["module"], row["tensor"]) for row in load_recording(folder / "sharded" / "run.rank0.jsonl").rows if "shard" in row
+    }
+    assert {("blocks.0.up", "param.weight"), ("blocks.1.down", "param.weight"), ("blocks.1.up", "out")} <= spread
+    assert [[row[name] for name in names] for row in together.rows] == [[row[name] for name in names] for row in alone.rows]
+    for one, other in zip(alone.rows, together.rows, strict=True):
+        scale = one["abs_mean"] * one["numel"] ** 0.5
+        for name in ("abs_mean", "min", "max", "mean", "std", "l2"):
+            assert other.get(name) == pytest.approx(one.get(name), rel=1e-5, abs=1e-6), (one["module"], one["tensor"], name)
+        assert other["sum"] == pytest.approx(one["sum"], rel=1e-5, abs=1e-5 * scale)
+        assert "shard" not in other and ("sketch" in other) == ("sketch" in one)
+
+
+def test_sharded_ranks_match_one_process(folder):
+    report = compare(folder / "reference.jsonl", folder / "sharded")
+    assert (report.verdict, report.warnings, report.weaker) == ("match", [], False)
+    assert (report.reference, report.port) == (str(folder / "reference.jsonl"), str(folder / "sharded"))
+
+
+def test_a_shard_that_was_loaded_wrong_is_found_in_the_whole(folder):
+    report = compare(folder / "reference.jsonl", folder / "wrong")
+    assert report.verdict == "diverged"
+    assert (report.first.kind, report.first.port_module, report.first.rank) == ("weights", "blocks.1.up", None)
+
+
+def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
+    port = shutil.copytree(folder / "sharded", tmp_path / "port")
+    for path in port.glob("run.rank1.*"):
+        path.unlink()
+    report = compare(folder / "reference.jsonl", port)
+    assert any(
+        "parts are missing (a rank's recording?)" in warning and "blocks.0.up param.weight" in warning
+        for warning in report.warnings
+    )
+
+
+def test_whole_tensors_are_compared_rank_by_rank(folder, tmp_path):
+    right = tmp_path / "right"
+    right.mkdir()
+    for rank in range(WORLD):
+        for path in (folder / "reference.jsonl", metadata_path(folder / "reference.jsonl")):
+            shutil.copy(path, right / path.name.replace("reference", f"reference.rank{rank}"))
+        beside = metadata_path(right / f"reference.rank{rank}.jsonl")
+        beside.write_text(json.dumps({**json.loads(beside.read_text()), "rank": rank}))
+    report = compare(right, folder / "replicated")
+    assert report.verdict == "diverged"
+    assert (report.first.rank, report.first.port_module, report.first.port_side) == (1, "blocks.1", "input") or (
+        report.first.rank,
+        report.first.port_module,
+    ) == (1, "blocks.1.norm")
+    assert {finding.rank for finding in report.introduced} == {1}
+    alone = compare(folder / "reference.jsonl", folder / "replicated")
+    assert alone.verdict == "match"
+    (warning,) = alone.warnings
+    assert warning.startswith("the reference has 1 rank and the port 3 ranks")
+
+
+def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
+    port = shutil.copytree(folder / "sharded", tmp_path / "port")
+    path = port / "run.rank2.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["module"] == "head" and row["step"] == 1:
+            row["abs_mean"] *= 1.01
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = compare(folder / "reference.jsonl", port)
+    (warning,) = report.warnings
+    assert "2 tensors that are not spread over ranks are not the same on all of them, first on rank 2" in warning
+
+
+def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(RecordingError, match=r"pip install 'otel-torch\[ranks\]'"):
+        compare(folder / "reference.jsonl", folder / "sharded")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "holds no recording"),
+        (["a.jsonl", "b.jsonl"], "says of which rank it is"),
+        (["a.rank0.jsonl", "b.rank0.jsonl"], "are both of rank 0; leave one run in it"),
+    ],
+)
+def test_a_folder_that_is_no_folder_of_ranks_is_one_line(folder, tmp_path, names, said):
+    for name in names:
+        shutil.copy(folder / "reference.jsonl", tmp_path / name)
+    with pytest.raises(RecordingError, match=said) as raised:
+        compare(folder / "reference.jsonl", tmp_path)
+    assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_earlier_runs_in_the_folder_are_left_alone(folder, tmp_path):
+    port = shutil.copytree(folder / "sharded", tmp_path / "port")
+    for path in list(port.iterdir()):
+        shutil.copy(path, port / path.name.replace(f"rank{path.name[8]}.", f"rank{path.name[8]}.1."))
+    assert len(os.listdir(port)) == 4 * WORLD
+    assert compare(folder / "reference.jsonl", port).verdict == "match"
