@@ -44,13 +44,13 @@ quickstart: $(VENV)/installed-examples
 	@echo "The recording: otel-torch/quickstart.jsonl, and what was around it: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python -m pytest -m "not fastvideo" $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
-	$(VENV)/bin/python -m pytest -m fastvideo tests/fastvideo $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "fastvideo or scoreboard" tests/fastvideo tests/parity $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python -m pytest -m "not fastvideo" $(PYTEST_ARGS)
+	$(OLDEST)/bin/python -m pytest -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .

@@ -81,7 +81,7 @@ def run_ranks(folder: Path, kind: str) -> Path:
     """The recordings of all ranks of a real run, in a folder of their own."""
     script, out = folder / "program.py", folder / kind
     script.write_text(PROGRAM)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD), "--master-port", "0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
     env = environment(folder, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(out / "run.jsonl"))
     subprocess.run([*launcher, str(script), kind], env=env, cwd=folder, check=True, capture_output=True, timeout=240)
     assert len(list(out.glob("*.jsonl"))) == WORLD

@@ -15,7 +15,7 @@ import numpy as np
 from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import ParameterPair, pattern
-from otel_torch.parity.program import Call, Role, RoleSide, Value
+from otel_torch.parity.program import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation
 
@@ -65,18 +65,22 @@ class Judgement:
 def judge(alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]] = ()) -> Judgement:
     """Judge one stretch of run. never_called: (reference's module, port's module, side on which it is never called)."""
     found = _Judge(alignment, never_called).judge()
-    seen = {(fault.port.side, fault.port.module) for fault in found.faults if fault.port is not None}
     # what is left when errors of the first fault's size are forgiven is not its doing, unless it grew to that on the way
     forgiven, rest, forgiven_error = alignment, found, 0.0
     while rest.faults and forgiven_error < (error := _FORGIVEN * _size(rest.faults[0])) < 1 and len(found.faults) < _MOST_FAULTS:
         forgiven, forgiven_error = _forgive(forgiven, error), error
         rest = _Judge(forgiven, (), plainly=True).judge()
         for fault in rest.faults:
-            place = None if fault.port is None else (fault.port.side, fault.port.module)
-            if place is not None and place not in seen and _stands_out(alignment, fault):
-                seen.add(place)
-                # so small an error may be legal (one program rounds where the other does not), and this one dwarfs it
-                found.faults.insert(0 if _size(found.faults[0]) < _MAY_BE_LEGAL else len(found.faults), fault)
+            if fault.port is None or not _stands_out(alignment, fault):
+                continue
+            place = fault.port.side, fault.port.module
+            listed = next((one for one in found.faults if one.port and (one.port.side, one.port.module) == place), None)
+            if listed is found.faults[0]:
+                continue
+            if listed is not None:
+                found.faults.remove(listed)
+            # so small an error may be legal (one program rounds where the other does not), and this one dwarfs it
+            found.faults.insert(0 if _may_be_legal(found.faults[0]) else len(found.faults), listed or fault)
     return found
 
 
@@ -91,6 +95,11 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
         return False
     earlier = (one.relation.error for one in alignment.expectations if one.time < fault.expectation.time and not one.right)
     return _size(fault) > _JUMP * max((error for error in earlier if error is not None), default=0.0)
+
+
+def _may_be_legal(fault: Fault) -> bool:
+    # that of a fused output is known by its sums alone, and larger than these say
+    return _size(fault) < _MAY_BE_LEGAL and fault.expectation is not None and fault.expectation.ground != "fused"
 
 
 def _forgive(alignment: Alignment, error: float) -> Alignment:
@@ -226,15 +235,12 @@ class _Judge:
 
     def _scaled(self, one: Expectation) -> bool:
         """Whether the wrong value is the right one times a number: a norm behind it hides that."""
-        first, second = one.reference[0].value, one.port[0].value
-        if first.sketch is None or second.sketch is None or first.numel != second.numel:
+        first, second = _together(one.reference), _together(one.port)
+        if first is None or second is None:
             return False
-        if not (np.isfinite(first.sketch).all() and np.isfinite(second.sketch).all()):
-            return False
-        dot = float(first.sketch @ second.sketch)
-        square = float(first.sketch @ first.sketch)
-        rest = second.sketch - first.sketch * (dot / square if square else 0.0)
-        size = float(second.sketch @ second.sketch)
+        square = float(first @ first)
+        rest = second - first * (float(first @ second) / square if square else 0.0)
+        size = float(second @ second)
         return bool(size) and float(rest @ rest) <= (4 * one.relation.limit) ** 2 * size
 
     def _born_later(self, one: Expectation) -> bool:
@@ -344,11 +350,18 @@ class _Judge:
             for other in self._alignment.reference.values:
                 if other.numel != value.numel or other.birth.time > first.time or other.constant:
                     continue
+                if value.birth.side == other.birth.side == "output" and not self._are_one(other.birth.call, value.birth.call):
+                    continue
                 relation = self._comparer.relation(other, value)
                 if relation.state == "order":
                     one = Expectation([other.birth], [value.birth], "alike", relation)
                     return Fault("layout", self._born(other.birth), self._born(value.birth), one, relation)
         return None
+
+    def _are_one(self, one: Call, other: Call) -> bool:
+        """Whether two calls are of modules that correspond, or go by one name."""
+        names = (call.module.rpartition(".")[2] for call in (one, other))
+        return self._alignment.partner.get(one) is other or len(set(names)) == 1
 
     def _may_be_an_order_fault(self, value: Value) -> bool:
         return value.numel > 1 and not value.constant and not value.exact and value not in self._right[1]
@@ -368,10 +381,23 @@ class _Judge:
             sisters = self._slots.get(_slot(role), ())
             own = self._kinship(role.value)
             strange = any(self._counts(other) and self._kinship(other.value) > own for other in sisters if other is not role)
-            if strange or self._breaks_a_habit(role, sisters):
+            if (strange or self._breaks_a_habit(role, sisters)) and not self._was_right_behind(role.call.parent, until):
                 reference = self._born(self._wrong_role(first.reference, 0))
                 return Fault(self._kind(first, []), reference, _spot(role.call, role), first, first.relation)
         return None
+
+    def _was_right_behind(self, call: Call | None, until: int) -> bool:
+        """Whether something right was made of what a call returned: after it, and before the first wrong pair."""
+        if call is None or call.parent is None:
+            return False
+        behind = (
+            role.value.birth
+            for one in self._alignment.expectations
+            if one.relation.state == "equal"
+            for role in one.port
+            if self._counts(role)
+        )
+        return any(call.left < birth.time < until for birth in behind)
 
     @staticmethod
     def _counts(role: Role) -> bool:
@@ -483,6 +509,15 @@ class _Judge:
         """The parameters of a pair of modules that are known to hold other numbers."""
         places = one.reference[0].call.place, one.port[0].call.place
         return [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal and pair.error is not None]
+
+
+def _together(roles: Sequence[Role]) -> Sketch | None:
+    """The sketch of one tensor, or of the sum of several; None where there is none to compute with."""
+    sketches = [role.value.sketch for role in roles]
+    if any(sketch is None for sketch in sketches) or len({role.value.numel for role in roles}) > 1:
+        return None
+    total = np.sum([sketch for sketch in sketches if sketch is not None], axis=0)
+    return total if np.isfinite(total).all() else None
 
 
 def _slot(role: Role) -> tuple[str, str, str]:

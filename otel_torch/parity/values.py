@@ -176,4 +176,4 @@ def _repeats(one: Value, other: Value, limit: float) -> bool:
 
 
 def _averaged(limit: float, value: Value) -> float:
-    return 1e-6 + 4 * limit / math.sqrt(max(value.numel, 1))
+    return 1e-6 + 2 * limit / math.sqrt(max(value.numel, 1))

@@ -137,11 +137,14 @@ class Recorder:
 
 
 class RecorderInProcess(Recorder):
-    """Makes the same recordings in this process, for importing a framework takes ten times longer than a tiny model."""
+    """Makes the same recordings in this process, for importing a framework takes ten times longer than a tiny model.
 
-    def __init__(self, folder: Path, program: Program, seed: int = 0) -> None:
+    alone: whether the process is there for nothing else, so that garbage from before its first recording may stay.
+    """
+
+    def __init__(self, folder: Path, program: Program, seed: int = 0, alone: bool = False) -> None:
         super().__init__(folder, seed)
-        self._program, self._warm = program, False
+        self._program, self._freeze = program, alone
 
     def _run(self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str) -> None:
         from otel_torch import bootstrap
@@ -155,11 +158,11 @@ class RecorderInProcess(Recorder):
                 bootstrap.stop()
         if not recording.exists():
             raise RuntimeError(f"{' '.join(arguments)} {dtype}: nothing was recorded")
-        if not self._warm:
+        if self._freeze:
             # what the frameworks' imports made, half a million objects, is looked through at the start of each recording
             gc.collect()
             gc.freeze()
-            self._warm = True
+            self._freeze = False
 
 
 # ---- judges
@@ -175,6 +178,7 @@ def our_diff(recordings: Recordings) -> Named | None:
     if report.verdict == "incomparable":
         raise RuntimeError(f"incomparable: {report.reason}")
     first = report.first
+    assert first is not None
     return Named(_place(first.side, first.module), _place(first.port_side, first.port_module), first.kind)
 
 
@@ -400,7 +404,7 @@ def main() -> None:
             else:
                 cases, dtypes, seed = corpus.drawn(given.faults, given.seed, given.only), given.dtype or ["fp32"], 0
             together = given.together or given.faults is not None
-            recorder = RecorderInProcess(folder, corpus.program, seed) if together else Recorder(folder, seed)
+            recorder = RecorderInProcess(folder, corpus.program, seed, alone=True) if together else Recorder(folder, seed)
             work = [(case, dtype) for dtype in dtypes for case in cases if given.only in case.name]
             scores += score_all(work, recorder)
     print(table(scores))

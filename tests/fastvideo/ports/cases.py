@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from tests.fastvideo.ports import places
 from tests.fastvideo.ports.bugs import BUGS, REAL
-from tests.fastvideo.ports.corpus import PAIRS, build
+from tests.fastvideo.ports.corpus import PAIRS, Side, build
 from tests.fastvideo.ports.faults import Fault, draw
 from tests.fastvideo.ports.quiet import quietly
 from tests.parity.case import Case, Place
@@ -289,8 +290,7 @@ def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callabl
     quietly()
     pair, side, *planted = arguments
     what = dict(zip(planted[::2], planted[1::2], strict=True))
-    assert side in ("reference", "port")
-    with build(pair, side, bug=what.get("--bug"), fault=what.get("--fault"), dtype=dtype, seed=seed) as built:
+    with build(pair, cast(Side, side), bug=what.get("--bug"), fault=what.get("--fault"), dtype=dtype, seed=seed) as built:
         yield built.run
 
 

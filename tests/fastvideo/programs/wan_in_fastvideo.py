@@ -23,7 +23,8 @@ SCHEDULE = (
     FlowUniPCMultistepScheduler, "set_timesteps",
     {
         "np.linspace(self.sigma_max, self.sigma_min,": "np.linspace(1.0, 0.001,",
-        "sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)": "sigmas = np.minimum(shift * sigmas / (1 + (shift - 1) * sigmas), 1 - 1e-6)",
+        "sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)":
+            "sigmas = np.minimum(shift * sigmas / (1 + (shift - 1) * sigmas), 1 - 1e-6)",
     },
 )  # fmt: skip
 # its text encoder sees the words of a prompt and no padding behind them
