@@ -124,6 +124,8 @@ class _Comparison:
         self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
         self.said_healed: set[Any] = set()
         self.sketched = False
+        self.met: tuple[set[Place], set[Place]] = set(), set()  # modules of which something was compared
+        self.saw_inputs = False
         self.results = 0  # compared pairs of what modules return: equal inputs alone are no match
         self.map = map
         self.save_map = save_map
@@ -444,6 +446,10 @@ class _Comparison:
         modules = [one.reference[0].call.place for one in expectations]
         self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
         self.results += sum(one.reference[0].side == "output" for one in expectations)
+        for one in expectations:
+            self.met[0].update(role.call.place for role in one.reference)
+            self.met[1].update(role.call.place for role in one.port)
+            self.saw_inputs = self.saw_inputs or one.reference[0].side == "input"
         if not judgement.diverged:
             for one in judgement.healed:
                 self._say_healed(_finding(_fault_of(one), _HEALS))
@@ -504,6 +510,11 @@ class _Comparison:
     def _warn(self) -> None:
         """What was handled, and what was left undone."""
         warn = self.report.warnings.append
+        if self.findings and not self.saw_inputs:
+            warn(
+                "no inputs were recorded, so a module that is named may only hand on what entered it wrong: "
+                "record both programs with OTEL_TORCH_CAPTURE=parity"
+            )
         if self.unanalysed:
             warn(
                 f"{self.unanalysed} further forwards are wrong in ways of their own and were not searched for faults of their own"
@@ -553,7 +564,7 @@ class _Comparison:
         for whole, parts in self.modules.wholes.items():
             fused[0].add(whole)
             fused[1].update(parts)
-        paired = set(self.modules.one) | fused[0], set(self.modules.one.values()) | fused[1]
+        paired = set(self.modules.one) | fused[0] | self.met[0], set(self.modules.one.values()) | fused[1] | self.met[1]
         for name, side, known in zip(("reference", "port"), self.sides, paired, strict=True):
             seen = {(kind.model, kind.module) for kind in side.kinds.known if kind.phase not in PASSED_OVER} | side.uncalled
             places = [place for place in side.modules if place not in known and place in seen]
@@ -562,7 +573,7 @@ class _Comparison:
 
 def _inputs_right(alignment: Alignment) -> bool:
     inputs = [one for one in alignment.expectations if one.ground == "outermost" and one.reference[0].side == "input"]
-    return all(one.right for one in inputs)
+    return bool(inputs) and all(one.right for one in inputs)
 
 
 def _fault_of(one: Expectation) -> Fault:

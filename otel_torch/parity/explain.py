@@ -26,7 +26,8 @@ def explain(fault: Fault) -> str:
     if port.side == "input":
         why = f"What enters {_called(port)} {what}, and no module made it: the code in front of it did, of values that are right."
     else:
-        why = f"What {_called(port)} returns {what}, while what enters it is right."
+        entered = "what enters it is right" if port.call is None or port.call.inputs else "what enters it was not recorded"
+        why = f"What {_called(port)} returns {what}, while {entered}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
         return why
     return f"{why} The reference has this value as {_where(reference)}."
