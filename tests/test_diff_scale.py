@@ -355,12 +355,24 @@ def test_two_forwards_in_a_step_without_calls_are_paired_in_order_and_said(tmp_p
     ]
 
 
-def test_a_stretch_without_an_end_is_cut(tmp_path, real, monkeypatch):
+def test_a_forward_without_an_end_is_cut_where_its_step_changes(real, write, monkeypatch):
+    """A program whose outermost module runs all steps itself."""
+
+    def around(rows):
+        last = max(row["order"][1] for row in rows if row["phase"] != "attach")
+        outer = {**forward(rows, 0)[0], "module": "loop", "order": [0, last + 5], "parent": None, "value": 10**8}
+        shifted = [
+            {**row, "order": [at + 1 for at in row["order"]], "parent": 0 if row["parent"] is None else row["parent"] + 1}
+            for row in rows
+            if row["phase"] != "attach"
+        ]
+        return [*attached(rows), outer, *shifted]
+
     monkeypatch.setattr("otel_torch.parity.episodes._LONGEST", 50)
-    rows = real("reference")[0]
-    paths = [plainly(tmp_path / f"{name}.jsonl", bare(lengthened(rows), lambda row: 0)) for name in ("ref", "port")]
+    ref, port = real("reference"), real("port")
+    paths = write("ref", around(lengthened(ref[0])), ref[1]), write("port", around(lengthened(port[0])), port[1])
     report = compare(*paths)
-    assert report.verdict == "match" and report.pairs >= STEPS * 14
+    assert report.verdict == "match" and report.pairs >= STEPS * 25
     assert any(f"{paths[0]}: a stretch of many rows without an end was cut" in warning for warning in report.warnings)
 
 

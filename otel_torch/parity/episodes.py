@@ -18,17 +18,18 @@ from otel_torch.parity.recording import Row, iterate_attached
 PASSED_OVER = frozenset({"attach", "backward", "recompute"})
 # how the tensors of OTEL_TORCH_OPERATIONS begin: programs that compute the same need not do so by the same operations
 OPERATION = "op["
-# rows after which an episode that has no other end is cut where its step changes, or where a tensor comes again
+# rows after which an episode is cut where its step changes
 _LONGEST = 50_000
 Moment = tuple[str, int | None, int | None, str]  # model, loop, step, phase
 
 
 @dataclass(slots=True, eq=False)
 class Episode:
-    """The rows of one outermost forward (without recorded calls: of one model in one step), in the recording's order.
+    """The rows of one outermost forward, in the recording's order; without recorded calls those of one model in one step, up to
+    the first place that comes again.
 
-    cut: it was longer, and no end of a forward was known at which it could be cut. repeated: rows of one place came again in
-    its step, and said no call. parts: where its rows are.
+    cut: it was longer, and no end of a forward was known at which it could be cut. repeated: a place came again in its step,
+    and said no call. parts: where its rows are.
     """
 
     moment: Moment
@@ -147,15 +148,13 @@ class _Cutter:
         line = batch.line(at)
         moment = line.model, line.loop, line.step, line.phase
         key = line.module, line.tensor, line.call
-        long = episode is not None and episode.length >= _LONGEST
         new = cut = False
         if episode is None:
             new = True
         elif entered < 0:  # no calls: a place comes once in a forward
             again = key in self._seen and moment == episode.moment
-            cut = again and long and moment[2] is not None
-            new = moment != episode.moment or cut or (again and moment[2] is None)
-            episode.repeated = episode.repeated or (again and not new)
+            new = moment != episode.moment or again
+            episode.repeated = episode.repeated or (again and moment[2] is not None)
         elif entered <= self._until:  # long
             new = cut = moment != self._moment
         elif line.parent is None:
