@@ -79,7 +79,13 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
 
 
 def _pair_outermost(found: Alignment) -> None:
-    for one, other in _in_turn(found, found.reference.outermost, found.port.outermost):
+    # modules that are known to correspond are paired as such: here only what encloses them, whatever it is called
+    known = set(found.modules.one), set(found.modules.one.values())
+    left, right = (
+        [call for call in program.outermost if call.place not in places and (not call.module or call.number is not None)]
+        for program, places in zip((found.reference, found.port), known, strict=True)
+    )
+    for one, other in _in_turn(found, left, right):
         _pair(found, one, other)
 
 
@@ -197,6 +203,10 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
         if partners and (len(partners) == len(rivals) or (one.side == "output" and ground != "container")):
             best = partners[min(rivals.index(one), len(partners) - 1)]
             take([one], [best], comparer.relation(one.value, best.value))
+    for one in list(ones) if ground in ("owner", "outermost") else ():  # indices of another number: not what they should be
+        partners = [other for other in others if one.value.exact and other.value.exact and _same_name(one, other)]
+        if one.side == "input" and len(partners) == 1 and one.value.numel != partners[0].value.numel:
+            take([one], partners, comparer.relation(one.value, partners[0].value))
     if (
         ground == "owner"
         and len(left) == len(right) == 1

@@ -24,7 +24,7 @@ from otel_torch.parity.kept import Compared, Kept
 from otel_torch.parity.lines import Kinds, Line
 from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
-from otel_torch.parity.naming import names_by_loader
+from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.plan import Checked, Judged, Plan
@@ -137,6 +137,9 @@ class _Comparison:
         self.findings: list[tuple[int, Finding]] = []
         self.healed: list[Finding] = []
         self.diverged_at: list[int] = []
+        self.suspects: set[str] = set()  # models whose wrong outputs may have gone into what comes now
+        self.loops: tuple[int | None, int | None] | None = None
+        self.fed: set[str] = set()  # models that are given more than indices: what others made
         self.episodes = 0
         self.right_since: int = 0
 
@@ -260,11 +263,11 @@ class _Comparison:
     def _pair_equal_names(self) -> None:
         """Modules of one name in paired models, where nothing surer is known of either."""
         taken = set(self.modules.one.values()) | set(self.modules.parts)
-        there = set(self.sides[1].modules)
+        there = {(model, plain_name(module)): (model, module) for model, module in reversed(self.sides[1].modules)}
         owners = [{one.place for one in side.parameters} for side in self.sides]
         for model, module in self.sides[0].modules:
-            one, other = (model, module), (self.models.get(model, ""), module)
-            if one in self.modules.one or one in self.modules.wholes or other not in there or other in taken:
+            one, other = (model, module), there.get((self.models.get(model, ""), plain_name(module)))
+            if other is None or one in self.modules.one or one in self.modules.wholes or other in taken:
                 continue
             if (one in owners[0]) == (other in owners[1]) and (not owners[0] or one in owners[0]):
                 self.modules.one[one] = other
@@ -332,6 +335,9 @@ class _Comparison:
 
     def _compare_episode(self, one: Episode, other: Episode) -> None:
         noise = self._noise_of(one)
+        if (one.loop, other.loop) != self.loops:  # another video: nothing of the last one goes into it
+            self.loops = one.loop, other.loop
+            self.suspects.clear()
         look = self.steady.look(one, other, noise)
         if not self._compare_by_plan(look):
             self._compare_in_full(look, one, other, noise)
@@ -353,6 +359,7 @@ class _Comparison:
             return plan.comparison(at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics)
 
         self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
+        self._trace(plan.modules[0][0] if plan.modules else "", judged.diverged)
         if judged.diverged:
             self.diverged_at.append(self.episodes)
         else:
@@ -367,11 +374,13 @@ class _Comparison:
         if plan.ends_right(checked):
             return Judged(False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed"))
         judged = plan.judged.get(checked.pattern)
-        if judged is not None or not self.findings:
+        if not self.findings:
             return judged
-        # a later fault counts only where what enters is right
-        if not plan.begins_right(checked):
-            return Judged(True, {})
+        # a later fault counts only where nothing wrong can have entered
+        if self.suspects and not plan.begins_right(checked):
+            return judged or Judged(True, {})
+        if judged is not None and (self.suspects or plan.begins_right(checked)):
+            return judged
         if self.analysed_late >= _MOST_ANALYSED:
             self.unanalysed += 1
             return Judged(True, {})
@@ -435,6 +444,11 @@ class _Comparison:
     def _keep(self, alignment: Alignment, judgement: Judgement) -> None:
         states = self._states(judgement)
         expectations = alignment.expectations
+        model = alignment.reference.calls[0].model
+        if any(not role.value.exact and role.value.numel > 1 for call in alignment.reference.outermost for role in call.inputs):
+            self.fed.add(model)
+        suspects = set(self.suspects)
+        self._trace(model, judgement.diverged)
 
         def make(at: int, statistics: bool) -> Comparison:
             one = expectations[at]
@@ -461,11 +475,20 @@ class _Comparison:
         for fault in judgement.faults:
             finding = _finding(fault, explain(fault))
             known = any(
-                (f.module, f.side, f.port_module) == (finding.module, finding.side, finding.port_module) for _, f in self.findings
+                (f.model, f.module, f.side, f.port_module) == (finding.model, finding.module, finding.side, finding.port_module)
+                and (f.module != "" or f.side != "input" or f.tensor == finding.tensor)
+                for _, f in self.findings
             )
-            inherited = len(self.diverged_at) > 1 and not self.isolated and not _inputs_right(alignment)
+            inherited = bool(suspects) and not self.isolated and not _inputs_right(alignment)
             if not known and not inherited:
                 self.findings.append((self.episodes, finding))
+
+    def _trace(self, model: str, diverged: bool) -> None:
+        """Remember whose wrong outputs may go on: none does through a model that was given what others made, and is right."""
+        if diverged:
+            self.suspects.add(model)
+        elif model in self.fed and model not in self.suspects:
+            self.suspects.clear()
 
     def _say_healed(self, finding: Finding) -> None:
         """List a harmless difference at its first step."""

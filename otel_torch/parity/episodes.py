@@ -118,6 +118,7 @@ class _Cutter:
         self._until = -1  # when the outermost call is left; -1 while that is not known
         self._first = -1  # when the first call was entered
         self._seen: set[Any] = set()  # the tensors of an episode without calls
+        self._head: Any = None  # the first of them
         self._moment: Moment | None = None  # of the row before
 
     def cut(self, batch: Batch) -> Iterator[Episode]:
@@ -168,6 +169,7 @@ class _Cutter:
             self._until = self._until if cut and entered >= 0 else -1
             self._first = entered
             self._seen.clear()
+            self._head = key
         assert episode is not None
         self._moment = moment
         self._first = min(self._first, entered)

@@ -85,8 +85,8 @@ def judge(alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]]
 
 
 def _size(fault: Fault) -> float:
-    error = None if fault.relation is None else fault.relation.error
-    return math.inf if error is None else error
+    error = None if fault.relation is None or fault.relation.limit == 0 else fault.relation.error
+    return math.inf if error is None else error  # what holds whole numbers is never wrong by rounding
 
 
 def _stands_out(alignment: Alignment, fault: Fault) -> bool:
@@ -106,7 +106,7 @@ def _forgive(alignment: Alignment, error: float) -> Alignment:
     """The same alignment, in which differences up to `error` are none."""
     expectations = [
         replace(one, relation=Relation("equal", one.relation.error, error))
-        if not one.right and one.relation.error is not None and one.relation.error <= error
+        if not one.right and one.relation.error is not None and one.relation.error <= error and one.relation.limit > 0
         else one
         for one in alignment.expectations
     ]
@@ -264,7 +264,7 @@ class _Judge:
     # -- the first -----------------------------------------------------------------------------------------------------
 
     def _first(self, live: list[Expectation]) -> Fault | None:
-        first = min(live, key=lambda one: one.time, default=None)
+        first = min(live, key=lambda one: (one.time, one.relation.limit > 0), default=None)
         missing = self._missing()
         if missing is not None and (first is None or self._time_of(missing) <= first.time):
             return missing

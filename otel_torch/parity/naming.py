@@ -46,6 +46,18 @@ def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
     return named
 
 
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+def plain_name(module: str) -> str:
+    """A module's name without what compiling, sharding and checkpointing add to it, as FastVideo's own trace leaves it.
+
+    >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.attn")
+    'blocks.0.attn'
+    """
+    return ".".join(part for part in module.split(".") if part not in _WRAPPERS)
+
+
 def has_loader(meta: dict[str, Any]) -> bool:
     """Whether a recording's metadata carries the mapping of a port's loader, as a reference's does not."""
     models = meta.get("models")

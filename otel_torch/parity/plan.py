@@ -326,7 +326,8 @@ class Plan:
 
     def begins_right(self, checked: Checked) -> bool:
         """Whether what enters the outermost calls is right."""
-        return bool(checked.right[self._root_inputs].all())
+        right = checked.right[self._root_inputs]
+        return bool(right.size and right.all())
 
     # -- what is kept of it ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -285,16 +285,28 @@ def _call_key(row: Row, times: Counter[Any]) -> Any:
 
 
 def _adopt_by_name(calls: list[Call]) -> None:
-    """Without recorded parents: a call lies in the next call, by time, of the module that its name says holds it."""
+    """Without recorded parents: a call lies in the next call, by time, of the module that its name says holds it; where there
+    is none, for rows may have been written in any order, in the last one before it."""
     pending: dict[tuple[str, str], list[Call]] = defaultdict(list)  # by the names of the modules around them
+    last: dict[tuple[str, str], Call] = {}
     for call in sorted(calls, key=lambda call: call.left):
         for child in pending.pop(call.place, ()):
             if child.parent is None:
                 child.parent = call
-        around = call.module
-        while around:
-            around = around.rpartition(".")[0]
+        last[call.place] = call
+        for around in _names_around(call.module):
             pending[call.model, around].append(call)
+    for call in calls:
+        if call.parent is None:
+            holders = (last.get((call.model, around)) for around in _names_around(call.module))
+            call.parent = next((holder for holder in holders if holder is not None), None)
+
+
+def _names_around(module: str) -> Iterator[str]:
+    """The names of the modules that hold it, the innermost first."""
+    while module:
+        module = module.rpartition(".")[0]
+        yield module
 
 
 def build_parameters(rows: Iterable[Row]) -> list[Parameter]:
