@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
+# two processes, each with whole files: most tests start programs and wait for them
+PYTEST := -m pytest -n 2 --dist loadfile
 # more threads than cores only fight each other in tests of tiny tensors
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
@@ -44,13 +46,13 @@ quickstart: $(VENV)/installed-examples
 	@echo "The recording: otel-torch/quickstart.jsonl, and what was around it: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python -m pytest -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
-	$(VENV)/bin/python -m pytest -m "fastvideo or scoreboard" tests/fastvideo tests/parity $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python -m pytest -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .
