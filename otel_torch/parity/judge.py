@@ -17,7 +17,7 @@ from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import ParameterPair, pattern
 from otel_torch.parity.program import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.tolerance import END_FACTOR
-from otel_torch.parity.values import Relation
+from otel_torch.parity.values import Relation, shapes_meet
 
 # how much larger than all error so far an error may be, beyond the constant of its dtype, where no noise was recorded
 GROWTH = 1.5
@@ -93,6 +93,9 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
     """Whether an error is a jump from all that were there before it."""
     if fault.expectation is None or fault.expectation.ground not in ("owner", "fused"):
         return False
+    one = fault.expectation
+    if len(one.reference) + len(one.port) > 2 or not shapes_meet(one.reference[0].value, one.port[0].value):
+        return False  # by sums an error is known too roughly
     earlier = (one.relation.error for one in alignment.expectations if one.time < fault.expectation.time and not one.right)
     return _size(fault) > _JUMP * max((error for error in earlier if error is not None), default=0.0)
 
