@@ -9,6 +9,8 @@ from typing import Any
 
 Statistic = float | int | str | list[int]
 
+# the name and version of a recording, in its metadata
+RECORDING_SCHEMA = "otel_torch.recording/1"
 
 # statistics that mean something to a comparison only: they stay in the recording
 FINGERPRINTS = frozenset({"sketch", "row_sketch"})
@@ -54,7 +56,7 @@ class Place:
         return fields
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """One tensor of one module call: who, when, and what its numbers were.
 

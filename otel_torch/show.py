@@ -17,7 +17,7 @@ from typing import Any
 
 from otel_torch.console import say
 from otel_torch.parity.recording import RecordingError, Row, iterate_rows, read_metadata
-from otel_torch.records import FINGERPRINTS, Losses
+from otel_torch.records import FINGERPRINTS, Losses, spell
 from otel_torch.settings import STATISTICS, BadValue, Numbers
 from otel_torch.table import Line, colourful, escape, paint, render, write
 
@@ -270,10 +270,8 @@ def _is_bad(row: Row) -> bool:
 
 def _spell(value: Any) -> Any:
     """A value as strict JSON carries it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {name: _spell(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_spell(item) for item in value]
-    return value
+    return spell(value)

@@ -324,3 +324,9 @@ def test_no_common_module_says_what_there_is(recordings):
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and "Transformer" in line and "Vision" in line
     assert "✓" not in done.stdout and not done.stdout.startswith("match")
+
+
+def test_a_folder_for_isolation_must_be_there(recordings, tmp_path):
+    done = command(recordings["reference"], recordings["again"], "--save-isolation", tmp_path / "no")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"otel_torch: {tmp_path}/no/isolation.json: cannot be written: No such file or directory\n"

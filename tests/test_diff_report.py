@@ -161,11 +161,19 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
         "in front of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This judgement is weaker",
         "OTEL_TORCH_TENSORS=FOLDER", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
         "only in the port: 2", "not told apart: 7", "more warnings (--all)", "1,000,000 compared pairs",
+        "OTEL_TORCH_ISOLATE=WHOLE",
     ):  # fmt: skip
         assert said in text
     assert lines[-1] == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 places not compared"
     uncut = [line for line in lines if "OTEL_TORCH_MODULES" not in line and "LlamaForCausalLM" not in line]
     assert all(len(line) <= max(width, 90) for line in uncut)
+
+
+def test_several_findings_are_told_apart_in_isolation_and_one_needs_none():
+    isolated = busy()
+    isolated.isolated = True
+    for report in (diverged(), isolated):
+        assert "OTEL_TORCH_ISOLATE" not in render(report, colour=False, width=100)
 
 
 def test_everything_is_everything():

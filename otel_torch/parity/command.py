@@ -17,7 +17,7 @@ from otel_torch.console import say
 from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
-from otel_torch.parity.isolation import PairingFinder
+from otel_torch.parity.isolation import PairingFinder, pairing_file
 from otel_torch.parity.mapping import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.recording import read_metadata
@@ -122,7 +122,8 @@ def _tolerance(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and show. 0 for a match, 1 if the port diverges, 2 if the two cannot be compared."""
-    for place in (arguments.html, arguments.json if arguments.json != "-" else None, arguments.save_map):
+    pairing = None if arguments.save_isolation is None else pairing_file(arguments.save_isolation)
+    for place in (arguments.html, arguments.json if arguments.json != "-" else None, arguments.save_map, pairing):
         if place is not None:
             _check_writable(Path(place))  # now, and not after a long comparison
     given = {name: getattr(arguments, name) for name in ("noise", "map", "save_map", "rtol", "save_isolation")}

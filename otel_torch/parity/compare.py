@@ -16,10 +16,10 @@ from otel_torch.parity.align import Alignment, Expectation, align
 from otel_torch.parity.chain import chain_to
 from otel_torch.parity.episodes import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.explain import explain
-from otel_torch.parity.finding import Comparison, Finding, Module, Report, Side
+from otel_torch.parity.finding import SHOWN_STATISTICS, Comparison, Finding, Kind, Module, Report, Side
 from otel_torch.parity.isolated import is_isolated, judge_isolated, not_put_right
 from otel_torch.parity.isolation import PairingFinder
-from otel_torch.parity.judge import Fault, Judgement, Spot, judge
+from otel_torch.parity.judge import Fault, Judgement, Spot, judge, kind_of, spot_of
 from otel_torch.parity.kept import Compared, Kept
 from otel_torch.parity.lines import Kinds, Line
 from otel_torch.parity.mapping import Correspondence, Map
@@ -36,17 +36,15 @@ from otel_torch.parity.steady import Look, Steady
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.turns import Turns
 from otel_torch.parity.values import Comparer
+from otel_torch.records import RECORDING_SCHEMA
 
 # wrong episodes that are analysed in full after the first, for faults of their own; those beyond are counted
 _MOST_ANALYSED = 32
 # forwards of the noise that are passed over to find one of the reference
 _NOISE_AHEAD = 16
-SCHEMA = "otel_torch.recording/1"
 
 # the share of parameters, by elements, that two models must have in common to be one model
 _UNRELATED = 0.1
-
-Problem = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ class _Comparison:
         self.noise_ahead: deque[Episode] = deque()
         self.without_noise = 0
         self.pairing = pairing
-        self.isolated = is_isolated(self.sides[1].meta)
+        self.isolated = self.report.isolated = is_isolated(self.sides[1].meta)
         self.stayed = not_put_right(self.sides[1].meta)
         # plans know how a run ends, and an isolated one has no end that says anything
         self.steady = Steady([side.parameters for side in self.sides], off=thorough or self.isolated)
@@ -133,22 +131,19 @@ class _Comparison:
         self.pairs: list[ParameterPair] = []
         self.modules = ModulePairs()
         self.models: dict[str, str] = {}
-        self.first_divergence: int | None = None
-        self.findings: list[tuple[int, Finding]] = []
+        self.findings: list[Finding] = []
         self.healed: list[Finding] = []
-        self.diverged_at: list[int] = []
         self.suspects: set[str] = set()  # models whose wrong outputs may have gone into what comes now
         self.loops: tuple[int | None, int | None] | None = None
         self.fed: set[str] = set()  # models that are given more than indices: what others made
         self.episodes = 0
-        self.right_since: int = 0
 
     def _open(self, path: Path) -> Recorded:
         meta = read_metadata(path, self.report.warnings.append)
-        schema = meta.get("schema", SCHEMA)
-        if schema != SCHEMA:
+        schema = meta.get("schema", RECORDING_SCHEMA)
+        if schema != RECORDING_SCHEMA:
             raise RecordingError(
-                f"{path}: is of {schema!r}; this version reads {SCHEMA}, so compare with the one that recorded it"
+                f"{path}: is of {schema!r}; this version reads {RECORDING_SCHEMA}, so compare with the one that recorded it"
             )
         self.report.warnings += endings(path, meta)
         try:
@@ -322,7 +317,7 @@ class _Comparison:
                 text = f"{one.full or 'a parameter'} is {dtypes[0]} in the reference and {dtypes[1]} in the port"
                 self.healed.append(self._parameter_finding(pair, "dtype", text))
 
-    def _parameter_finding(self, pair: ParameterPair, kind: Any, text: str) -> Finding:
+    def _parameter_finding(self, pair: ParameterPair, kind: Kind, text: str) -> Finding:
         one, other = pair.reference[0], pair.port[0]
         limit = self.tolerance.of_parameters([*pair.reference, *pair.port])
         return Finding(
@@ -360,9 +355,7 @@ class _Comparison:
 
         self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
         self._trace(plan.modules[0][0] if plan.modules else "", judged.diverged)
-        if judged.diverged:
-            self.diverged_at.append(self.episodes)
-        else:
+        if not judged.diverged:
             for at in sorted(judged.states.keys() - plan.said):
                 plan.said.add(at)
                 self._say_healed(_finding_of(make(at, False)))
@@ -468,7 +461,6 @@ class _Comparison:
             for one in judgement.healed:
                 self._say_healed(_finding(_fault_of(one), _HEALS))
             return
-        self.diverged_at.append(self.episodes)
         if not self.findings and judgement.faults:
             way = chain_to(judgement.faults[0], alignment)
             self.report.chain = [make(expectations.index(one), True) for one in way]
@@ -477,11 +469,11 @@ class _Comparison:
             known = any(
                 (f.model, f.module, f.side, f.port_module) == (finding.model, finding.module, finding.side, finding.port_module)
                 and (f.module != "" or f.side != "input" or f.tensor == finding.tensor)
-                for _, f in self.findings
+                for f in self.findings
             )
             inherited = bool(suspects) and not self.isolated and not _inputs_right(alignment)
             if not known and not inherited:
-                self.findings.append((self.episodes, finding))
+                self.findings.append(finding)
 
     def _trace(self, model: str, diverged: bool) -> None:
         """Remember whose wrong outputs may go on: none does through a model that was given what others made, and is right."""
@@ -513,7 +505,7 @@ class _Comparison:
         report.compared_left_out = self.kept.pairs - len(report.compared)
         report.weaker = self.episodes > 0 and not self.sketched
         self._warn()
-        report.introduced = [finding for _, finding in self.findings]
+        report.introduced = self.findings
         report.harmless = self.healed
         self._list_unpaired()
         report.ambiguous = [Module(model, module, "") for model, module in self.modules.ambiguous]
@@ -570,7 +562,7 @@ class _Comparison:
         return max(shares) < _UNRELATED
 
     def _why_incomparable(self, unrelated: bool = False) -> str:
-        mine, theirs = (", ".join(sorted({model for model, _ in side.modules})) or "none" for side in self.sides)
+        mine, theirs = (_listed({model for model, _ in side.modules}) for side in self.sides)
         if unrelated:
             return (
                 "these are different models: hardly a parameter of one is in the other "
@@ -600,9 +592,7 @@ def _inputs_right(alignment: Alignment) -> bool:
 
 
 def _fault_of(one: Expectation) -> Fault:
-    spots = [Spot(role.call.place, role.side, role, role.call) for role in (one.reference[0], one.port[0])]
-    kind = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}.get(one.relation.state, "value")
-    return Fault(kind, spots[0], spots[1], one, one.relation)
+    return Fault(kind_of(one.relation), spot_of(one.reference[0]), spot_of(one.port[0]), one, one.relation)
 
 
 def _place(spot: Spot | None) -> tuple[Any, ...]:
@@ -625,10 +615,11 @@ def _finding(fault: Fault, text: str) -> Finding:
         pair = fault.weights[0]
         one = (*one[:2], f"param.{pair.reference[0].name}", *one[3:])
         other = (*other[:2], f"param.{pair.port[0].name}", *other[3:])
-    kind: Any = fault.kind
     names = ("model", "module", "tensor", "loop", "step", "call", "phase")
     places = dict(zip(names, one, strict=True)) | {f"port_{name}": part for name, part in zip(names[:6], other, strict=False)}
-    return Finding(**places, rank=None, side=sides[0], port_side=sides[1], kind=kind, error=error, floor=limit, explanation=text)
+    return Finding(
+        **places, rank=None, side=sides[0], port_side=sides[1], kind=fault.kind, error=error, floor=limit, explanation=text
+    )
 
 
 def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> Comparison:
@@ -649,11 +640,8 @@ def _tensors(roles: list[Role]) -> str:
     return "+".join(role.tensor for role in roles)
 
 
-_SHOWN = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinite", "shape", "dtype")
-
-
 def _statistics(role: Role) -> dict[str, Any]:
-    return {name: role.row[name] for name in _SHOWN if name in role.row}
+    return {name: role.row[name] for name in SHOWN_STATISTICS if name in role.row}
 
 
 _HEALS = "the difference heals: all that comes of it is within its floor"
@@ -661,12 +649,22 @@ _HEALS = "the difference heals: all that comes of it is within its floor"
 
 def _finding_of(pair: Comparison) -> Finding:
     """A compared pair as a harmless difference."""
-    kind: Any = "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"
+    kind: Kind = "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"
     return Finding(
         pair.model, pair.module, pair.tensor, pair.loop, pair.step, pair.call, "forward",
         pair.port_model, pair.port_module, pair.port_tensor, pair.port_loop, pair.port_step, pair.port_call,
         None, pair.side, pair.port_side, kind, pair.error, pair.floor, _HEALS,
     )  # fmt: skip
+
+
+def _listed(models: set[str]) -> str:
+    """What a recording has, for a person; rows that are not ours need not name their model.
+
+    >>> _listed({"VAE", "DiT"}), _listed({""}), _listed(set())
+    ('DiT, VAE', 'a model that its rows do not name', 'none')
+    """
+    named = sorted(models - {""})
+    return ", ".join([*named, *(["a model that its rows do not name"] if "" in models else [])]) or "none"
 
 
 def _forwards(meta: dict[str, Any]) -> dict[str, Any]:

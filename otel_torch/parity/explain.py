@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from otel_torch.parity.judge import Fault, Spot
-from otel_torch.parity.program import Call
 
 _KINDS = {
     "value": "differs",
@@ -40,14 +37,6 @@ def _missing(fault: Fault) -> str:
     idle, runs = (fault.port, fault.reference) if fault.port and fault.port.call is None else (fault.reference, fault.port)
     side, other = ("port", "reference") if idle is fault.port else ("reference", "port")
     return f"The {side} never calls {_called(idle)}; the {other} calls {_called(runs)}."
-
-
-def _around(call: Call) -> Iterator[Call]:
-    """A call, and those in which it was made."""
-    around: Call | None = call
-    while around is not None:
-        yield around
-        around = around.parent
 
 
 def _called(spot: Spot | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from otel_torch.records import spell
 
 SCHEMA = "otel_torch.diff/1"
 
@@ -13,6 +14,8 @@ Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "mis
 Verdict = Literal["match", "diverged", "incomparable"]
 # what became of a compared pair of tensors; the first four are within their floors or harmless
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
+# what a person is shown of a tensor
+SHOWN_STATISTICS = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinite", "shape", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Comparison:
 
     model, module, tensor, loop, step, call: the reference's place; port_*: the port's. depth: the pair's number in the
     reference's order within its step, from 0. error, floor: as in `Finding`. statistics, port_statistics: what the two
-    recordings say of the tensor (`abs_mean`, `mean`, `std`, `shape`, `dtype` and so on, as recorded).
+    recordings say of the tensor (`SHOWN_STATISTICS`, as recorded).
     """
 
     model: str
@@ -113,6 +116,7 @@ class Report:
     reference: str = ""
     port: str = ""
     weaker: bool = False  # no sketches: statistics decided
+    isolated: bool = False  # the port ran from the reference's values
 
     @property
     def schema(self) -> str:
@@ -141,12 +145,10 @@ class Report:
 
 def _plain(value: Any) -> Any:
     """Data classes as dicts, and non-finite numbers as strings: what strict JSON can carry."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+    return spell(value)

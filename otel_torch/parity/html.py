@@ -23,6 +23,7 @@ from otel_torch.parity.report import (
     MARKS,
     WEAKER,
     advice,
+    apart,
     at_the_finding,
     binned,
     counts,
@@ -178,6 +179,8 @@ def _summary(report: Report) -> list[str]:
         sentence, environments = advice(first, report.chain)
         parts.append(f"<p>{_text(sentence)}</p>")
         parts += [f'<p class="faint">{program}</p><pre>{_text(values)}</pre>' for program, values in environments]
+        if said := apart(report):
+            parts.append(f"<p>{_text(said)}</p>")
     elif report.verdict == "match":
         parts.append(f"<h1>The port computes what the reference computes.</h1><p>{_sentence(nearest(report))}</p>")
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.isolation import Slot
-from otel_torch.parity.judge import Fault, Judgement, Spot
+from otel_torch.parity.judge import Fault, Judgement, Spot, kind_of, spot_of
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import pattern
 from otel_torch.parity.program import Call, Role, Value
@@ -125,7 +125,7 @@ class _Isolated:
         if port.side == "output":
             places = reference.call.place, port.call.place
             weights = [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal]
-        kind = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}.get(one.relation.state, "value")
+        kind = kind_of(one.relation)
         spots = self._made(reference), self._made(port)
         if kind == "layout" and (earlier := self._disordered_before(port)) is not None:
             spots = self._made(earlier[0]), self._made(earlier[1])
@@ -136,10 +136,7 @@ class _Isolated:
 
     def _made(self, role: Role) -> Spot:
         """Where the tensor was made, unless it is a right one that is used wrongly."""
-        birth = role.value.birth
-        if role.value not in self._right:
-            role = birth
-        return Spot(role.call.place, role.side, role, role.call)
+        return spot_of(role if role.value in self._right else role.value.birth)
 
     def _disordered_before(self, role: Role) -> tuple[Role, Role] | None:
         """The first tensor in the same code that holds the reference's numbers in another order: what only one program has

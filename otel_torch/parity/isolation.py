@@ -25,6 +25,11 @@ Slot = tuple[str, str, str]  # model, module, tensor
 _When = tuple[int, int, int]  # loop, step, call
 
 
+def pairing_file(folder: str | Path) -> Path:
+    """Where a pairing lies in the folder of the reference's tensors."""
+    return Path(folder).expanduser() / FILE
+
+
 @dataclass(slots=True)
 class Pairing:
     """slots: the reference's place for the port's. shifts: how much later the port counts (loop, step, call) of a module."""
@@ -54,7 +59,7 @@ class Pairing:
             )
             entry["shift"] = self.shifts.get(port[:2], (0, 0, 0))
             entry["tensors"][port[2]] = reference[2]
-        path = Path(folder).expanduser() / FILE
+        path = pairing_file(folder)
         lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in modules.values())
         path.write_text(f'{{"schema": "{SCHEMA}", "modules": [\n{lines}\n]}}\n', encoding="utf-8")
         return path
@@ -62,7 +67,7 @@ class Pairing:
     @classmethod
     def load(cls, folder: str | Path) -> Pairing:
         """Read what `save` wrote. Raises ValueError, of one line, for a folder without it and for anything else in its place."""
-        path = Path(folder).expanduser() / FILE
+        path = pairing_file(folder)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:

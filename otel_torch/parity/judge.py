@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.finding import Kind
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import ParameterPair, pattern
 from otel_torch.parity.program import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.tolerance import END_FACTOR
-from otel_torch.parity.values import Relation, shapes_meet
+from otel_torch.parity.values import Relation, State, shapes_meet
 
 # how much larger than all error so far an error may be, beyond the constant of its dtype, where no noise was recorded
 GROWTH = 1.5
@@ -26,6 +28,8 @@ _FORGIVEN, _MOST_FAULTS = 20.0, 20
 # how much larger than every earlier error it must be, and up to which size a first one may be legal: half of bf16's rounding
 _JUMP, _MAY_BE_LEGAL = 5.0, 2e-3
 
+# what a fault is called by how its tensors compare; the others have other values
+_KINDS: dict[State, Kind] = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}
 _KINSHIP = {"equal": 2, "layout": 1}
 _SAME = 2
 
@@ -44,12 +48,22 @@ class Spot:
 class Fault:
     """Where a difference begins, on both sides. expectation: the pair of tensors that told; None for a missing call."""
 
-    kind: str
+    kind: Kind
     reference: Spot | None
     port: Spot | None
     expectation: Expectation | None
     relation: Relation | None
     weights: list[ParameterPair] = field(default_factory=list)
+
+
+def spot_of(role: Role) -> Spot:
+    """Where a tensor was seen."""
+    return Spot(role.call.place, role.side, role, role.call)
+
+
+def kind_of(relation: Relation) -> Kind:
+    """What is wrong with two tensors that are not what they should be."""
+    return _KINDS.get(relation.state, "value")
 
 
 @dataclass(slots=True)
@@ -141,7 +155,7 @@ class _Judge:
 
     def judge(self) -> Judgement:
         wrong = [one for one in self._alignment.expectations if not one.right]
-        if not wrong and not self._missing():
+        if not wrong and not self._missing:
             return Judgement(False)
         if self._ends_right():
             return Judgement(False, healed=wrong)
@@ -268,7 +282,7 @@ class _Judge:
 
     def _first(self, live: list[Expectation]) -> Fault | None:
         first = min(live, key=lambda one: (one.time, one.relation.limit > 0), default=None)
-        missing = self._missing()
+        missing = self._missing
         if missing is not None and (first is None or self._time_of(missing) <= first.time):
             return missing
         if first is None:
@@ -283,6 +297,7 @@ class _Judge:
         spot = fault.reference
         return spot.call.entered if spot is not None and spot.call is not None else -1
 
+    @cached_property
     def _missing(self) -> Fault | None:
         """The first module that one side never calls although its counterpart is called; the outermost such."""
         found: list[tuple[int, int, Fault]] = []
@@ -318,9 +333,9 @@ class _Judge:
             if call.children or not module or not outputs:
                 return None
             partner = self._alignment.partner.get(call)
-            mine = _spot(call, outputs[0])
+            mine = spot_of(outputs[0])
             if partner is not None and partner.outputs:
-                theirs = _spot(partner, partner.outputs[0])
+                theirs = spot_of(partner.outputs[0])
             else:
                 theirs = Spot(self._alignment.modules.one.get((model, module), (model, module)), "output", None, None)
             expectation = next((one for one in self._by_call.get(call, ()) if self._is_output(one)), None)
@@ -386,7 +401,7 @@ class _Judge:
             strange = any(self._counts(other) and self._kinship(other.value) > own for other in sisters if other is not role)
             if (strange or self._breaks_a_habit(role, sisters)) and not self._was_right_behind(role.call.parent, until):
                 reference = self._born(self._wrong_role(first.reference, 0))
-                return Fault(self._kind(first, []), reference, _spot(role.call, role), first, first.relation)
+                return Fault(kind_of(first.relation), reference, spot_of(role), first, first.relation)
         return None
 
     def _was_right_behind(self, call: Call | None, until: int) -> bool:
@@ -446,11 +461,11 @@ class _Judge:
         if self._is_output(one):
             places = reference.call.place, port.call.place
             weights = [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal]
-            if self._made_wrong_from_right(one):  # whatever else the value is: a module that hands on its input, too
-                spots = _spot(reference.call, reference), _spot(port.call, port)
-                return Fault(self._kind(one, weights), *spots, one, one.relation, weights)
-        spots = self._born(reference), self._passed(port, reference)
-        return Fault(self._kind(one, weights), *spots, one, one.relation, weights)
+        if self._made_wrong_from_right(one):  # whatever else the value is: a module that hands on its input, too
+            spots = spot_of(reference), spot_of(port)
+        else:
+            spots = self._born(reference), self._passed(port)
+        return Fault("weights" if weights else kind_of(one.relation), *spots, one, one.relation, weights)
 
     def _wrong_role(self, roles: list[Role], side: int) -> Role:
         """Of several that make one value together, the one that is not known to be right."""
@@ -458,10 +473,9 @@ class _Judge:
 
     @staticmethod
     def _born(role: Role) -> Spot:
-        birth = role.value.birth
-        return _spot(birth.call, birth)
+        return spot_of(role.value.birth)
 
-    def _passed(self, port: Role, reference: Role) -> Spot:
+    def _passed(self, port: Role) -> Spot:
         """Where the port's value comes from. If it was right where it was made, the module that handed it on unchanged,
         or the code that took it, is wrong."""
         value = port.value
@@ -469,30 +483,19 @@ class _Judge:
             role
             for role in sorted(value.roles, key=lambda role: -role.time)
             if role.side == "output" and role.time <= port.time and role is not value.birth and role.call is not port.call
+            if _hands_on(role)
         ]
         for role in handed_on:
-            if any(other.value is value for other in role.call.inputs) and self._is_skipped(role.call):
-                return _spot(role.call, role)
+            if self._is_skipped(role.call):
+                return spot_of(role)
         if value not in self._right[1]:
             return self._born(port)
-        for role in handed_on:
-            if any(other.value is value for other in role.call.inputs):
-                return _spot(role.call, role)
-        return _spot(port.call, port)
+        return spot_of(next(iter(handed_on), port))
 
     def _is_skipped(self, call: Call) -> bool:
         """Whether a call hands its input on though its sisters make something of theirs."""
         sisters = [sister for sister in self._sisters(call) if sister.outputs and sister.inputs]
-        return (
-            any(all(out.value is not one.value for out in sister.outputs for one in sister.inputs) for sister in sisters)
-            and not call.children
-        )
-
-    @staticmethod
-    def _kind(one: Expectation, weights: list[ParameterPair]) -> str:
-        if weights:
-            return "weights"
-        return {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}.get(one.relation.state, "value")
+        return any(not any(map(_hands_on, sister.outputs)) for sister in sisters) and not call.children
 
     # -- further ones --------------------------------------------------------------------------------------------------
 
@@ -550,10 +553,6 @@ def _sources(role: Role) -> dict[tuple[str, str], float]:
         if one.value.numel == role.value.numel and isinstance(given, int | float) and given:
             found[pattern(one.call.module), one.tensor] = float(size) / float(given)
     return found
-
-
-def _spot(call: Call, role: Role) -> Spot:
-    return Spot(call.place, role.side, role, call)
 
 
 def _calls(one: Expectation) -> Iterable[Call]:

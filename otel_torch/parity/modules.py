@@ -34,10 +34,6 @@ class ModulePairs:
     unpaired: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
     weights: dict[tuple[Place, Place], list[ParameterPair]] = field(default_factory=dict)
 
-    def counterpart(self, port: Place) -> Place | None:
-        """The reference's module that a port's module is paired with, one to one."""
-        return next((one for one, other in self.one.items() if other == port), None)
-
 
 def pair_modules(
     pairs: Sequence[ParameterPair],

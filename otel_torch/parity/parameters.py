@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.parity.program import Parameter, Sketch
-from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.tolerance import SINGLE, Tolerance
 from otel_torch.statistics.frequencies import TURNS
 
 How = Literal["map", "equal", "transposed", "fused", "name"]
@@ -390,7 +390,7 @@ def _distance(one: Parameter, other: Parameter) -> float | None:
     if one.numel != other.numel:
         return None
     if one.sketch is None or other.sketch is None:
-        return 0.0 if _alike(one.row, other.row, 1e-6) else None
+        return 0.0 if _alike(one.row, other.row, SINGLE) else None
     return distance(one.sketch, other.sketch)
 
 
@@ -411,7 +411,7 @@ def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bo
 def _padded(one: Parameter, other: Parameter) -> bool:
     """Whether one is the other with rows of zeros below it (a vocabulary rounded up)."""
     squares = _squares(one), _squares(other)
-    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= 1e-6 * max(squares)
+    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= SINGLE * max(squares)
 
 
 def _magnitudes(row: dict[str, object]) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from otel_torch.parity.align import FUSED_FACTOR, Alignment, Expectation
 from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
-from otel_torch.parity.finding import Comparison, State
+from otel_torch.parity.finding import SHOWN_STATISTICS, Comparison, State
 from otel_torch.parity.judge import GROWTH, Judgement
 from otel_torch.parity.lines import STATISTICS, Floats, Indices
 from otel_torch.parity.program import Value
@@ -31,7 +31,6 @@ _ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rm
 # errors that a plan and the full analysis find of one episode may differ by the rounding of another order of sums
 _ROUNDING = 1e-9
 _Found = dict[tuple[bool, int], list[tuple[int, ...]]]
-_SHOWN = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinite", "shape", "dtype")
 
 
 @dataclass(slots=True)
@@ -376,7 +375,7 @@ def _time(columns: Columns, row: int) -> tuple[int | None, int | None, int | Non
 
 def _statistics(columns: Columns, row: int) -> dict[str, Any]:
     line = columns.episode.line(row)
-    found = {name: value for name in _SHOWN if (value := getattr(line, name)) not in (None, "")}
+    found = {name: value for name in SHOWN_STATISTICS if (value := getattr(line, name)) not in (None, "")}
     if line.shape is not None:
         found["shape"] = list(line.shape)
     return found

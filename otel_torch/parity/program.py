@@ -131,20 +131,17 @@ class Parameter:
 
 @dataclass(slots=True)
 class Program:
-    """A stretch of a run, usually one outermost forward: its calls in order of entering, and its values."""
+    """A stretch of a run, usually one outermost forward: its calls in order of entering, its values, and every role of
+    these in time order."""
 
     calls: list[Call]
     values: list[Value]
+    roles: list[Role]
 
     @property
     def outermost(self) -> list[Call]:
         """The calls that no recorded call encloses."""
         return [call for call in self.calls if call.parent is None]
-
-    @property
-    def roles(self) -> list[Role]:
-        """Every role, in time order."""
-        return sorted((role for value in self.values for role in value.roles), key=lambda role: role.time)
 
 
 @dataclass(slots=True)
@@ -234,7 +231,8 @@ def build_program(rows: Iterable[Row], sketches: Mapping[int, bytes] = MappingPr
             role.time = call.left if call.left >= 0 else call.entered
     for value in values.values():
         value.roles.sort(key=lambda role: role.time)
-    return Program(found, list(values.values()))
+    roles = sorted((role for value in values.values() for role in value.roles), key=lambda role: role.time)
+    return Program(found, list(values.values()), roles)
 
 
 def _around(call: Call, calls: list[Call]) -> Call | None:

@@ -23,6 +23,7 @@ import numpy as np
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.program import sketch_bytes
 from otel_torch.parity.recording import RecordingError, Row, metadata_path, parse_line, read_metadata
+from otel_torch.records import spell
 
 Problem = Callable[[str], None]
 Parts = dict[str, list[Any]]  # what a row says, of each part
@@ -184,7 +185,7 @@ def _write(database: Any, ranks: dict[int, Path], target: Path, problem: Problem
                         if not complete:
                             torn.append(row)
                             continue
-                    file.write(json.dumps({name: _spelled(value) for name, value in _of_rank(row, number).items()}) + "\n")
+                    file.write(json.dumps({name: spell(value) for name, value in _of_rank(row, number).items()}) + "\n")
     if torn:
         problem(
             f"{len(torn)} rows are of tensors of which parts are missing (a rank's recording?) and were left out; the first is "
@@ -267,14 +268,7 @@ def _added_up(parts: Parts, sizes: list[int], numel: int, partial: bool) -> dict
     for name, extreme in (("min", np.min), ("max", np.max)):
         if name in known:
             found[name] = float(extreme(known[name]))
-    return {name: _spelled(value) for name, value in found.items()}
-
-
-def _spelled(value: Any) -> Any:
-    """As strict JSON carries it."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return {name: spell(value) for name, value in found.items()}
 
 
 def _of_rank(row: Row, rank: int) -> Row:

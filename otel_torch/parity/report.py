@@ -46,6 +46,10 @@ _NEXT: dict[Kind, str] = {
     "missing": "Next: find out why only one side runs this; a module of another name is paired with --map.",
 }
 _UNZOOMED: tuple[Kind, ...] = ("dtype", "weights", "missing")
+_APART = (
+    "Bugs hide each other: record all of the reference with OTEL_TORCH_TENSORS=WHOLE, compare with --save-isolation WHOLE, "
+    "and run the port from its values with OTEL_TORCH_ISOLATE=WHOLE."
+)
 
 MARKS: dict[State, str] = {"right": "✓", "layout": "↔", "dtype": "≈", "healed": "~", "inherited": "↓", "introduced": "✗"}
 _STYLES: dict[State, str | None] = {
@@ -135,6 +139,16 @@ def advice(finding: Finding, chain: Sequence[Comparison] = ()) -> tuple[str, lis
     return _NEXT[finding.kind], [
         (program, _environment(module, step, previous)) for program, module, step, previous in sides if module is not None
     ]
+
+
+def apart(report: Report) -> str:
+    """What brings several faults apart; empty where there is one, or where they were brought apart already.
+
+    >>> apart(Report("match"))
+    ''
+    """
+    hiding = len(report.introduced) > 1 and any(one.kind not in _UNZOOMED for one in report.introduced)
+    return _APART if hiding and not report.isolated else ""
 
 
 def name(module: str | None) -> str:
@@ -336,7 +350,8 @@ class _Page:
         if self.report.first is None:
             return []
         sentence, environments = advice(self.report.first, self.report.chain)
-        return [sentence, *(f"  {program:9}  {self.paint(escape(values), 'bold')}" for program, values in environments)]
+        commands = [f"  {program:9}  {self.paint(escape(values), 'bold')}" for program, values in environments]
+        return [sentence, *commands, *self.wrap(apart(self.report), None)]
 
     def chain(self) -> list[str]:
         """From the inputs to the finding."""

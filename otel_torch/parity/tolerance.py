@@ -7,13 +7,13 @@ does to itself under half an ulp of noise, and never less than its dtype can res
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 # the relative L2 error that another kernel may cause at once, by the coarsest type that took part
 SINGLE = 1e-6  # of single precision, and as small as one can be
 BASES = {"torch.float64": SINGLE, "torch.float32": SINGLE, "torch.float16": 1.5e-3, "torch.bfloat16": 1.2e-2}
-_COARSE = {name: base for name, base in BASES.items() if base > 1e-6} | {
+_COARSE = {name: base for name, base in BASES.items() if base > SINGLE} | {
     # numbers of eight bits and fewer: half the distance of neighbours, and some for what is scaled
     "torch.float8_e4m3fn": 6e-2,
     "torch.float8_e5m2": 1.2e-1,
@@ -36,13 +36,9 @@ class Typed(Protocol):
 
 @dataclass(slots=True)
 class Tolerance:
-    """The limits of one comparison. rtol: what a person gave instead of the dtype constants, None for those.
-
-    noise: the error of the reference under noise, by row key; empty where none was recorded.
-    """
+    """The limits of one comparison. rtol: what a person gave instead of the dtype constants, None for those."""
 
     rtol: float | None = None
-    noise: dict[Any, float] = field(default_factory=dict)
 
     def base(self, dtypes: Iterable[str]) -> float:
         """The limit for tensors in which numbers of these types took part.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from otel_torch.parity.program import Value
-from otel_torch.parity.tolerance import NOISE_FACTOR, Tolerance
+from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 
 # equal: within the limit. order: the same numbers in another order, though of one shape. layout: likewise, but in shapes
 # that have another order anyway. repeated: one is the other several times. different: none of these
@@ -68,7 +68,7 @@ class Comparer:
             return 0.0
         base = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
         base = max(base, self.tolerance.base(str(one.row.get("dtype", "")) for one in (reference, port)))
-        if base <= 1e-6:  # the constant of single precision is as small as it can be
+        if base <= SINGLE:
             return max(base, factor * self.floors.get(reference, 0.0))
         return self.tolerance.with_noise(base, self.floors.get(reference), factor)
 
@@ -167,13 +167,13 @@ def _repeats(one: Value, other: Value, limit: float) -> bool:
     if small.numel <= 0 or large.numel % small.numel:
         return False
     a, b = small.row, large.row
-    pairs = [("abs_mean", 1.0), ("mean", 1.0), ("min", 1.0), ("max", 1.0)]
-    known = [(name, float(a[name]), float(b[name])) for name, _ in pairs if _number(a.get(name)) and _number(b.get(name))]
+    names = ("abs_mean", "mean", "min", "max")
+    known = [(name, float(a[name]), float(b[name])) for name in names if _number(a.get(name)) and _number(b.get(name))]
     scale = max((max(abs(x), abs(y)) for _, x, y in known), default=0.0)
     # what was wrong by rounding before averages out in means, not in extremes
     slack = {"abs_mean": _averaged(limit, small), "mean": _averaged(limit, small)}
-    return len(known) >= 3 and all(abs(x - y) <= slack.get(name, max(limit, 1e-6)) * scale for name, x, y in known)
+    return len(known) >= 3 and all(abs(x - y) <= slack.get(name, max(limit, SINGLE)) * scale for name, x, y in known)
 
 
 def _averaged(limit: float, value: Value) -> float:
-    return 1e-6 + 2 * limit / math.sqrt(max(value.numel, 1))
+    return SINGLE + 2 * limit / math.sqrt(max(value.numel, 1))
