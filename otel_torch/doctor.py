@@ -49,7 +49,17 @@ def find_versions(environ: Environ) -> Iterator[Finding]:
             why = "" if needed else ", and only `opentelemetry-instrument` needs it"
             yield Finding("version", False if needed else None, f"{name} is not installed{why}")
     yield Finding("version", None, f"Python {platform.python_version()}, {sys.executable}")
-    yield Finding("version", None, "statistics by: torch")
+    yield Finding("version", None, f"statistics by: {_kernel(environ)}")
+
+
+def _kernel(environ: Environ) -> str:
+    """What would compute the statistics of a CPU's tensors."""
+    try:
+        native = importlib.import_module("otel_torch.statistics.native")
+        native.choose(Settings.from_env(environ).kernel)
+        return str(native.describe())
+    except (ImportError, Unusable) as error:
+        return f"nothing: {error}"
 
 
 def find_switch(environ: Environ) -> Iterator[Finding]:

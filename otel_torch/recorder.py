@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from otel_torch.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
@@ -17,6 +18,18 @@ from otel_torch.records import Batch, Losses, Record, Scope
 MAX_PENDING = 20_000
 # ... and so they are where the last reading is longer ago, so that little is lost when the process is killed
 FLUSH_INTERVAL_S = 1.0
+# so many readings may wait for their device; then the program waits, or memory would grow
+_MAX_READINGS = 8
+
+
+class Reading(Protocol):
+    """The numbers of a step's tensors on their way from their devices."""
+
+    def ready(self) -> bool:
+        """Whether they have arrived, so that nothing would have to wait."""
+
+    def records(self) -> list[Record]:
+        """The records, in order; waits for the devices. Raises what they raise."""
 
 
 class Sink:
@@ -46,13 +59,12 @@ class Sink:
 class Recorder:
     """Collects what sources see and fans it out to the sinks.
 
-    read: turns pending tensors, in order, into records; the one device synchronisation of a step happens there.
+    read: begins to bring the numbers of pending tensors to the host. A CPU's are there; a device's arrive while the
+    program goes on, and are handed on at the next flush. What was seen first is handed on first, steps' ends included.
     connect: makes the sinks, at the first scope or record: only then a process is sure to know its rank.
     """
 
-    def __init__(
-        self, read: Callable[[list[Any]], Iterable[Record]], connect: Callable[[], Sequence[Sink]], losses: Losses
-    ) -> None:
+    def __init__(self, read: Callable[[list[Any]], Reading], connect: Callable[[], Sequence[Sink]], losses: Losses) -> None:
         self.losses = losses
         self.written = 0
         self._read = read
@@ -63,6 +75,7 @@ class Recorder:
         self._last_flush = time.monotonic()
         self._closed = False
         self._flushing = False
+        self._flow: deque[tuple[Reading | None, Scope | None, int]] = deque()  # to be read, or a step to be closed
         self._undelivered: list[tuple[Sink, Batch]] = []
         self._left_out = 0
         self._finish_by: float | None = None
@@ -93,8 +106,10 @@ class Recorder:
 
     @property
     def due(self) -> bool:
-        """Whether the pending tensors should be read though the step has not ended."""
+        """Whether there is something to hand on though the step has not ended."""
         pending = len(self._pending)
+        if self._flow and self._arrived():
+            return True
         return pending > MAX_PENDING or (pending > 0 and time.monotonic() - self._last_flush > FLUSH_INTERVAL_S)
 
     def open(self, scope: Scope) -> None:
@@ -103,13 +118,17 @@ class Recorder:
         self._each("open", scope)
 
     def close(self, scope: Scope, error: BaseException | None = None) -> None:
-        """End a scope now, unless its `end_ns` says when, and tell the sinks."""
+        """End a scope now, unless its `end_ns` says when, and tell the sinks; of a step, once they have its records."""
         scope.end_ns = scope.end_ns or time.time_ns()
         scope.error = error
-        self._each("close", scope, backwards=True)
+        if scope.kind == "step" and self._flow:
+            self._flow.append((None, scope, 0))
+        else:
+            self._each("close", scope, backwards=True)
 
-    def flush(self, step: Scope | None) -> None:
-        """Read all pending tensors and hand their records to the sinks; `step` is the step scope they belong to.
+    def flush(self, step: Scope | None, *, wait: bool = False) -> None:
+        """Begin to read all pending tensors, and hand the records that have arrived to the sinks; `wait`: all of them.
+        `step` is the step scope that the pending ones belong to.
 
         What the program raises in the middle of it (a Ctrl-C) loses nothing: the next flush goes on where this one was.
         """
@@ -118,45 +137,71 @@ class Recorder:
                 return
             self._flushing = True
             try:
-                self._deliver()
-                self._read_pending(step)
-                self._deliver()
+                self._begin_reading(step)
+                self._deliver(wait or len(self._flow) > _MAX_READINGS)
             finally:
                 self._flushing = False
             finish_by, self._finish_by = self._finish_by, None
             if finish_by is not None:
                 self.finish(finish_by)
 
-    def _read_pending(self, step: Scope | None) -> None:
+    def _begin_reading(self, step: Scope | None) -> None:
         pending = self._pending[:]
         self._last_flush = time.monotonic()
         if not pending or self._closed:
             return
+        reading: Reading | None = None
         try:
-            records = list(self._read(pending))
+            reading = self._read(pending)
         except Exception as error:
-            self.losses.count("record", "unreadable", len(pending))
-            say_once(f"the numbers of {len(pending)} tensors could not be read: {type(error).__name__}: {error}")
-            records = []
-        batch = Batch(records, step)
+            self._unreadable(len(pending), error)
         # other threads append meanwhile; what is read leaves only once it is kept elsewhere
-        self._undelivered = [(sink, batch) for sink in self.sinks] if records else []
+        if reading is not None:
+            self._flow.append((reading, step, len(pending)))
         del self._pending[: len(pending)]
-        self.written += len(records)
-        self.losses.count("record", "sink_failed", self._left_out * len(records))
 
-    def _deliver(self) -> None:
-        while self._undelivered:
-            sink, batch = self._undelivered[0]
-            try:
-                sink.write(batch)
-            except Exception as error:
-                self._leave_out(sink, error)
-                self.losses.count("record", "sink_failed", len(batch.records))
-            del self._undelivered[0]
+    def _arrived(self) -> bool:
+        reading = self._flow[0][0]
+        try:
+            return reading is None or reading.ready()
+        except Exception:
+            return True  # its records say what is wrong
+
+    def _deliver(self, wait: bool) -> None:
+        while True:
+            while self._undelivered:
+                sink, batch = self._undelivered[0]
+                try:
+                    sink.write(batch)
+                except Exception as error:
+                    self._leave_out(sink, error)
+                    self.losses.count("record", "sink_failed", len(batch.records))
+                del self._undelivered[0]
+            if not self._flow or not (wait or self._arrived()):
+                return
+            reading, step, count = self._flow[0]
+            if reading is not None:
+                try:
+                    records = reading.records()
+                except Exception as error:
+                    self._unreadable(count, error)
+                    records = []
+                batch = Batch(records, step)
+                self._undelivered = [(sink, batch) for sink in self.sinks] if records else []
+                del self._flow[0]
+                self.written += len(records)
+                self.losses.count("record", "sink_failed", self._left_out * len(records))
+            elif step is not None:
+                del self._flow[0]
+                self._each("close", step, backwards=True)
+
+    def _unreadable(self, count: int, error: Exception) -> None:
+        self.losses.count("record", "unreadable", count)
+        say_once(f"the numbers of {count} tensors could not be read: {type(error).__name__}: {error}")
 
     def drain(self, seconds: float) -> None:
         """Give what was recorded so far up to `seconds` to get out, where the program may be killed for an error."""
+        self.flush(None, wait=True) if self._flow else None
         self._each("drain", time.monotonic() + seconds)
 
     def finish(self, deadline: float, step: Scope | None = None) -> None:
@@ -167,7 +212,7 @@ class Recorder:
             if self._flushing:  # see `flush`: that one first
                 self._finish_by = deadline
                 return
-            self.flush(step)
+            self.flush(step, wait=True)
             self._closed = True
             if self._sinks is not None:
                 # the recording, which is the first, last: its metadata tells what the others lost
@@ -180,6 +225,7 @@ class Recorder:
         belong to the parent."""
         self._lock = threading.RLock()
         self._pending, self._undelivered, self._sinks, self.losses = [], [], None, losses
+        self._flow.clear()
         self.written, self._left_out, self._closed, self._flushing, self._finish_by = 0, 0, False, False, None
 
     def _each(self, method: str, argument: Any, backwards: bool = False) -> None:

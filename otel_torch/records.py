@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,11 +140,13 @@ class Losses:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()  # the program's threads count here, and those that send
 
     def count(self, what: str, reason: str, number: int = 1) -> None:
         """Count `number` of `what` (`record`, `span`, `span_event`, `log_event`, `metric_point`) lost for `reason`."""
         if number:
-            self._counts[what, reason] += number
+            with self._lock:
+                self._counts[what, reason] += number
 
     def describe(self) -> str:
         """All of it in one line; empty where nothing was lost.

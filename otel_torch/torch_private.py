@@ -64,6 +64,40 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return below
 
 
+def _plain_layers() -> frozenset[int]:
+    """The sets of dispatch keys that tensors of ordinary CPU memory have: of any program, and of inference mode."""
+    try:
+        with torch.inference_mode():
+            inside = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+        with torch.inference_mode(False):
+            outside = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+        return frozenset({inside, outside})
+    except Exception:
+        return frozenset()
+
+
+_ordinary = frozenset({torch.Tensor, torch.nn.Parameter})
+_plain = _plain_layers()
+
+
+def _is_plain_memory() -> Callable[[torch.Tensor], bool]:
+    try:
+        modes, tracing, keys = torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch._C._dispatch_keys
+        modes(), tracing()
+    except Exception:
+        return lambda tensor: False
+
+    def is_plain_memory(tensor: torch.Tensor) -> bool:
+        return type(tensor) in _ordinary and keys(tensor).raw_repr() in _plain and not modes() and tracing() is None
+
+    return is_plain_memory
+
+
+# whether a tensor is strided CPU memory that holds its numbers as they are (no view with another sign, nothing sparse,
+# nested, quantized or wrapped), and may be asked for its size and type without a mode or tracer seeing it
+is_plain_memory = _is_plain_memory()
+
+
 def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Run `function` so that no function mode of the user sees what it asks of a tensor; autograd and the rest stay."""
     modes_off = getattr(torch._C, "DisableTorchFunction", nullcontext)

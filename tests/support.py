@@ -17,6 +17,19 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Record, Scope
 
 
+class Arrived:
+    """Records that are on the host already; `arrived` says whether that is known."""
+
+    def __init__(self, pending: list[Any], arrived: bool = True) -> None:
+        self.pending, self.arrived = pending, arrived
+
+    def ready(self) -> bool:
+        return self.arrived
+
+    def records(self) -> list[Record]:
+        return self.pending
+
+
 class ListSink(Sink):
     """Keeps what it is given."""
 

@@ -21,7 +21,18 @@ from otel_torch.settings import Settings
 
 job, losses = this_job(), Losses()
 settings = Settings.from_env(problem=say)
-recorder = Recorder(lambda pending: pending, lambda: telemetry.build_sinks(settings, job, losses), losses)
+
+class Arrived:
+    def __init__(self, pending):
+        self.pending = pending
+
+    def ready(self):
+        return True
+
+    def records(self):
+        return self.pending
+
+recorder = Recorder(Arrived, lambda: telemetry.build_sinks(settings, job, losses), losses)
 
 def record(module="layer", step=0, call=0, tensor="out", **stats):
     stats = stats or {"abs_mean": 0.5, "mean": 0.25, "shape": [2, 3], "dtype": "float32"}

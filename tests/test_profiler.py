@@ -31,6 +31,7 @@ from otel_torch.sources.profiler import (
     set_global_controller,
 )
 from otel_torch.sources.regions import close_region, open_region, profiler_region, region
+from tests.support import Arrived
 
 CPU = (torch.profiler.ProfilerActivity.CPU,)
 PREAMBLE = """
@@ -248,7 +249,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def record(**environ: str) -> Scopes:
     seen, losses = Scopes(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
     return seen
 
 

@@ -19,6 +19,7 @@ from otel_torch.settings import Settings
 from otel_torch.sources import record_function as ranges
 from otel_torch.sources.regions import region
 from otel_torch.torch_private import COMPILER_TELLS
+from tests.support import Arrived
 
 CLASS: Any = torch.autograd.profiler.record_function
 UNTOUCHED = CLASS.__enter__, CLASS.__exit__
@@ -39,7 +40,7 @@ class Seen(Sink):
 def record(asked: str) -> Seen:
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({"OTEL_TORCH_REGIONS": asked})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
     ranges.install()
     return seen
 

@@ -22,7 +22,7 @@ from otel_torch.sinks import jsonl
 from otel_torch.sinks.budget import DiskBudget
 from otel_torch.sinks.jsonl import JsonlSink
 from otel_torch.sinks.recording_file import claim, metadata_path, resolve
-from tests.support import JOB, ListSink, lines, metadata
+from tests.support import JOB, Arrived, ListSink, lines, metadata
 
 
 def record(module: str = "block", step: int = 0, **stats: Any) -> Record:
@@ -238,7 +238,7 @@ def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: P
 
 def test_at_the_limit_writing_ends_with_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, losses = tmp_path / "run.jsonl", Losses()
-    sink = open_sink(path, losses, max_bytes=2 * (len(jsonl.encode(record())) + 1))
+    sink = open_sink(path, losses, max_bytes=2 * (len(jsonl.encode([record()]))))
     steps = [Scope("step", "torch.step") for _ in range(3)]
     for step in (0, 1, 1, 1):  # the second step is read three times, and reaches the limit in the first of them
         sink.write(Batch([record(step=step)], steps[step]))
@@ -289,7 +289,7 @@ def test_waiting_for_the_disk_is_said_once(
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
     """A recorder of records that need no reading, with a recording and a list as its sinks."""
     losses = Losses()
-    yield Recorder(lambda pending: pending, lambda: [open_sink(tmp_path / "run.jsonl", losses), ListSink()], losses)
+    yield Recorder(Arrived, lambda: [open_sink(tmp_path / "run.jsonl", losses), ListSink()], losses)
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -330,18 +330,52 @@ def test_an_interrupt_elsewhere_loses_and_doubles_nothing(where: str, tmp_path: 
             if where == "another sink" and interrupts:
                 raise interrupts.pop()
 
-    def read(pending: list[Record]) -> list[Record]:
-        if where == "reading" and interrupts:
-            raise interrupts.pop()
-        return pending
+    class Read(Arrived):
+        def records(self) -> list[Record]:
+            if where == "reading" and interrupts:
+                raise interrupts.pop()
+            return self.pending
 
-    recorder = Recorder(read, lambda: [open_sink(tmp_path / "run.jsonl"), Interrupted()], Losses())
+    recorder = Recorder(Read, lambda: [open_sink(tmp_path / "run.jsonl"), Interrupted()], Losses())
     recorder.add(record(step=0))
     with pytest.raises(KeyboardInterrupt):
         recorder.flush(None)
     recorder.add(record(step=1))
     recorder.finish(math.inf)
     assert [row["step"] for row in lines(tmp_path / "run.jsonl")] == [0, 1]
+
+
+def test_what_a_device_still_computes_is_handed_on_later_and_in_order(tmp_path: Path) -> None:
+    sink, readings = ListSink(), []
+
+    def read(pending: list[Record]) -> Arrived:
+        readings.append(Arrived(pending, arrived=False))
+        return readings[-1]
+
+    recorder = Recorder(read, lambda: [sink], Losses())
+    first, second = Scope("step", "torch.step"), Scope("step", "torch.step")
+    for number, step in enumerate((first, second)):
+        recorder.open(step)
+        recorder.add(record(step=number))
+        recorder.flush(step)
+        recorder.close(step)
+    assert (sink.records, sink.closed, recorder.due) == ([], [], False)
+    assert 0 < first.end_ns <= second.start_ns  # when a step ended does not wait
+    readings[0].arrived = True
+    assert recorder.due
+    recorder.flush(None)
+    assert ([one.step for one in sink.records], sink.closed, recorder.due) == ([0], [first], False)
+    recorder.finish(math.inf)
+    assert ([batch.step for batch in sink.batches], sink.closed) == ([first, second], [first, second])
+
+
+def test_what_waits_for_a_device_is_bounded() -> None:
+    sink = ListSink()
+    recorder = Recorder(lambda pending: Arrived(pending, arrived=False), lambda: [sink], Losses())
+    for step in range(100):
+        recorder.add(record(step=step))
+        recorder.flush(None)
+    assert [one.step for one in sink.records][:50] == list(range(50))
 
 
 def test_a_handler_that_stops_in_the_middle_of_a_flush_waits_for_its_end(tmp_path: Path) -> None:
@@ -357,9 +391,7 @@ def test_a_handler_that_stops_in_the_middle_of_a_flush_waits_for_its_end(tmp_pat
             self.finished += 1
 
     handler = Handler()
-    handler.recorder = recorder = Recorder(
-        lambda pending: pending, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses()
-    )
+    handler.recorder = recorder = Recorder(Arrived, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses())
     recorder.add(record())
     recorder.flush(None)
     assert len(lines(tmp_path / "run.jsonl")) == 1
@@ -376,7 +408,7 @@ def test_a_sink_that_fails_is_left_out_and_what_it_does_not_get_is_counted(
         def write(self, batch: Batch) -> None:
             raise ValueError("mine")
 
-    recorder = Recorder(lambda pending: pending, lambda: [Failing(), open_sink(tmp_path / "run.jsonl")], Losses())
+    recorder = Recorder(Arrived, lambda: [Failing(), open_sink(tmp_path / "run.jsonl")], Losses())
     for step in range(3):
         recorder.add(record(step=step))
         recorder.flush(None)
@@ -394,7 +426,7 @@ def test_what_other_sinks_lose_at_the_end_is_in_the_metadata(tmp_path: Path) -> 
         def finish(self, deadline: float) -> None:
             losses.count("span", "shutdown", 2)
 
-    recorder = Recorder(lambda pending: pending, lambda: [open_sink(tmp_path / "run.jsonl", losses), Losing()], losses)
+    recorder = Recorder(Arrived, lambda: [open_sink(tmp_path / "run.jsonl", losses), Losing()], losses)
     recorder.add(record())
     recorder.finish(math.inf)
     assert metadata(tmp_path / "run.jsonl")["lost"] == [{"what": "span", "reason": "shutdown", "count": 2}]
@@ -404,7 +436,7 @@ def test_sinks_that_cannot_be_made_are_one_line(capsys: pytest.CaptureFixture[st
     def connect() -> list[Sink]:
         raise ImportError("no such thing")
 
-    recorder = Recorder(lambda pending: pending, connect, Losses())
+    recorder = Recorder(Arrived, connect, Losses())
     recorder.open(Scope("step", "torch.step"))
     recorder.add(record())
     recorder.finish(math.inf)

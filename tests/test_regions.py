@@ -33,6 +33,7 @@ from otel_torch.sources.regions import (
     profiler_region,
     region,
 )
+from tests.support import Arrived
 
 IN_FASTVIDEOS_CODE = [
     "model_loading",
@@ -87,7 +88,7 @@ def record(**environ: str) -> Seen:
     """Run a session from now on, with these variables and nothing else."""
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(lambda pending: [], lambda: [seen], losses), losses))
+    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
     return seen
 
 
@@ -313,9 +314,7 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
             raise RuntimeError("sink")
 
     losses = Losses()
-    session.become(
-        session.Session(this_job({}), Settings.from_env({}), Recorder(lambda p: [], lambda: [Broken()], losses), losses)
-    )
+    session.become(session.Session(this_job({}), Settings.from_env({}), Recorder(Arrived, lambda: [Broken()], losses), losses))
     with region("model_loading"):
         pass
 

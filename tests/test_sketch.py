@@ -125,6 +125,7 @@ def test_parts_of_complex_tensors_add_up_too(kind: Callable[..., torch.Tensor]):
 RANKS = """
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from otel_torch.statistics.columns import SUMS
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.sketch import row_sketch, sketch
@@ -137,7 +138,7 @@ def parts(tensor):
     columns = ("sketch", "row_sketch")
     measured = measure(tensor, columns)
     row = read_rows([measured])[0]
-    return measured, torch.zeros(128, dtype=torch.float64) if row is None else torch.tensor(row, dtype=torch.float64)
+    return measured, torch.zeros(128, dtype=torch.float64) if row is None else torch.tensor(row[len(SUMS) :], dtype=torch.float64)
 
 def assert_adds_up(tensor, whole, shard):
     measured, sketches = parts(tensor)
@@ -409,5 +410,5 @@ def test_a_sketch_takes_no_random_number_and_is_seen_by_nobody():
     weight = torch.randn(4, 4, requires_grad=True)
     state = torch.get_rng_state()
     found = measure(weight * 2, ("sketch",))
-    assert found.row is not None and not found.row.requires_grad
+    assert type(found.row) is list
     assert torch.equal(torch.get_rng_state(), state)

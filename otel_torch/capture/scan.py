@@ -278,6 +278,7 @@ def _sum_up(scan: Scan, planned: list[_Planned]) -> tuple[int, int, int]:
 def _measure_line(scan: Scan, module: str, call: int, phase: str, value: Value) -> int:
     """Bytes of one line of a recording, encoded as it would be, with numbers as long as they usually are."""
     from otel_torch.sinks.jsonl import encode
+    from otel_torch.statistics.columns import SUMS, WIDE
     from otel_torch.statistics.measure import Measured
     from otel_torch.statistics.table import derive, primitives_of
 
@@ -285,9 +286,10 @@ def _measure_line(scan: Scan, module: str, call: int, phase: str, value: Value) 
     primitives = primitives_of(names)
     numel = math.prod(map(abs, value.shape))
     measured = Measured(None, primitives, numel, numel, list(value.shape), f"torch.{value.dtype}")
-    row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in primitives]
+    row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SUMS]
+    row += [0.0] * sum(WIDE.get(name, 0) for name in primitives)
     stats = derive(names, row if numel else None, measured)
-    return len(encode(Record(module, value.label, 0, call, 0, scan.model, phase, None, stats, 0)).encode()) + 1
+    return len(encode([Record(module, value.label, 0, call, 0, scan.model, phase, None, stats, 0)]))
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

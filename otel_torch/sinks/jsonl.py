@@ -11,32 +11,51 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.parity.recording import metadata_path
 from otel_torch.recorder import Sink
-from otel_torch.records import Batch, Losses, Record, Scope, spell
+from otel_torch.records import RECORDING_SCHEMA, Batch, Losses, Record, Scope, spell
 from otel_torch.sinks.budget import DiskBudget
 from otel_torch.sinks.recording_file import claim, replace_metadata, resolve
 
-SCHEMA = "otel_torch.recording/1"
 _METADATA_INTERVAL_S = 10.0
 # the share of the run's time from which on waiting for the disk is worth a line, once it has taken a second
 _SLOW_DISK = 0.1
 
 
-def encode(record: Record) -> str:
-    """One line of a recording, without its end. Non-finite numbers are the strings `NaN`, `Infinity`, `-Infinity`."""
+_encoder = msgspec.json.Encoder()
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    """Lines of a recording. Non-finite numbers are the strings `NaN`, `Infinity`, `-Infinity`.
+
+    Raises TypeError or ValueError for a record that cannot be written.
+    """
+    rows = [_fields(record) for record in records]
+    try:
+        data = _encoder.encode_lines(rows)
+        if b":null" in data:  # what the encoder makes of a number that is not finite; few fields are null otherwise
+            data = _encoder.encode_lines([{name: spell(value) for name, value in row.items()} for row in rows])
+        return data
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair in a name; a whole number beyond 64 bits
+        spelled = ({name: spell(value) for name, value in row.items()} for row in rows)
+        lines = (json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in spelled)
+        return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+
+
+def _fields(record: Record) -> dict[str, Any]:
     fields = record.key()
     if record.place is not None:
         fields |= record.place.fields()
-    for name, value in record.stats.items():
-        fields[name] = spell(value)
-    return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    fields |= record.stats
+    return fields
 
 
 class JsonlSink(Sink):
@@ -128,15 +147,8 @@ class JsonlSink(Sink):
 
     def _append(self, batch: Batch) -> None:
         """Write all of a batch or nothing: neither a full disk nor a Ctrl-C may leave half a line behind."""
-        lines = []
-        for record in batch.records:
-            try:
-                lines.append(encode(record))
-            except (TypeError, ValueError) as error:
-                self._losses.count("record", "unencodable")
-                say_once(f"a record of {record.module!r} cannot be written: {type(error).__name__}: {error}")
-        data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
-        done, records = 0, len(lines)
+        data, records = self._encode(batch.records)
+        done = 0
         try:
             while done < len(data):
                 done += os.write(self._file, memoryview(data)[done:])
@@ -154,6 +166,21 @@ class JsonlSink(Sink):
         self._budget.spent += done
         self.written += records
         self._done = batch
+
+    def _encode(self, records: Sequence[Record]) -> tuple[bytes, int]:
+        """The lines of those records that can be written, and how many these are."""
+        try:
+            return encode(records), len(records)
+        except (TypeError, ValueError):
+            pass  # one of them; which?
+        lines = []
+        for record in records:
+            try:
+                lines.append(encode([record]))
+            except (TypeError, ValueError) as error:
+                self._losses.count("record", "unencodable")
+                say_once(f"a record of {record.module!r} cannot be written: {type(error).__name__}: {error}")
+        return b"".join(lines), len(lines)
 
     def _end_full(self) -> None:
         """The limit was reached in the step that is over now."""
@@ -181,7 +208,7 @@ class JsonlSink(Sink):
             say_once(f"the metadata of the recording lacks versions and models: {type(error).__name__}: {error}")
         lost = [{"what": what, "reason": reason, "count": count} for what, reason, count in self._losses.items()]
         return {
-            "schema": SCHEMA,
+            "schema": RECORDING_SCHEMA,
             "run_id": job.run_id,
             "rank": job.rank,
             "world_size": job.world_size,

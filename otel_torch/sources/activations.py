@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +24,20 @@ from otel_torch.session import Session
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources import compiled, modules
 from otel_torch.sources.copies import can_write_tensors, copy_of
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.identity import Identities, Identity
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
+from otel_torch.statistics import native
 from otel_torch.statistics.measure import Measured, measure
-from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.read import Rows
 from otel_torch.statistics.table import derive, primitives_of
+from otel_torch.torch_private import is_plain_memory
 
 _HOOK = "otel_torch.activations"
+# elements up to which measuring a tensor of a CPU takes less than knowing it again
+_SMALL = 2**15
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class _Open(threading.local):
         self.calls: list[tuple[Site, _Call]] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Seen:
     """A measured tensor whose numbers are still on its device."""
 
@@ -91,18 +95,18 @@ class _Seen:
     def as_record(self, stats: dict[str, Statistic]) -> Record:
         call = self.call
         return Record(
-            module=call.module,
-            tensor=self.tensor,
-            step=call.step,
-            call=call.call,
-            loop=call.loop,
-            model=call.model,
-            phase=call.phase,
-            branch=call.branch,
-            stats=stats,
-            time_ns=self.time_ns,
-            data=None if self.copy is None else [self.copy.cpu()],
-            place=self.place(),
+            call.module,
+            self.tensor,
+            call.step,
+            call.call,
+            call.loop,
+            call.model,
+            call.phase,
+            call.branch,
+            stats,
+            self.time_ns,
+            None if self.copy is None else [self.copy.cpu()],
+            None if self.identity is None else self.place(),
         )
 
 
@@ -144,6 +148,7 @@ class Activations:
 
     def __init__(self, running: Session) -> None:
         settings = running.settings
+        native.choose(settings.kernel)
         self._settings = settings
         self._recorder = running.recorder
         self._parity = "parity" in settings.capture
@@ -219,11 +224,7 @@ class Activations:
 
     def detach(self) -> None:
         """Remove every hook."""
-        for module in list(self._attached.keys()):
-            manager = ModuleHookManager.get_from(module)
-            if manager is not None and manager.get_forward_hook(_HOOK) is not None:
-                manager.remove_forward_hook(_HOOK)
-                manager.remove_if_empty()
+        remove_hooks(self._attached, _HOOK)
         self._attached.clear()
         for _, hooks in self._on_leaves.values():
             for gradient_hook in hooks.values():
@@ -255,19 +256,23 @@ class Activations:
     def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run on these arguments."""
         try:
+            if self._is_left_out(site, counts=True):
+                return
             call = self._begin(site)
             if call is None:
                 return
             self._enter(site, call)
             if call.recording:
                 tensors = walk_inputs(args, kwargs)
-                self._add(call, tensors, self._names_of_arguments(site) if self._parity else None)
+                self._add(call, tensors, self._names_of_arguments(site) if self._parity else ())
         except Exception as error:
             self._failed(site.model.name, error)
 
     def left(self, site: Site, output: Any) -> None:
         """A module has returned this output."""
         try:
+            if self._is_left_out(site, counts=not self._inputs):
+                return
             call = self._leave(site) if self._inputs else self._begin(site)
             if call is None or not call.recording:
                 return
@@ -278,6 +283,15 @@ class Activations:
                 self._watch_gradients(call, tensors)
         except Exception as error:
             self._failed(site.model.name, error)
+
+    def _is_left_out(self, site: Site, counts: bool) -> bool:
+        """Whether this step is not recorded, which should cost little; the call counts all the same."""
+        moment = site.model.moment
+        if moment is None or moment.recording:
+            return False
+        if counts:
+            site.model.next_call(site.name, self._phase(moment.phase), moment.loop, moment.step)
+        return True
 
     def going_on(self, site: Site) -> _Call | None:
         """The call of a site that this thread is in; None where it is not recorded."""
@@ -402,16 +416,15 @@ class Activations:
 
     # -- records -------------------------------------------------------------------------------------------------------
 
-    def read(self, pending: list[_Seen]) -> list[Record]:
-        """Turn what was seen into records: the one transfer of a step from each device."""
+    def read(self, pending: list[_Seen]) -> _Reading:
+        """Begin to bring what was seen to the host, all tensors of a device at once."""
         if self._unproven:
             self._say_what_did_not_fire()
-        rows = read_rows([seen.measured for seen in pending])
-        records = [self._as_record(seen, row) for seen, row in zip(pending, rows, strict=True)]
+        reading = _Reading(self, pending)
         self._identities.forget()
-        return records
+        return reading
 
-    def _as_record(self, seen: _Seen, row: list[float] | None) -> Record:
+    def _as_record(self, seen: _Seen, row: Sequence[float] | None) -> Record:
         identity = seen.identity
         if identity is not None and not self._identities.first_sight(identity, seen.measured, row):
             # a sketch stands with the first role only
@@ -441,15 +454,16 @@ class Activations:
         self,
         call: _Call,
         tensors: Iterable[tuple[str, torch.Tensor]],
-        arguments: list[str] | None = None,
+        arguments: Sequence[str] | None = None,
         known: bool = True,
     ) -> None:
+        """Measure the tensors of a call. arguments: of tensors that enter, what forward's signature calls its parameters."""
         now = time.time_ns()
         primitives = (*self._primitives, "row_sketch") if call.phase == "attach" and self._parity else self._primitives
         for label, tensor in tensors:
             try:
                 identity, argument = None, None
-                if self._parity:
+                if self._parity or (self._inputs and _is_worth_knowing(tensor)):
                     identity = self._identities.of(tensor) if known else Identity(None, True)
                     if arguments is not None:
                         argument = argument_name(label, arguments)
@@ -457,7 +471,8 @@ class Activations:
                     elif identity in call.taken:
                         identity.measured = None  # the module may have changed it with a kernel of its own
                 measured = self._measure(tensor, primitives, identity)
-                self._recorder.add(_Seen(call, label, measured, now, self._copy(tensor), identity, argument))
+                copy = self._copy(tensor) if self.keeps_tensors else None
+                self._recorder.add(_Seen(call, label, measured, now, copy, identity if self._parity else None, argument))
             except Exception as error:
                 self._failed(call.model, error)
 
@@ -471,8 +486,6 @@ class Activations:
         return identity.measured
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if not self.keeps_tensors:
-            return None
         copy = copy_of(tensor)
         if copy is None:
             self._recorder.losses.count("tensor", "unreadable")
@@ -506,6 +519,11 @@ class Activations:
         say_once(f"{model}: a tensor was not recorded: {type(error).__name__}: {error}")
 
 
+def _is_worth_knowing(tensor: torch.Tensor) -> bool:
+    """Whether to measure a tensor again would take longer than to find out that it has been measured."""
+    return not (is_plain_memory(tensor) and tensor.numel() < _SMALL)
+
+
 class _GradientHook:
     """Records a tensor's gradient. A further backward pass through the same call gives `grad#2`, `grad#3`."""
 
@@ -522,6 +540,19 @@ class _GradientHook:
         self.remove()
         label = self._label if self.fired == 1 else f"{self._label}#{self.fired}"
         self._activations._add(self.call, [(label, gradient)])
+
+
+class _Reading:
+    """The numbers of tensors on their way to the host; their records are made in the order in which they were seen."""
+
+    def __init__(self, activations: Activations, pending: list[_Seen]) -> None:
+        self._activations, self._pending = activations, pending
+        self._rows = Rows([seen.measured for seen in pending])
+        self.ready = self._rows.ready
+
+    def records(self) -> list[Record]:
+        as_record = self._activations._as_record
+        return [as_record(seen, row) for seen, row in zip(self._pending, self._rows.fetch(), strict=True)]
 
 
 def selects(settings: Settings, name: str) -> bool:

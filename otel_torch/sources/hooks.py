@@ -6,7 +6,7 @@ are traced once for all layers; a copy or a pickle of the module carries in thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 from weakref import ref
@@ -165,6 +165,17 @@ class ModuleHookManager:
             self._handles.append(module.register_forward_pre_hook(TorchHook(_Before(before)), with_kwargs=True))
         if after:
             self._handles.append(module.register_forward_hook(TorchHook(_After(after))))
+
+
+def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
+    """Remove the forward hooks of these names from all modules that have them, and managers with their last hook."""
+    for module in list(modules):
+        manager = ModuleHookManager.get_from(module)
+        if manager is not None:
+            for name in names:
+                if manager.get_forward_hook(name) is not None:
+                    manager.remove_forward_hook(name)
+            manager.remove_if_empty()
 
 
 class _Before:

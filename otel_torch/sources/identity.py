@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from otel_torch.statistics.measure import WIDE, Measured
+from otel_torch.statistics.columns import WIDE
+from otel_torch.statistics.measure import Measured
 from otel_torch.torch_private import StorageLife, several_ranks, unobserved, version_of
 
 

@@ -25,7 +25,7 @@ from otel_torch.console import say, say_once
 from otel_torch.parity.isolation import Pairing, Slot
 from otel_torch.parity.tensors import Stored, TensorFolder, tensor_key
 from otel_torch.sources import modules
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk
 from otel_torch.torch_private import unobserved
@@ -178,13 +178,7 @@ class Isolation:
 
     def detach(self) -> None:
         """Take the hooks off again."""
-        for module in list(self._attached.keys()):
-            manager = ModuleHookManager.get_from(module)
-            for name in (_Inputs.name(), _Outputs.name()) if manager is not None else ():
-                if manager.get_forward_hook(name) is not None:  # type: ignore[union-attr]
-                    manager.remove_forward_hook(name)  # type: ignore[union-attr]
-            if manager is not None:
-                manager.remove_if_empty()
+        remove_hooks(self._attached, _Inputs.name(), _Outputs.name())
         self._attached.clear()
 
     # -- calls ---------------------------------------------------------------------------------------------------------

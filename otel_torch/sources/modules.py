@@ -76,7 +76,9 @@ class Model:
         """How often the module has already run in this step of this loop and phase; counts this run."""
         key, when = (module, phase), (loop, step)
         with self._counting:
-            counts = self._calls.setdefault(key, {})
+            counts = self._calls.get(key)
+            if counts is None:
+                counts = self._calls[key] = {}
             call = counts.get(when)
             if call is None:
                 # a forgotten step that comes again (a new optimizer counts from 0) goes on behind every call of then

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.console import say_once
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk
 from otel_torch.torch_private import is_fake
@@ -134,9 +134,5 @@ class Jitter:
 
     def detach(self) -> None:
         """Take the noise off again."""
-        for module in list(self._attached.keys()):
-            manager = ModuleHookManager.get_from(module)
-            if manager is not None and manager.get_forward_hook(_HOOK) is not None:
-                manager.remove_forward_hook(_HOOK)
-                manager.remove_if_empty()
+        remove_hooks(self._attached, _HOOK)
         self._attached.clear()

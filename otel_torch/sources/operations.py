@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
 from otel_torch.sources import modules
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook, remove_hooks
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk, walk_inputs
 
@@ -163,10 +163,7 @@ class Operations:
 
     def detach(self) -> None:
         """Stop watching."""
-        for module, handle in list(self._attached.items()):
+        for handle in list(self._attached.values()):
             handle.remove()
-            manager = ModuleHookManager.get_from(module)
-            if manager is not None and manager.get_forward_hook(_HOOK) is not None:
-                manager.remove_forward_hook(_HOOK)
-                manager.remove_if_empty()
+        remove_hooks(self._attached, _HOOK)
         self._attached.clear()

@@ -1,62 +1,50 @@
-"""The numbers of one tensor, taken while it exists and left on its device: nothing here waits, copies it whole or is seen.
+"""The numbers of one tensor, taken while it exists: nothing here waits for a device, copies it whole or is seen.
 
 FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a forward, and a wrong standard
-deviation where the mean is large. Here a tensor becomes one fp64 row of sums, which is read with all others of its step.
+deviation where the mean is large. Here a tensor becomes one row of numbers. On a CPU a compiled kernel reads its memory
+once; elsewhere the row stays on the device and is read with all others of its step.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics.frequencies import FREQUENCIES
-from otel_torch.statistics.histogram import BINS, histogram
+from otel_torch.statistics import native
+from otel_torch.statistics.columns import MAX, MIN, PRIMITIVES, SUMS, WIDE
+from otel_torch.statistics.device_rows import take
+from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.plain import Plain, Shard, plain
-from otel_torch.statistics.sketch import SIZE, row_sketch, sketch
-from otel_torch.torch_private import unobserved
+from otel_torch.statistics.reduce import split, sums
+from otel_torch.statistics.sketch import row_sketch, sketch
+from otel_torch.torch_private import is_plain_memory, unobserved
 
-# the row's columns; of a complex tensor min, max and sum are those of the magnitudes and mean nothing
-_SUMS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
-# ... and behind them what takes several numbers, and how many
-WIDE = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
-PRIMITIVES = (*_SUMS, *WIDE)
 # what numbers without their positions do not have
 _POSITIONED = frozenset({"sketch", "row_sketch"})
-
-# how the columns of several pieces become one; all others add up
-_COMBINE = {"min": torch.amin, "max": torch.amax}
-
-# a piece whose fp64 copy stays in a core's cache, and one that keeps an accelerator busy: 2 MB a thread pair, 64 MB
-_PIECE_PER_THREAD, _PIECE_CPU_LEAST, _PIECE_CPU_MOST, _PIECE_DEVICE = 2**17, 2**18, 2**21, 2**23
-
-# from here on the extremes are faster in the tensor's own type, where it has vectorised ones
-_EXTREMES_IN_OWN_TYPE = 2**15
-_FAST_EXTREMES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
-_local = threading.local()
+# from so many elements on several threads are worth waking, as torch itself holds
+_PARALLEL = 2**18
+_NAMES = {dtype: str(dtype) for dtype in native.CODES}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measured:
-    """One tensor's numbers on their way to the host.
+    """One tensor's numbers, on the host or on their way to it.
 
-    row: float64 (float32 on devices without it), 1-D, one value for each of `primitives` (as many as `WIDE` says for
-    those in it), on the tensor's device; None where the tensor holds no numbers that could be read (meta, fake, inside
-    vmap) or none at all (empty).
+    row: as `columns.py` lays it out: the numbers, or, of a tensor on a device, a float64 tensor there (float32 on devices
+    without it), 1-D; None where the tensor holds no numbers that could be read (meta, fake, inside vmap) or none at all
+    (empty). primitives: which of the columns were asked for and are there.
     stored: how many elements the row is of; numel: how many the tensor has (more, if it is sparse: the rest are zeros).
     shape: ragged or symbolic sizes are -1; None for a tensor without one. dtype: as `str(tensor.dtype)`.
     shard: which part of a distributed tensor the numbers are of, None for all of it.
     """
 
-    row: Tensor | None
+    row: Tensor | Sequence[float] | None
     primitives: tuple[str, ...]
     stored: int
     numel: int
@@ -65,48 +53,121 @@ class Measured:
     shard: Shard | None = None
 
 
-@unobserved
-def measure(tensor: Tensor, primitives: Sequence[str] = _SUMS) -> Measured:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a set of primitives asks for. columns: in the row's order. sums: those that are one number. wanted: what of
+    them the compiled kernel takes; whole: whether that is all."""
+
+    columns: tuple[str, ...]
+    sums: tuple[str, ...]
+    wanted: int
+    whole: bool
+
+
+_KERNEL_TAKES = {"histogram": native.HISTOGRAM, "sketch": native.SKETCH}
+
+
+@functools.lru_cache
+def _plan(primitives: tuple[str, ...]) -> _Plan:
+    columns = tuple(name for name in PRIMITIVES if name in primitives)
+    wide = [name for name in columns if name in WIDE]
+    # a row begins with the sums whatever was asked for
+    wanted = native.SUMS + sum(_KERNEL_TAKES.get(name, 0) for name in wide)
+    whole = bool(columns) and all(name in _KERNEL_TAKES for name in wide)
+    return _Plan(columns, tuple(name for name in columns if name not in WIDE), wanted, whole)
+
+
+def measure(tensor: Tensor, primitives: Sequence[str] = SUMS) -> Measured:
     """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
 
     primitives: which columns the row has, by default those of one number, always in the table's order. A DTensor is
     measured by its local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
     """
-    columns = _in_order(primitives if isinstance(primitives, tuple) else tuple(primitives))
+    plan = _plan(primitives if type(primitives) is tuple else tuple(primitives))
+    kernel = native.load()
+    if kernel is not None and plan.whole and is_plain_memory(tensor):
+        # the way of nearly every tensor of a CPU: no operator of torch runs, so nothing can see one
+        code, numel = native.CODES.get(tensor.dtype), tensor.numel()
+        if code is not None and numel and tensor.is_contiguous() and (pointer := tensor.data_ptr()):
+            threads = 1 if numel < _PARALLEL else torch.get_num_threads()
+            row = kernel.measure(pointer, numel, code, plan.wanted, 0, threads)
+            return Measured(row, plan.columns, numel, numel, list(tensor.shape), _NAMES[tensor.dtype])
+    return _measure(tensor, plan)
+
+
+@unobserved
+def _measure(tensor: Tensor, plan: _Plan) -> Measured:
+    """Any tensor, with torch's operators where the kernel cannot read it."""
     facts = Plain(None, -1, None)
     try:
         facts = plain(tensor)
         row = None
-        if facts.values is not None and columns:
+        if facts.values is not None and plan.columns:
             stored = facts.values.numel()
             if not facts.in_order:
-                columns = tuple(name for name in columns if name not in _POSITIONED)
-            row = _row(facts.values, columns, facts.shard) if stored and columns else None
+                plan = _plan(tuple(name for name in plan.columns if name not in _POSITIONED))
+            row = _row(facts.values, plan, facts.shard) if stored and plan.columns else None
         else:
             stored = facts.numel
-        return Measured(row, columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard)
+        return Measured(row, plan.columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")
-        return Measured(None, columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype))
+        return Measured(None, plan.columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype))
+
+
+def _row(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | list[float]:
+    if values.is_cpu and values.dtype in native.CODES and (kernel := native.load()) is not None:
+        return _row_of_kernel(kernel, values, plan, shard)
+    row = _row_of_torch(values, plan, shard)
+    return row.tolist() if row.is_cpu else row
+
+
+def _row_of_kernel(kernel: native.Kernel, values: Tensor, plan: _Plan, shard: Shard | None) -> list[float]:
+    values = values.resolve_neg()  # the kernel reads memory, where a view of an imaginary part has another sign
+    code, threads = native.CODES[values.dtype], torch.get_num_threads()
+    if plan.wanted & native.SKETCH:
+        placed, start = _positioned(values, shard)
+        placed = placed.contiguous()
+        row: list[float] = kernel.measure(placed.data_ptr(), placed.numel(), code, plan.wanted, start, threads)
+        if placed.numel() != values.numel():  # the zeros around a shard are the sketch's only
+            row[: -WIDE["sketch"]] = _row_of_kernel(kernel, values, _without_sketch(plan), None)
+    else:
+        # dense memory is one piece, whatever its order; any other is copied, a bit at a time
+        pieces = [values] if values.is_contiguous() else [piece.contiguous() for piece in split(values)]
+        rows = [kernel.measure(piece.data_ptr(), piece.numel(), code, plan.wanted, 0, threads) for piece in pieces]
+        row = rows[0] if len(rows) == 1 else _combine(rows)
+    if "row_sketch" in plan.columns:
+        row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
+    return row
 
 
 @functools.lru_cache
-def _in_order(primitives: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in PRIMITIVES if name in primitives)
+def _without_sketch(plan: _Plan) -> _Plan:
+    return _plan(tuple(name for name in plan.columns if name not in _POSITIONED))
 
 
-def _row(values: Tensor, columns: tuple[str, ...], shard: Shard | None) -> Tensor:
-    parts = []
-    if sums := tuple(name for name in columns if name not in WIDE):
-        parts.append(_row_of_sums(values, sums))
-    if "histogram" in columns:
-        parts.append(torch.stack([histogram(piece) for piece in _split(values, _limit(values))]).sum(0))
-    if "sketch" in columns:
+def _combine(rows: Sequence[Sequence[float]]) -> list[float]:
+    """One row of the rows of several pieces. NaN is an extreme, as in torch."""
+    columns = list(zip(*rows, strict=True))
+    combined = [sum(column) for column in columns]
+    for index, extreme in ((MIN, min), (MAX, max)):
+        column = columns[index]
+        combined[index] = math.nan if any(number != number for number in column) else extreme(column)
+    return combined
+
+
+def _row_of_torch(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor:
+    parts = [sums(values, plan.sums)]
+    if "histogram" in plan.columns:
+        parts.append(torch.stack([histogram(piece) for piece in split(values)]).sum(0))
+    if "sketch" in plan.columns:
         parts.append(sketch(*_positioned(values, shard)))
-    if "row_sketch" in columns:
+    if "row_sketch" in plan.columns:
         parts.append(row_sketch(*_positioned(values, shard, rows=True)))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if values.is_cpu:
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return torch.cat(parts, out=take(sum(map(torch.numel, parts)), parts[0].dtype, values.device))
 
 
 def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tuple[Tensor, int]:
@@ -118,89 +179,3 @@ def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tupl
     whole = torch.zeros(shard.shape, dtype=values.dtype, device=values.device)
     whole[tuple(slice(start, start + size) for start, size in zip(shard.offset, values.shape, strict=True))] = values
     return whole, 0
-
-
-def _row_of_sums(values: Tensor, columns: tuple[str, ...]) -> Tensor:
-    limit = _limit(values)
-    if values.numel() <= limit:
-        return torch.stack(_columns_of(values, columns))
-    pieces = [_columns_of(piece, columns) for piece in _split(values, limit)]
-    return torch.stack(
-        [
-            _COMBINE.get(name, torch.sum)(torch.stack(parts))
-            for name, parts in zip(columns, zip(*pieces, strict=True), strict=True)
-        ]
-    )
-
-
-def _limit(values: Tensor) -> int:
-    if values.is_cpu:
-        return min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)
-    return _PIECE_DEVICE
-
-
-def _split(values: Tensor, limit: int) -> Sequence[Tensor]:
-    """Views of at most `limit` elements that hold each element once: flat where memory is dense, whatever the order."""
-    if values.numel() <= limit:
-        return [values]
-    strides = values.stride()
-    values = values.permute(sorted(range(values.dim()), key=lambda dim: -strides[dim]))
-    if values.is_contiguous():
-        return torch.split(values.view(-1), limit)
-    inner = values[0].numel()
-    if inner > limit:
-        return [piece for outer in values.unbind(0) for piece in _split(outer, limit)]
-    return torch.split(values, max(1, limit // inner))
-
-
-def _columns_of(piece: Tensor, columns: tuple[str, ...]) -> list[Tensor]:
-    wide = _widen(piece)
-    on_cpu = wide.is_cpu
-    found: dict[str, Tensor] = {}
-    if "min" in columns or "max" in columns:
-        own = piece.numel() > _EXTREMES_IN_OWN_TYPE and piece.dtype in _FAST_EXTREMES and piece.is_contiguous()
-        low, high = torch.aminmax(piece if own else wide)
-        found["min"], found["max"] = (low.to(wide.dtype), high.to(wide.dtype)) if own else (low, high)
-    if "sum" in columns:
-        found["sum"] = wide.sum()
-    if "squares" in columns:
-        # elsewhere no BLAS: it would make a handle, and refuse to run in deterministic mode
-        found["squares"] = torch.dot(wide, wide) if on_cpu else torch.linalg.vector_norm(wide).square()
-    if "zeros" in columns:
-        found["zeros"] = (wide.numel() - torch.count_nonzero(wide)).to(wide.dtype)
-    if "magnitudes" in columns or "nonfinite" in columns:
-        found["magnitudes"] = wide.abs_().sum()
-        # on a CPU the number is there already, and nothing has to be counted where a sum of magnitudes is finite
-        total: Any = found["magnitudes"].tolist() if on_cpu else math.nan
-        if math.isfinite(total):
-            found["nonfinite"] = _zero()
-        elif "nonfinite" in columns:
-            found["nonfinite"] = wide.numel() - wide.lt_(math.inf).sum()
-    return [found[name] for name in columns]
-
-
-def _widen(piece: Tensor) -> Tensor:
-    """A flat copy of the piece, of its own and in fp64; of complex numbers, their magnitudes."""
-    if piece.is_quantized:
-        piece = piece.dequantize()
-    if piece.is_complex():
-        return piece.to(torch.complex128).abs().flatten()
-    if not piece.is_cpu:
-        # MPS has no fp64
-        dtype = torch.float32 if piece.is_mps else torch.float64
-        return piece.to(dtype, copy=True, memory_format=torch.contiguous_format).view(-1)
-    # one warm buffer a thread: a fresh one costs more in page faults than the arithmetic in it
-    scratch = getattr(_local, "scratch", None)
-    if scratch is None or scratch.numel() < piece.numel():
-        size = max(_PIECE_CPU_LEAST, piece.numel())
-        scratch = _local.scratch = torch.empty(size, dtype=torch.float64, device="cpu")
-    flat: Tensor = scratch.narrow(0, 0, piece.numel())
-    (flat if piece.dim() == 1 else flat.view(piece.shape)).copy_(piece)
-    return flat
-
-
-def _zero() -> Tensor:
-    zero: Tensor | None = getattr(_local, "zero", None)
-    if zero is None:
-        zero = _local.zero = torch.zeros((), dtype=torch.float64, device="cpu")
-    return zero

@@ -1,4 +1,8 @@
-"""Brings the rows of many tensors to the host at once: the one wait for a device in a step."""
+"""Brings the rows of many tensors to the host at once, while the program goes on.
+
+Asking a device for a number makes the program wait for everything that was queued before it. Here one copy a device is
+queued behind the rows, and looked at when it has been made.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,42 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from otel_torch.statistics.device_rows import Copy
 from otel_torch.statistics.measure import Measured
 from otel_torch.torch_private import unobserved
 
 
-@unobserved
-def read_rows(measured: Sequence[Measured]) -> list[list[float] | None]:
-    """The rows of `measured` as floats, in order, None where a tensor has none; one copy a device (and row dtype).
+class Rows:
+    """The rows of `measured` on their way to the host. Never made while a CUDA graph is captured."""
 
-    Raises what the device raises; call it between steps, never while a CUDA graph is captured.
-    """
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-    for index, one in enumerate(measured):
-        if one.row is not None:
-            groups[one.row.device, one.row.dtype].append(index)
-    rows: list[list[float] | None] = [None] * len(measured)
-    for (device, _), indices in groups.items():
-        _wait_for(device)
-        numbers = torch.cat([row for index in indices if (row := measured[index].row) is not None]).tolist()
-        start = 0
-        for index in indices:
-            end = start + measured[index].row.numel()  # type: ignore[union-attr]
-            rows[index] = numbers[start:end]
-            start = end
-    return rows
+    @unobserved
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        self._rows: list[Sequence[float] | None] = [None if isinstance(one.row, Tensor) else one.row for one in measured]
+        on_device: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+        for index, one in enumerate(measured):
+            if isinstance(one.row, Tensor):
+                on_device[one.row.device, one.row.dtype].append(index)
+        self._copies = [
+            (indices, Copy([row for index in indices if isinstance(row := measured[index].row, Tensor)]))
+            for indices in on_device.values()
+        ]
+
+    def ready(self) -> bool:
+        """Whether `fetch` would return at once."""
+        return all(copy.ready() for _, copy in self._copies)
+
+    @unobserved
+    def fetch(self) -> list[Sequence[float] | None]:
+        """The rows as floats, in order, None where a tensor has none. Raises what the device raises."""
+        for indices, copy in self._copies:
+            for index, numbers in zip(indices, copy.fetch(), strict=True):
+                self._rows[index] = numbers
+        self._copies = []
+        return self._rows
 
 
-def _wait_for(device: torch.device) -> None:
-    """Rows may have been written in streams other than the one that copies them."""
-    if device.type == "cpu":
-        return
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif hasattr(torch, "accelerator"):
-        torch.accelerator.synchronize()
+def read_rows(measured: Sequence[Measured]) -> list[Sequence[float] | None]:
+    """The rows of `measured` as floats, in order, None where a tensor has none; waits for their devices."""
+    return Rows(measured).fetch()

@@ -24,9 +24,9 @@ SIZE = 64
 
 # Elements are folded into this many sums, which a dense matrix of signs projects. A prime: what repeats with a tensor's
 # rows (a bias that is missing, one wrong channel) then spreads over all sums and does not add up in one of them.
-_FOLD = 1021
+FOLD = 1021
 _ROWS = 128
-_PIECE = _FOLD * _ROWS
+PIECE = FOLD * _ROWS
 
 
 def sketch(values: Tensor, start: int = 0) -> Tensor:
@@ -38,13 +38,13 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     Signs are the same on every device; a value that is not finite makes all numbers non-finite.
     """
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
-    folded = torch.zeros(_FOLD, dtype=dtype, device=values.device)
+    folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
     for number, offset, piece in _pieces(values, start):
         signs = _signs(values.device, dtype)[offset : offset + piece.numel()]
         product = piece * signs if piece.dtype == dtype else piece.to(dtype).mul_(signs)
         # each piece is folded with a shift and a sign of its own, so that pieces that are alike do not add up either
-        shift, sign = _shift(number)
-        _fold(folded, product, offset + shift, sign)
+        places, sign = shift(number)
+        _fold(folded, product, offset + places, sign)
     projection = _projection(values.device, dtype)
     # elsewhere no BLAS: it would make a handle, and refuse to run in deterministic mode
     return torch.mv(projection, folded) if values.is_cpu else (projection * folded).sum(1)
@@ -67,7 +67,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
         signs = signs.repeat(-(-width // signs.numel()))
     turns = torch.tensor(TURNS, dtype=dtype, device=values.device)
     total = torch.zeros(2, FREQUENCIES, dtype=dtype, device=values.device)
-    step = max(1, _PIECE // max(width, 1))
+    step = max(1, PIECE // max(width, 1))
     for first in range(0, rows.shape[0], step):
         part = rows[first : first + step].to(dtype)
         sums = (part * signs[:width]).sum(1)
@@ -100,51 +100,57 @@ def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
     flat = _real(values).reshape(-1)  # a copy where memory has another order
     start, done = 2 * start if values.is_complex() else start, 0
     while done < flat.numel():
-        number, offset = divmod(start + done, _PIECE)
-        length = min(_PIECE - offset, flat.numel() - done)
+        number, offset = divmod(start + done, PIECE)
+        length = min(PIECE - offset, flat.numel() - done)
         yield number, offset, flat[done : done + length]
         done += length
 
 
 def _fold(folded: Tensor, product: Tensor, position: int, sign: float) -> None:
-    """Add element i of `product` to `folded[(position + i) % _FOLD]`, in place."""
+    """Add element i of `product` to `folded[(position + i) % FOLD]`, in place."""
     while product.numel():
-        column = position % _FOLD
-        if column or product.numel() < _FOLD:  # up to the end of a row
-            length = min(_FOLD - column, product.numel())
+        column = position % FOLD
+        if column or product.numel() < FOLD:  # up to the end of a row
+            length = min(FOLD - column, product.numel())
             folded[column : column + length].add_(product[:length], alpha=sign)
         else:
-            length = product.numel() // _FOLD * _FOLD
-            folded.add_(product[:length].view(-1, _FOLD).sum(0), alpha=sign)
+            length = product.numel() // FOLD * FOLD
+            folded.add_(product[:length].view(-1, FOLD).sum(0), alpha=sign)
         product, position = product[length:], position + length
 
 
 # -- signs: bits of SHAKE-256, which is the same everywhere and for ever; torch's generators are not ------------------------
 
 
-def _bits(purpose: str, count: int) -> list[float]:
-    stream = hashlib.shake_256(f"otel_torch {purpose}".encode()).digest(-(-count // 8))
-    return [1.0 if stream[i // 8] >> i % 8 & 1 else -1.0 for i in range(count)]
-
-
 @functools.cache
-def _table(purpose: str, count: int) -> tuple[float, ...]:
-    return tuple(_bits(purpose, count))
+def bits(purpose: str, count: int) -> bytes:
+    """`count` bits, a byte each: a sign is 1 where the bit is set, else -1."""
+    stream = hashlib.shake_256(f"otel_torch {purpose}".encode()).digest(-(-count // 8))
+    return b"".join(_EIGHT[byte] for byte in stream)[:count]
+
+
+_EIGHT = [bytes(byte >> place & 1 for place in range(8)) for byte in range(256)]
+
+
+def _of_bits(purpose: str, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    found = torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8)
+    return found.to(device=device, dtype=dtype).mul_(2).sub_(1)
 
 
 @functools.lru_cache(8)
 def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(_table("signs", _PIECE), dtype=dtype, device=device)
+    return _of_bits("signs", PIECE, device, dtype)
 
 
 @functools.lru_cache(8)
 def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(64, _FOLD): columns of length 1, so that a sketch is as long as its tensor."""
-    signs = torch.tensor(_table("projection", SIZE * _FOLD), dtype=dtype, device=device)
-    return signs.view(SIZE, _FOLD) / math.sqrt(SIZE)
+    """(64, FOLD): columns of length 1, so that a sketch is as long as its tensor."""
+    signs = _of_bits("projection", SIZE * FOLD, device, dtype)
+    return signs.view(SIZE, FOLD) / math.sqrt(SIZE)
 
 
 @functools.lru_cache(4096)
-def _shift(number: int) -> tuple[int, float]:
+def shift(number: int) -> tuple[int, float]:
+    """By how much the positions of a piece are shifted when it is folded, and the sign that it takes."""
     bits = int.from_bytes(hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little")
-    return (bits >> 1) % _FOLD, 1.0 if bits & 1 else -1.0
+    return (bits >> 1) % FOLD, 1.0 if bits & 1 else -1.0

@@ -1,0 +1,114 @@
+"""Rows on a device: side by side, copied at once, and never waited for in a forward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from otel_torch.statistics import device_rows
+from otel_torch.statistics.columns import PRIMITIVES, SUM
+from otel_torch.statistics.device_rows import Copy, take
+from otel_torch.statistics.measure import Measured, measure
+from otel_torch.statistics.read import Rows, read_rows
+from tests.support import run_python
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_rows, "_memories", {})
+
+
+def rows(count: int, size: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    return [take(size, dtype, CPU).fill_(number) for number in range(count)]
+
+
+def test_rows_lie_side_by_side_and_are_one_copy():
+    taken = rows(100, 7)
+    assert len({row.untyped_storage().data_ptr() for row in taken}) == 1
+    assert Copy(taken).fetch() == [[float(number)] * 7 for number in range(100)]
+    assert Copy([taken[70], taken[3]]).fetch() == [[70.0] * 7, [3.0] * 7]
+
+
+def test_a_piece_that_is_full_is_followed_by_another():
+    taken = rows(3000, 7)
+    assert len({row.untyped_storage().data_ptr() for row in taken}) == math.ceil(3000 / (device_rows._PIECE // 7))
+    assert [row[0] for row in Copy(taken).fetch()] == list(range(3000))
+    assert take(3 * device_rows._PIECE, torch.float64, CPU).numel() == 3 * device_rows._PIECE
+
+
+def test_inside_inference_mode_and_outside_rows_share_a_piece():
+    with torch.inference_mode():
+        first = take(2, torch.float64, CPU).fill_(1.0)
+    second = take(2, torch.float64, CPU).fill_(2.0)
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert Copy([first, second]).fetch() == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_rows_of_hosts_and_devices_and_none_come_in_order():
+    def measured(row: torch.Tensor | list[float] | None) -> Measured:
+        return Measured(row, ("sum",), 1, 1, [1], "torch.float32")
+
+    single = take(1, torch.float32, CPU).fill_(4.0)
+    reading = Rows([measured(row) for row in ([1.0], take(1, torch.float64, CPU).fill_(2.0), None, single)])
+    assert reading.ready()
+    assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
+    assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_is_not_waited_for_and_has_the_numbers_of_the_host():
+    values = torch.randn(5, 1000)
+    on_device = values.cuda()
+    measure(on_device, PRIMITIVES)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reading = Rows([measure(on_device, PRIMITIVES) for _ in range(50)])
+        reading.ready()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    wanted = read_rows([measure(values, PRIMITIVES)])[0]
+    for row in reading.fetch():
+        assert row == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_rows_that_several_streams_write_are_all_there():
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    values = [torch.full((1_000_000,), float(number), device="cuda") for number in range(4)]
+    torch.cuda.synchronize()
+    measured = []
+    for stream, value in zip(streams, values, strict=True):
+        with torch.cuda.stream(stream):
+            measured.append(measure(value, ("sum",)))
+    assert [row and row[SUM] for row in read_rows(measured)] == [number * 1e6 for number in range(4)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_whole_forward_on_a_gpu_makes_nobody_wait(tmp_path):
+    done = run_python(
+        tmp_path,
+        """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+x = torch.randn(8, 64, device="cuda")
+model(x); torch.cuda.synchronize()
+before = torch.cuda.memory_stats()["num_alloc_retries"], torch.cuda.memory_reserved()
+torch.cuda.set_sync_debug_mode("error")
+for _ in range(20):
+    model(x)
+torch.cuda.set_sync_debug_mode("default")
+assert (torch.cuda.memory_stats()["num_alloc_retries"], torch.cuda.memory_reserved()) == before
+print("done")
+""",
+        OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0 and "done" in done.stdout, done.stderr
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 21 * 21

@@ -1,0 +1,314 @@
+"""The compiled kernel: the same numbers as torch in fp64 for every dtype, on any number of threads, or none at all."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from otel_torch.statistics import native
+from otel_torch.statistics.histogram import histogram
+from otel_torch.statistics.measure import measure
+from otel_torch.statistics.native import CODES, HISTOGRAM, SKETCH, SUMS, Kernel, Unusable
+from otel_torch.statistics.sketch import PIECE, sketch
+
+ROOT = Path(__file__).parents[1]
+CHUNK = 4 * 1021
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+needs_kernel = pytest.mark.skipif(native.load() is None, reason=native.describe())
+
+
+def builder() -> ModuleType:
+    """The build hook's file, which is no part of the package."""
+    pytest.importorskip("hatchling", reason="hatchling builds the kernel")
+    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "packaging" / "build_kernel.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def needs_compiler() -> ModuleType:
+    module = builder()
+    if module.compiler() is None:
+        pytest.skip("there is no C compiler")
+    return module
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library built by the hook from today's source."""
+    library = tmp_path_factory.mktemp("kernel") / native.LIBRARY.name
+    assert needs_compiler().build(native.SOURCE, library) is None
+    return library
+
+
+@pytest.fixture(scope="module")
+def kernel(built: Path) -> Kernel:
+    return Kernel(built)
+
+
+def measured(kernel: Kernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1) -> list[float]:
+    assert values.is_contiguous()
+    return kernel.measure(values.data_ptr(), values.numel(), CODES[values.dtype], wanted, start, threads)
+
+
+def expected_sums(values: Tensor) -> list[float]:
+    wide = values.to(torch.float64).flatten()
+    finite = (wide.abs() < math.inf).sum()
+    low, high = torch.aminmax(wide)
+    zeros = (wide == 0).sum()
+    return [float(n) for n in (low, high, wide.sum(), wide.square().sum(), wide.abs().sum(), wide.numel() - finite, zeros)]
+
+
+def check_sums(found: list[float], values: Tensor) -> None:
+    expected = expected_sums(values)
+    assert found[:2] == pytest.approx(expected[:2], rel=0, abs=0, nan_ok=True)
+    assert found[5:7] == expected[5:]
+    scale = expected[4] if math.isfinite(expected[4]) else 0.0
+    assert found[2] == pytest.approx(expected[2], rel=1e-13, abs=1e-13 * scale, nan_ok=True)
+    assert found[3:5] == pytest.approx(expected[3:5], rel=1e-13, nan_ok=True)
+
+
+def make(dtype: torch.dtype, numel: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (numel,), generator=generator).to(dtype)
+    if dtype.itemsize == 1 or dtype.is_floating_point:
+        if dtype.is_floating_point and dtype.itemsize > 1:
+            values = torch.randn(numel, generator=generator, dtype=torch.float64) * 3 - 0.5
+            return values.masked_fill(torch.rand(numel, generator=generator) < 0.01, 0).to(dtype)
+        bytes_ = torch.randint(0, 256, (numel,), generator=generator).to(torch.uint8).view(dtype)
+        # a float8 holds NaN and Inf too: those have a test of their own
+        return torch.where(bytes_.float().isfinite(), bytes_.float(), 1.0).to(dtype) if dtype.is_floating_point else bytes_
+    low, high = (0, 2**15) if "uint" in str(dtype) else (-(2**15), 2**15)
+    return torch.randint(low, high, (numel,), generator=generator).to(dtype)
+
+
+def test_every_real_dtype_of_torch_has_a_code():
+    sizes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not dtype.is_complex}
+    known = {str(dtype).removeprefix("torch.") for dtype in sizes} & {*native._WIDER, *native._BYTES}
+    assert known == {str(dtype).removeprefix("torch.") for dtype in CODES} and len(set(CODES.values())) == len(CODES) >= 16
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_the_numbers_of_every_dtype_are_those_of_torch(kernel, dtype):
+    for numel in (1, 7, 16, 1000, CHUNK + 3, PIECE + CHUNK + 1):
+        values = make(dtype, numel)
+        found = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+        check_sums(found, values)
+        assert found[7:71] == histogram(values).tolist()
+        assert torch.allclose(
+            torch.tensor(found[71:], dtype=torch.float64), sketch(values), rtol=1e-12, atol=1e-9 * found[4] / numel
+        )
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_are_right_for_every_size_from_1_on(kernel, dtype):
+    values = make(dtype, 5000, seed=1)
+    for numel in [*range(1, 200), *range(200, 5000, 37), CHUNK - 1, CHUNK, CHUNK + 1]:
+        check_sums(measured(kernel, values[:numel], SUMS), values[:numel])
+
+
+@pytest.mark.parametrize("numel", (1, 1020, 1021, 1022, CHUNK - 1, CHUNK, CHUNK + 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE))
+def test_what_is_wanted_changes_no_number(kernel, numel):
+    values = make(torch.bfloat16, numel, seed=2)
+    everything = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+    parts = {SUMS: everything[:7], HISTOGRAM: everything[7:71], SKETCH: everything[71:]}
+    assert [len(numbers) for numbers in parts.values()] == [7, 64, 64]
+    for wanted in range(1, 8):
+        assert measured(kernel, values, wanted) == [n for want, numbers in parts.items() if want & wanted for n in numbers]
+
+
+@pytest.mark.parametrize("dtype", (*FLOATS, torch.float8_e5m2), ids=str)
+@pytest.mark.parametrize("special", ([math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf]))
+@pytest.mark.parametrize("numel", (2, 40, CHUNK + 5))
+def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
+    values = torch.ones(numel).to(dtype)
+    values[numel - len(special) :] = torch.tensor(special).to(dtype)
+    found = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+    check_sums(found, values)
+    assert found[5] == len(special) and found[7:71] == histogram(values).tolist()
+    assert not any(map(math.isfinite, found[71:]))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if dtype.itemsize <= 2], ids=str)
+def test_every_value_of_a_short_dtype_is_read_as_torch_reads_it(kernel, dtype):
+    every = torch.arange(256**dtype.itemsize).to(torch.uint8 if dtype.itemsize == 1 else torch.int32)
+    every = every != 0 if dtype is torch.bool else every.view(dtype) if dtype.itemsize == 1 else every.to(torch.int16).view(dtype)
+    for value in every.split(1) if dtype.itemsize == 1 else every.split(64):
+        check_sums(measured(kernel, value, SUMS), value)
+        assert measured(kernel, value, HISTOGRAM) == histogram(value).tolist()
+
+
+def test_denormal_huge_and_zero_values(kernel):
+    tiny, huge = torch.tensor([5e-324, -5e-324, 0.0, -0.0, 1e-310, 2.0**-40, 2.0**-41]), torch.tensor([1e308, -1e308, 1.5e308])
+    for values in (tiny.double(), huge.double(), tiny.float(), torch.tensor([1e-45, 1e-39, 3e38, 0]), torch.zeros(3000)):
+        check_sums(measured(kernel, values, SUMS), values)
+        assert measured(kernel, values, HISTOGRAM) == histogram(values).tolist()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_the_variance_survives_a_mean_ten_thousand_times_the_deviation(kernel, dtype):
+    values = (torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 10_000).to(dtype)
+    _, _, total, squares, *_ = measured(kernel, values, SUMS)
+    variance = (squares - total * total / values.numel()) / (values.numel() - 1)
+    assert math.sqrt(variance) == pytest.approx(float(values.double().std()), rel=1e-6)
+
+
+@pytest.mark.parametrize("start", (1, 1020, 1021, 5000, PIECE - 1, PIECE, 7 * PIECE + 12345, 500 * PIECE))
+@pytest.mark.parametrize("numel", (1, 900, 1021, 9000, 2 * PIECE + 77))
+def test_the_sketch_of_a_part_is_that_of_its_place(kernel, start, numel):
+    values = make(torch.float32, numel, seed=3)
+    found = torch.tensor(measured(kernel, values, SKETCH, start), dtype=torch.float64)
+    assert torch.allclose(found, sketch(values, start), rtol=1e-12, atol=1e-11)
+
+
+def test_sketches_of_parts_add_up(kernel):
+    values = make(torch.float32, 2 * PIECE + 5000, seed=4)
+    cuts = [0, 1, 1500, 6000, PIECE - 3, PIECE + 9, 2 * PIECE, values.numel()]
+    parts = [measured(kernel, values[a:b], SKETCH, a) for a, b in pairwise(cuts)]
+    total = torch.tensor(parts, dtype=torch.float64).sum(0)
+    assert torch.allclose(total, torch.tensor(measured(kernel, values, SKETCH), dtype=torch.float64), rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_threads_change_no_bit(kernel, dtype):
+    values = make(dtype, 70 * PIECE + 4321, seed=5)  # more pieces than shares
+    one = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+    assert [measured(kernel, values, SUMS | HISTOGRAM | SKETCH, threads=count) for count in (2, 4)] == [one, one]
+    check_sums(one, values)
+
+
+def test_the_threads_of_torch_do_the_work(built):
+    code = f"""
+import os, pathlib, torch
+from otel_torch.statistics.native import Kernel, SUMS
+values, kernel = torch.ones(8 * 130688), Kernel(pathlib.Path({str(built)!r}))
+before = len(os.listdir("/proc/self/task"))
+kernel.measure(values.data_ptr(), values.numel(), 0, SUMS, 0, 3)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so")) if sys.platform == "linux" else None
+    if not hasattr(library, "GOMP_parallel"):
+        pytest.skip("this torch has no OpenMP that can be called")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "2"
+
+
+def test_threads_of_python_do_not_mix_their_numbers(kernel):
+    tensors = [torch.full((300_000 if n % 2 else 50,), float(n)) for n in range(8)]
+    found: dict[int, set[tuple[float, ...]]] = {}
+
+    def work(n: int) -> None:
+        found[n] = {tuple(measured(kernel, tensors[n], SUMS)) for _ in range(200)}
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {n: {numbers[:3] for numbers in each} for n, each in found.items()} == {
+        n: {(float(n), float(n), float(n * tensors[n].numel()))} for n in range(8)
+    }
+
+
+@needs_kernel
+def test_the_installed_kernel_is_found_and_named():
+    kernel = native.load()
+    assert kernel is native.load() and native.describe() == f"native ({kernel.processor})"
+    check_sums(measured(kernel, torch.arange(9.0), SUMS), torch.arange(9.0))
+
+
+def test_torch_can_be_chosen():
+    native.choose("torch")
+    try:
+        assert native.load() is None and native.describe() == "torch (as chosen)"
+        assert measure(torch.ones(3)).row == pytest.approx([1, 1, 3, 3, 3, 0, 0])
+    finally:
+        native.choose("auto")
+
+
+def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path):
+    missing = tmp_path / "kernel.so"
+    monkeypatch.setattr(native, "LIBRARY", missing)
+    monkeypatch.setattr(Kernel.__init__, "__defaults__", (missing, native.SOURCE))
+    native._loaded.cache_clear()
+    try:
+        assert native.load() is None
+        assert native.describe() == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
+    finally:
+        native._loaded.cache_clear()
+
+
+def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
+    other = tmp_path / "kernel.c"
+    other.write_text(native.SOURCE.read_text() + "\n")
+    with pytest.raises(Unusable, match="not of this version"):
+        Kernel(built, other)
+    garbage = tmp_path / "kernel.so"
+    garbage.write_text("no library")
+    with pytest.raises(Unusable, match="cannot be loaded"):
+        Kernel(garbage)
+
+
+def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch):
+    source = tmp_path / "kernel.c"
+    source.write_text(native.SOURCE.read_text().replace("sums->sum += sum[0]", "sums->sum += 2 * sum[0]"))
+    build_kernel = needs_compiler()
+    monkeypatch.setattr(build_kernel, "FLAGS", ["-std=gnu11", "-O0", "-fPIC", "-shared"])
+    assert build_kernel.build(source, tmp_path / "kernel.so") is None
+    with pytest.raises(Unusable, match="computes wrongly"):
+        Kernel(tmp_path / "kernel.so", source)
+
+
+def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path, monkeypatch):
+    build_kernel = needs_compiler()
+    monkeypatch.setattr(build_kernel, "VARIANTS", (("-DONE_TARGET",),))
+    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") is None
+    plain = Kernel(tmp_path / "kernel.so")
+    for dtype in (*FLOATS, torch.int64):
+        values = make(dtype, PIECE + 999, seed=6)
+        wanted = SUMS | HISTOGRAM | SKETCH
+        assert measured(plain, values, wanted) == measured(kernel, values, wanted)
+
+
+def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):
+    build_kernel = builder()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") == "no C compiler (no-such-compiler)"
+    failing = shutil.which("false")
+    monkeypatch.setenv("CC", failing)
+    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") == f"{failing}: it failed"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compiler", ("", "no-such-compiler"), ids=("with a compiler", "without"))
+def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path, compiler):
+    build_kernel = needs_compiler()
+    if compiler:
+        monkeypatch.setenv("CC", compiler)
+    code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    name = done.stdout.split()[-1]
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        inside = set(wheel.namelist())
+        library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
+        assert (library in inside) == (not compiler) and f"{build_kernel.FOLDER}/kernel.c" in inside
+        wheel.extractall(tmp_path / "installed")
+    if compiler:
+        assert name.endswith("-py3-none-any.whl") and "no compiled kernel" in done.stdout + done.stderr
+    else:
+        assert "-py3-none-" in name and not name.endswith("-any.whl")
+        folder = tmp_path / "installed" / build_kernel.FOLDER
+        check_sums(measured(Kernel(folder / build_kernel.NAME, folder / "kernel.c"), torch.ones(5), SUMS), torch.ones(5))
