@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import importlib
 import os
 import platform
@@ -119,6 +120,9 @@ class _Running:
         from otel_torch.sources.noise import Jitter
         from otel_torch.sources.training import Training
 
+        if settings.isolate is not None and settings.budget is not None:
+            say("OTEL_TORCH_BUDGET does not count with OTEL_TORCH_ISOLATE, which needs every step")
+            settings = dataclasses.replace(settings, budget=None)
         self.settings, self.overrides = settings, overrides
         losses = Losses()
         recorder = Recorder(lambda pending: self.activations.read(pending), self._connect, losses)
@@ -128,6 +132,7 @@ class _Running:
         self.activations = Activations(self.session)
         self.jitter = Jitter(settings.noise) if settings.noise is not None else None
         self.isolation, self.operations = self._isolation(), self._operations()
+        self.watch = self._watch_outputs()
         self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
         self.training = Training(self.clock, self._stepping)
         self._undo: list[Callable[[], None]] = []
@@ -140,7 +145,9 @@ class _Running:
             source.install()
             self._undo.append(source.uninstall)
         self._undo.append(self.activations.detach)
-        self._undo += [source.detach for source in (self.isolation, self.jitter, self.operations) if source is not None]
+        self._undo += [
+            source.detach for source in (self.isolation, self.jitter, self.operations, self.watch) if source is not None
+        ]
         if settings.regions.patterns:
             record_function.install()
             self._undo.append(record_function.uninstall)
@@ -155,6 +162,7 @@ class _Running:
         from otel_torch import telemetry
         from otel_torch.sinks.budget import DiskBudget
         from otel_torch.sinks.jsonl import JsonlSink
+        from otel_torch.sinks.nonfinite import NonFiniteSink
         from otel_torch.sinks.tensors import TensorSink
 
         self.session.job = job = this_job(os.environ | self.overrides)
@@ -177,7 +185,10 @@ class _Running:
             )
         if writes and settings.tensors is not None and self.activations.keeps_tensors:
             sinks.append(TensorSink(settings.tensors, job, losses, budget))
-        return sinks + telemetry.build_sinks(settings, job, losses, stop)
+        sinks += telemetry.build_sinks(settings, job, losses, stop)
+        if self.clock.cadence is not None:
+            sinks.append(NonFiniteSink(self.clock.saw))
+        return sinks
 
     def _watch(self, name: str) -> None:
         framework = importlib.import_module(f"otel_torch.frameworks.{name}")
@@ -201,6 +212,8 @@ class _Running:
             self.jitter.attach(model, sites)
         if self.operations is not None:
             self.operations.attach(model, chosen)
+        if recorded and chosen and self.watch is not None:
+            self.watch.attach(model, sites)
 
     def _isolation(self) -> Any:
         """What feeds a port with its reference's tensors, None where nobody asked."""
@@ -225,9 +238,21 @@ class _Running:
         self.activations.told_of_graphs.append(operations.met_in_graph)
         return operations
 
+    def _watch_outputs(self) -> Any:
+        """What sees values that are not finite in steps that are not recorded, None where all are that may be."""
+        if self.clock.cadence is None:
+            return None
+        from otel_torch.sources.watch import Watch
+
+        watch = Watch(self.clock.saw)
+        self.clock.collect = watch.collect
+        return watch
+
     def _stepping(self, optimizer: Any, step: int) -> None:
         held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         for model in list(self.registry.models):
+            if self.clock.cadence is not None and model.moment is not None and not model.moment.recording:
+                continue
             busiest = self.clock.optimizer_steps(model)
             self.activations.parameter_gradients(model, held, step if busiest is None else busiest, self.clock.loop)
 
@@ -242,7 +267,10 @@ class _Running:
             for model in list(self.registry.models)
         }
         isolated = {} if self.isolation is None else {"isolated": self.isolation.describe()}
-        return {"versions": versions, "kernels": "torch", "models": models} | isolated
+        budget = {} if self.clock.cadence is None else {"budget": self.clock.cadence.describe()}
+        from otel_torch.statistics import native
+
+        return {"versions": versions, "kernels": native.describe(), "models": models} | isolated | budget
 
     def forked(self) -> None:
         """In a forked child: the same sources, sinks of its own once there is something to record."""
@@ -277,6 +305,8 @@ class _Running:
             self.isolation.say_what_was_fed()
         if self.operations is not None:
             self.operations.say_what_never_matched()
+        if self.clock.cadence is not None:
+            say(self.clock.cadence.line())
         if not self.clock.recorded_steps:
             say(f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded")
 

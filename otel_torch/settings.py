@@ -81,6 +81,15 @@ def _seed(text: str, problem: Problem) -> int | None:
     return int(text)
 
 
+def _percent(text: str, problem: Problem) -> float | None:
+    word = text.strip().lower()
+    if word in _OFF:
+        return None
+    if not re.fullmatch(r"\d*\.?\d+\s*%?", word) or not 0 < (percent := float(word.rstrip("% "))) <= 100:
+        raise BadValue("use a percentage above 0 and up to 100, such as 1 or 0.5, or off")
+    return percent
+
+
 def choice(*allowed: str) -> Callable[[str, Problem], str]:
     """A parser of one word out of a table."""
 
@@ -281,6 +290,14 @@ class Settings:
         alias="FASTVIDEO_TRACE_STEPS",
         shown="all",
     )
+    budget: float | None = _setting(
+        "OTEL_TORCH_BUDGET",
+        _percent,
+        "",
+        "Percent of the steps' time that recording may cost. The steps that are recorded are then chosen by what recording "
+        "turns out to cost (of those that `OTEL_TORCH_STEPS` selects), and those around a non-finite value are all recorded.",
+        shown="off",
+    )
     jsonl: str | None = _setting(
         "OTEL_TORCH_JSONL",
         _path,
@@ -427,6 +444,14 @@ class Settings:
         choice("type", "message"),
         "type",
         "What of an exception goes on our spans: `type`, or `message`.",
+    )
+
+    kernel: str = _setting(
+        "OTEL_TORCH_KERNEL",
+        choice("auto", "native", "torch"),
+        "auto",
+        "What computes the statistics of a CPU's tensors: the compiled kernel, or plain torch, which is slower by ten times; "
+        "`auto` is the kernel where there is one.",
     )
 
     @classmethod

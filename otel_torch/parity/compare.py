@@ -271,7 +271,9 @@ class _Comparison:
     def _in_lockstep(self, first: list[Episode | None], streams: list[Iterator[Episode]]) -> Iterator[tuple[Episode, Episode]]:
         """Pairs of episodes of paired models, in order; one that has no partner is left out and said."""
         queues = [self._queue(one, stream) for one, stream in zip(first, streams, strict=True)]
-        turns = Turns(queues, self.models, self._by_turn(), (self._sketch_of(0), self._sketch_of(1)))
+        alike = self._called_alike()
+        by_turn, by_moment = (frozenset(), alike) if self._sampled() else (alike, frozenset())
+        turns = Turns(queues, self.models, by_turn, (self._sketch_of(0), self._sketch_of(1)), by_moment)
         yield from turns.pairs()
         self.report.warnings += turns.notes
         for which, left_out in zip(("reference", "port"), turns.left_out, strict=True):
@@ -282,14 +284,19 @@ class _Comparison:
                     f"and {'was' if count == 1 else 'were'} not compared"
                 )
 
-    def _by_turn(self) -> frozenset[str]:
-        """The models that both runs, complete and recorded in the same steps, called equally often."""
+    def _called_alike(self) -> frozenset[str]:
+        """The models that both runs, if they are complete, called equally often."""
         metas = [side.meta for side in self.sides]
-        steps = [(meta.get("settings") or {}).get("OTEL_TORCH_STEPS") for meta in metas]
-        if not all(meta.get("ended_cleanly") for meta in metas) or steps[0] != steps[1]:
+        if not all(meta.get("ended_cleanly") for meta in metas):
             return frozenset()
         counts = [_forwards(meta) for meta in metas]
         return frozenset(one for one, other in self.models.items() if one in counts[0] and counts[0][one] == counts[1].get(other))
+
+    def _sampled(self) -> bool:
+        """Whether the runs may have been recorded in different steps; under a budget each run chooses its own."""
+        settings = [side.meta.get("settings") or {} for side in self.sides]
+        steps = [one.get("OTEL_TORCH_STEPS", one.get("FASTVIDEO_TRACE_STEPS")) for one in settings]
+        return steps[0] != steps[1] or any("budget" in side.meta for side in self.sides)
 
     def _sketch_of(self, side: int) -> Callable[[Line], bytes | None]:
         sketches = self.steady.sketches[side]

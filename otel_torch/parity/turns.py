@@ -28,7 +28,8 @@ class Turns:
     """Pairs the episodes of two recordings.
 
     models: reference's model -> port's. by_turn: reference's models of which both sides are known to have equally many
-    forwards, so that nothing is to be looked for. sketch_of: for each side, what is known of a line's sketch. left_out: how
+    forwards, so that nothing is to be looked for. by_moment: likewise, but recorded in some of their steps only: forwards that
+    say the same step belong together. sketch_of: for each side, what is known of a line's sketch. left_out: how
     many forwards of a model have no partner, the reference's and the port's; `notes` names what was assumed.
     """
 
@@ -38,12 +39,13 @@ class Turns:
         models: Mapping[str, str],
         by_turn: frozenset[str],
         sketch_of: tuple[Sketched, Sketched],
+        by_moment: frozenset[str] = frozenset(),
     ) -> None:
         self.left_out: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         self.notes: list[str] = []
         self._streams = streams
         self._models = models, {other: one for one, other in models.items()}
-        self._by_turn = by_turn
+        self._by_turn, self._by_moment = by_turn, by_moment
         self._sketch_of = sketch_of
         self._waiting: tuple[deque[Episode], deque[Episode]] = deque(), deque()
         self._apart: dict[str, tuple[int, int] | None] = {}  # how far the port's loops and steps are ahead, by model
@@ -51,15 +53,14 @@ class Turns:
     def pairs(self) -> Iterator[tuple[Episode, Episode]]:
         """The pairs, in order."""
         while self._look_ahead(1):
-            found = self._next()
-            if found is None:
-                if self._look_ahead(_LOOKAHEAD, needed=False) and (found := self._next()) is None:
+            if self._heads() is None:
+                self._look_ahead(_LOOKAHEAD, needed=False)
+                if self._heads() is None:
                     side = int(len(self._waiting[1]) > len(self._waiting[0]))
                     self.left_out[side][self._waiting[side].popleft().model] += 1
                     continue
-                if found is None:
-                    break
-            yield found
+            if not self._skip() and (found := self._next()) is not None:
+                yield found
         for side in (0, 1):
             self.left_out[side].update(episode.model for episode in self._waiting[side])
             self.left_out[side].update(episode.model for episode in self._streams[side])
@@ -78,13 +79,26 @@ class Turns:
                     self.left_out[side][episode.model] += 1
         return bool(self._waiting[0] and self._waiting[1])
 
+    def _skip(self) -> bool:
+        """Leave out a forward of a step that the other program did not record; whether there was one."""
+        first = self._heads()
+        if first is None:
+            return False
+        one, other = (self._waiting[side][first[side]] for side in (0, 1))
+        if one.model not in self._by_moment or _place(one) == _place(other):
+            return False
+        side = int(_place(one) > _place(other))
+        del self._waiting[side][first[side]]
+        self.left_out[side][(one, other)[side].model] += 1
+        return True
+
     def _next(self) -> tuple[Episode, Episode] | None:
         """The next pair: the first two of a model, or those near them whose inputs meet better."""
         first = self._heads()
         if first is None:
             return None
         model = self._waiting[0][first[0]].model
-        if model not in self._by_turn and not self._surely(*first):
+        if model not in self._by_turn | self._by_moment and not self._surely(*first):
             self._look_ahead(_LOOKAHEAD, needed=False)
             first = self._best(model, first)
         one, other = (self._waiting[side][first[side]] for side in (0, 1))
@@ -169,6 +183,11 @@ def _inputs(episode: Episode) -> list[Line]:
         if line.numel == 1 or line.min is None or line.min != line.max:
             found.append(line)
     return found
+
+
+def _place(episode: Episode) -> tuple[int, int, str, int]:
+    """Where it stands in its run, in order but for the phases of a step."""
+    return episode.loop or 0, episode.step or 0, episode.moment[3], episode.line(0).call or 0
 
 
 def _ahead(one: Episode, other: Episode) -> tuple[int, int] | None:

@@ -8,7 +8,8 @@ schedule, then the model's own completed outermost forwards.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch import session
 from otel_torch.records import Scope
 from otel_torch.sources import regions
+from otel_torch.sources.cadence import Cadence, Kind
 from otel_torch.sources.denoising import Denoising
 
 
@@ -130,8 +132,11 @@ class Clock:
     def __init__(self, running: session.Session) -> None:
         self._recorder = running.recorder
         self._steps = running.settings.steps
+        self._budget = running.settings.budget
+        self.cadence = Cadence(self._budget) if self._budget is not None else None
         self.denoising = Denoising()
         self.settle: Callable[[], None] = lambda: None  # ends a forward whose end nobody told; the registry's
+        self.collect: Callable[[], None] = lambda: None  # reads what was watched in a step that was not recorded; the watch's
         self._lock = threading.RLock()
         self._turn: _Turn | None = None
         self._optimizers: Any = WeakIdKeyDictionary()
@@ -199,6 +204,11 @@ class Clock:
             if self._turn and self._turn.rule == "framework":
                 self.end_turn(self._turn)
 
+    def saw(self, place: Hashable, finite: bool) -> None:
+        """A tensor was seen, recorded or not; see `Cadence.saw`."""
+        if self.cadence is not None:
+            self.cadence.saw(place, finite)
+
     # -- trace_step ----------------------------------------------------------------------------------------------------
 
     def enter_traced(self, step: int, depth: int) -> _Turn | None:
@@ -254,6 +264,8 @@ class Clock:
                 turn.scope.attributes.setdefault("torch.model", model.name)
             if turn.rule == "optimizer" and turn.region is None and phase == "forward":
                 turn.region = regions.open_region("training_step", lexical=False)
+            if self.cadence is not None:
+                moment.recording = self.cadence.choose(Kind(rule, model.name, phase), step, loop, moment.recording)
             self.recorded_steps += moment.recording
             self.seen_steps += 1
             return moment
@@ -275,7 +287,7 @@ class Clock:
             if turn and moment.opened_turn and turn.rule in ("forward", "trace_step") and turn.model is model:
                 self.end_turn(turn, error)
             elif self._recorder.due:
-                self._recorder.flush(turn.scope if turn else None)
+                self._flush(turn.scope if turn else None)
 
     @property
     def step_scope(self) -> Scope | None:
@@ -289,19 +301,22 @@ class Clock:
             if self._turn:
                 self.end_turn(self._turn)
             self.denoising.finish()
-            self._recorder.flush(None)
+            self._flush(None)
 
     def forked(self) -> None:
         """Forget what was going on: in a forked child it belongs to the parent."""
         self._lock = threading.RLock()
         self._turn = None
         self.denoising = Denoising()
+        self.cadence = Cadence(self._budget) if self._budget is not None else None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def _begin_turn(self, rule: str, step: int, loop: int, model: Forwards | None, *, bounded: bool) -> _Turn:
         if self._turn:
             self.end_turn(self._turn)
+        if self.cadence is not None:
+            self.cadence.begin()
         attributes: dict[str, Any] = {"torch.step": step, "torch.loop": loop}
         if model is not None:
             attributes["torch.model"] = model.name
@@ -317,9 +332,20 @@ class Clock:
             if self._turn is not turn:
                 return
             self._turn = None
-            self._recorder.flush(turn.scope)
+            self._flush(turn.scope)
             regions.close_region(turn.region, error)
             self._recorder.close(turn.scope, error)
+            if self.cadence is not None:
+                self.cadence.end()
+
+    def _flush(self, scope: Scope | None) -> None:
+        """Read what is pending; where there is a budget, at its expense."""
+        started, written = time.perf_counter(), self._recorder.written
+        self._recorder.flush(scope)
+        if self.cadence is not None:
+            if self._recorder.written > written:
+                self.cadence.read(time.perf_counter() - started)
+            self.collect()
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 
