@@ -129,3 +129,92 @@ assert metrics.get_meter_provider() is provider
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
     assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {"the program"}
     assert "only the last value" in done.stderr
+
+
+def test_series_are_found_and_counted_in_the_thread_that_sends(tmp_path, receiver):
+    done = drive(tmp_path, """
+import threading
+from otel_torch.sinks import metrics
+threads, take = set(), metrics.MetricSink._take
+def taking(*arguments):
+    threads.add(threading.current_thread().name)
+    return take(*arguments)
+metrics.MetricSink._take = taking
+for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
+finish()
+print(threads)
+""", **receiver.environment())  # fmt: skip
+    assert done.stdout.strip() == "{'otel_torch-metrics'}"
+    assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
+
+
+@pytest.mark.parametrize("spread", [0.1, 5.0])
+def test_magnitudes_are_counted_as_the_sdk_would(spread):
+    import random
+
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
+
+    from otel_torch.telemetry.magnitudes import Magnitudes
+
+    draw = random.Random(0)
+    values = [0.0, *(draw.lognormvariate(0, spread) for _ in range(1000)), 0.0]
+    reader = InMemoryMetricReader()
+    view = View(instrument_name="m", aggregation=ExponentialBucketHistogramAggregation())
+    histogram = MeterProvider([reader], views=[view], shutdown_on_exit=False).get_meter("t").create_histogram("m")
+    ours = Magnitudes("m", "", 0, delta=False)
+    for value in values:
+        histogram.record(value)
+        ours.add_all(["one"], [value])
+    expected = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics[0].data.data_points[0]
+    found = ours.collect({"one": {}}, 1).data.data_points[0]
+    for name in ("count", "scale", "zero_count", "min", "max"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.sum == pytest.approx(expected.sum)
+    trimmed = list(expected.positive.bucket_counts)
+    while trimmed and not trimmed[-1]:
+        trimmed.pop()
+    assert (found.positive.offset, list(found.positive.bucket_counts)) == (expected.positive.offset, trimmed)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
+    import threading
+
+    from opentelemetry.sdk.metrics import Histogram, MeterProvider
+    from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+
+    from otel_torch.telemetry.magnitudes import Durations
+
+    bounds = [0.01, 0.1, 1]
+    kinds = {Histogram: AggregationTemporality.DELTA if delta else AggregationTemporality.CUMULATIVE}
+    reader = InMemoryMetricReader(preferred_temporality=kinds)
+    meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("t")
+    histogram = meter.create_histogram("d", "s", "how long", explicit_bucket_boundaries_advisory=bounds)
+    ours = Durations("d", "how long", "torch.region", bounds, 0, delta=delta)
+    assert ours.collect(1) is None
+    values = [0.0, 0.01, 0.05, 1.0, 7.0] * 1000
+
+    def add_all():
+        for value in values[:2500]:
+            ours.add("r", value)
+
+    for _ in range(2):
+        for value in values:
+            histogram.record(value, {"torch.region": "r"})
+        threads = [threading.Thread(target=add_all) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (expected,) = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+        found = ours.collect(2)
+        assert (found.name, found.unit, found.description) == (expected.name, expected.unit, expected.description)
+        assert found.data.aggregation_temporality == expected.data.aggregation_temporality
+        one, other = found.data.data_points[0], expected.data.data_points[0]
+        for name in ("attributes", "count", "min", "max"):
+            assert getattr(one, name) == getattr(other, name), name
+        for name in ("explicit_bounds", "bucket_counts"):
+            assert list(getattr(one, name)) == list(getattr(other, name)), name
+        assert one.sum == pytest.approx(other.sum)

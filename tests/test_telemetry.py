@@ -101,74 +101,152 @@ RECORDS = [
     make_record(),
     make_record("blocks.0.ü", step=-1, branch="cond", call=300, loop=2**40),
     make_record("", stats={"mean": NAN, "min": -INF, "max": INF, "sum": -0.0, "l2": 1e300, "shape": [], "numel": 0}),
+    make_record("", stats={}),
+    *(make_record(f"block.{n}", step=n, stats={"mean": n / 3, "shape": [n], "histogram": [*range(n)]}) for n in range(20)),
+    make_record(stats={"mean": 1, "min": True, "sketch": "A" * 99, "l2": 1e308, "sum": 2**70}),
+    make_record(stats={"mean": 1.0, "min": 2.0, "sketch": "B" * 99, "l2": 1e308, "sum": 1}),
+    make_record(stats={"mean": 1.0, "min": NAN, "sketch": "B" * 99, "l2": 1.0, "sum": -1}),
 ]
+# runs of records whose columns are each of one kind, as they are in a model
+SAME = [make_record(f"block.{n}", stats={"mean": n / 3, "zeros": n % 2, "dtype": "bfloat16"}) for n in range(1500)]
 
 
-def test_bytes_of_a_span_event_are_what_the_sdk_would_have_sent():
+def from_sdk(signal, item):
+    """What the SDK encodes of an item's own objects, and what a receiver reads of our bytes."""
+    from importlib import import_module
+
+    from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from otel_torch.telemetry import wire
+    from otel_torch.telemetry.transport import _encode_head
+
+    resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
+    readable = item.readable(resource, scope)
+    if signal == "metrics":
+        readable = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, readable, "")], "")])
+    expected = {"trace": encode_spans, "logs": encode_logs, "metrics": encode_metrics}[signal](readable)
+    service = import_module(f"opentelemetry.proto.collector.{signal}.v1.{signal}_service_pb2")
+    request = getattr(service, f"Export{signal.title()}ServiceRequest")
+    return expected, request.FromString(wire.request(*_encode_head(resource, scope), item.encode()))
+
+
+def make_span(**fields):
+    """A span of the tests' resource and scope."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext
 
-    from otel_torch.telemetry import wire
+    fields = {"context": SpanContext(1, 2, False), "start_time": 1, "end_time": 2} | fields
+    resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
+    return ReadableSpan("n", resource=resource, instrumentation_scope=scope, **fields)
+
+
+@pytest.mark.parametrize("records", [RECORDS, SAME, []])
+def test_bytes_of_span_events_are_what_the_sdk_would_have_sent(records):
     from otel_torch.telemetry.items import SpanItem
 
-    resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
-    span = ReadableSpan("n", SpanContext(1, 2, False), resource=resource, start_time=1, end_time=2, instrumentation_scope=scope)
-    item = SpanItem(span, RECORDS, 0)
-    expected = encode_spans(item.readable(resource, scope))
-    head = expected.resource_spans[0]
-    built = wire.request(head.resource.SerializeToString(), head.scope_spans[0].scope.SerializeToString(), item.encode())
-    assert ExportTraceServiceRequest.FromString(built) == expected
+    expected, sent = from_sdk("trace", SpanItem(make_span(), records, 0))
+    assert sent == expected
 
 
-def test_bytes_of_log_records_are_what_the_sdk_would_have_sent():
-    from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
-    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
+    """With everything that the program may have put on it while it was the current one."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+    from otel_torch.telemetry.items import SpanItem
+
+    state = TraceState([("vendor", "a"), ("other", "b")])
+    remote = SpanContext(2**127, 2**63, True, TraceFlags(1), state)
+    attributes = {"text": "ü" * 200, "flag": True, "no": False, "number": -5, "large": 2**62, "real": 0.5, "nan": NAN,
+                  "texts": ["a", "b"], "numbers": (1, 2), "mixed": (None, "x"), "none": [], "bytes": b"\x00\xff",
+                  "nested": {"a": {"b": [1, 2.5]}}}  # fmt: skip
+    tracer = TracerProvider().get_tracer("t")
+    span = tracer.start_span("made", links=[Link(remote, attributes), Link(SpanContext(5, 6, False))], start_time=10,
+                             kind=SpanKind.CLIENT)  # fmt: skip
+    for n in range(200):
+        span.add_event(f"e{n}", {f"a{m}": m for m in range(n)}, n)
+        span.set_attribute(f"attribute{n}", n)
+    span.set_status(Status(StatusCode.ERROR, "why"))
+    span.end(20)
+    spans = [
+        make_span(attributes=attributes, parent=remote, status=Status(StatusCode.OK)),
+        make_span(attributes={}, parent=SpanContext(1, 7, False), context=SpanContext(1, 2**64 - 1, False, trace_state=state)),
+        make_span(kind=SpanKind.CONSUMER, start_time=None, end_time=None),
+    ]
+    for one in spans:
+        expected, sent = from_sdk("trace", SpanItem(one, RECORDS[:2], 0))
+        assert sent == expected
+    expected, sent = from_sdk("trace", SpanItem(span, [], 0))
+    theirs, ours = (request.resource_spans[0].scope_spans[0].spans[0] for request in (expected, sent))
+    for name in ("attributes", "events", "links"):  # `readable` makes a new span, which forgets what was dropped
+        assert getattr(ours, f"dropped_{name}_count") == getattr(span, f"dropped_{name}")
+        ours.ClearField(f"dropped_{name}_count"), theirs.ClearField(f"dropped_{name}_count")
+    assert ours == theirs and len(ours.events) == len(ours.attributes) == 128
+
+
+@pytest.mark.parametrize("records", [RECORDS, SAME])
+def test_bytes_of_log_records_are_what_the_sdk_would_have_sent(records):
     from opentelemetry.trace import SpanContext, TraceFlags
 
     from otel_torch.telemetry.items import LogItem
 
     for span in (SpanContext(1, 2, False, TraceFlags(1)), None):
-        item = LogItem(RECORDS, 0, 5, span)
-        expected = encode_logs(item.readable(Resource({}), InstrumentationScope("otel_torch"))).resource_logs[0].scope_logs[0]
-        built = [LogRecord.FromString(message) for message in item.encode()]
-        for one, other in zip(built, expected.log_records, strict=True):
-            if span is None:  # the SDK writes ids of zeros
-                other.ClearField("trace_id"), other.ClearField("span_id")
-            assert one == other
+        expected, sent = from_sdk("logs", LogItem(records, 0, 5, span))
+        if span is None:  # the SDK writes ids of zeros
+            for one in expected.resource_logs[0].scope_logs[0].log_records:
+                one.ClearField("trace_id"), one.ClearField("span_id")
+        assert sent == expected
 
 
 @pytest.mark.parametrize("with_step", [True, False])
-def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step):
-    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-    from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
-    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
+@pytest.mark.parametrize(("records", "points"), [(RECORDS, 35), (SAME, 3000)])
+def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step, records, points):
+    """Nothing that is not finite, no numel, no text."""
     from otel_torch.telemetry.items import GaugeItem
 
-    item = GaugeItem(RECORDS, 0, with_step)
-    scope = InstrumentationScope("otel_torch")
-    readable = MetricsData([ResourceMetrics(Resource({}), [ScopeMetrics(scope, item.readable(Resource({}), scope), "")], "")])
-    expected = encode_metrics(readable).resource_metrics[0].scope_metrics[0].metrics
-    assert [Metric.FromString(message) for message in item.encode()] == list(expected)
-    assert item.counts == {"metric_point": 4}  # two abs_mean, l2 and sum; nothing that is not finite, no numel
+    item = GaugeItem(records, 0, with_step)
+    assert item.counts == {"metric_point": points}
+    expected, sent = from_sdk("metrics", item)
+    assert sent == expected
+    assert item.counts == {"metric_point": points}
+
+
+def test_bytes_of_a_number_are_what_the_sdk_would_have_sent():
+    from otel_torch.telemetry.items import NumberItem
+
+    for item in (NumberItem("torch.step", {"torch.model": "Net"}, 7, 2**40), NumberItem("torch.step", {}, 7, -1)):
+        expected, sent = from_sdk("metrics", item)
+        assert sent == expected
 
 
 def test_the_estimate_of_an_event_is_never_too_small():
     from otel_torch.telemetry import wire
-    from otel_torch.telemetry.attributes import estimate
+    from otel_torch.telemetry.attributes import estimate, estimate_all
 
     every = dict.fromkeys(("abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel"), -INF)
-    records = [*RECORDS, make_record("ü" * 500, branch="uncond", stats=every | {"shape": [2**60] * 8, "dtype": "torch.bfloat16"})]
+    largest = dict.fromkeys(every, -(2**63)) | {"shape": [2**60] * 8, "dtype": "torch.bfloat16", "histogram": [2**62] * 99}
+    names = {"module": "ü" * 500, "branch": "uncond", "step": 2**62, "call": 2**62, "loop": 2**62}
+    records = [*RECORDS, make_record(**names, stats=every), make_record(**names, stats=largest)]
     for record in records:
-        assert max(len(wire.span_event(record)), len(wire.log_record(record, 1, 1, 1, 1))) + 6 <= estimate(record)
+        sizes = [sum(map(len, pieces)) for pieces in (wire.span_events([record]), wire.log_records([record], 1, 1, 1, 1))]
+        assert max(sizes) <= estimate(record)
+    assert estimate_all([]) == 0
+    assert estimate_all(SAME) >= sum(map(len, wire.span_events(SAME)))
+
+
+def test_what_is_kept_of_encoded_names_is_bounded():
+    from otel_torch.telemetry.wire import _Remembered
+
+    kept = _Remembered(str.encode, limit=10)
+    assert [kept[str(n)] for n in range(25)] == [str(n).encode() for n in range(25)]
+    assert len(kept) == 5
 
 
 def test_private_names_of_the_exporters_are_there():

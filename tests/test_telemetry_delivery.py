@@ -262,3 +262,139 @@ with provider.get_tracer("program").start_as_current_span("s"): pass
 finish(1)
 """, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}", OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf")  # fmt: skip
     assert "Failed to export spans" in done.stderr or "Transient error" in done.stderr
+
+
+class Sized:
+    """An item of so many records, which a `Counting` sender takes as so many bytes each."""
+
+    def __init__(self, records):
+        self.records, self.size = records, 100
+
+    @property
+    def counts(self):
+        return {"log_event": len(self.records)}
+
+    def parts(self):
+        return (self,)
+
+    def halves(self):
+        middle = len(self.records) // 2
+        return (Sized(self.records[:middle]), Sized(self.records[middle:])) if middle else ()
+
+    def encode(self):
+        return self.records
+
+
+def queue_with(encoded, send=None, **options):
+    """A queue, and what its sender was given. encoded: the bytes of an item."""
+    from otel_torch.records import Losses
+    from otel_torch.telemetry.queue import ExportQueue
+    from otel_torch.telemetry.transport import Answer
+
+    sent = []
+
+    class Sender:
+        def encode(self, item):
+            return list(item.encode()), encoded(item)
+
+        def send(self, payload):
+            sent.append(payload)
+            return send() if send is not None else Answer("accepted")
+
+        def shutdown(self):
+            pass
+
+    losses = Losses()
+    return ExportQueue("logs", Sender, losses, **options), sent, losses
+
+
+def end(queue):
+    import time
+
+    queue.close(time.monotonic() + 30)
+    queue.wait()
+
+
+def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
+    from otel_torch.telemetry.queue import Patience
+
+    queue, sent, losses = queue_with(lambda item: len(item.records) * 2**20 + ("4" in item.records) * 2**23)
+    queue.put([Sized([str(n) for n in range(10)])], Patience())
+    end(queue)
+    assert [record for payload in sent for record in payload] == list("012356789")
+    assert losses.items() == [("log_event", "too_large", 1)]
+    assert queue.sent == {"log_event": 9}
+
+
+def test_records_that_are_encoded_are_let_go_before_they_are_sent():
+    """As objects they would be gone through by the program's cycle collector, again and again."""
+    import gc
+    import threading
+    import weakref
+
+    from otel_torch.telemetry.queue import Patience
+    from otel_torch.telemetry.transport import Answer
+
+    started, release = threading.Event(), threading.Event()
+
+    def send():
+        started.set()
+        assert release.wait(60)
+        return Answer("accepted")
+
+    queue, _, losses = queue_with(lambda item: 10, send)
+    items = [Sized([str(n)]) for n in range(20)]
+    kept = [weakref.ref(item) for item in items]
+    queue.put(items, Patience())
+    items.clear()
+    assert started.wait(60)
+    gc.collect()
+    assert not any(ref() for ref in kept)
+    release.set()
+    end(queue)
+    assert queue.sent == {"log_event": 20} and losses.items() == []
+
+
+def test_what_was_encoded_and_never_sent_is_counted_as_such():
+    """The first message is not answered, so it may have arrived; what waits behind it has certainly not."""
+    import threading
+    import time
+
+    from otel_torch.telemetry.queue import BATCH_BYTES, Patience
+    from otel_torch.telemetry.transport import Answer
+
+    started, release = threading.Event(), threading.Event()
+
+    def send():
+        started.set()
+        release.wait(60)
+        return Answer("unconfirmed")
+
+    queue, _, losses = queue_with(lambda item: BATCH_BYTES // 2 - 1, send)
+    queue.put([Sized([str(n)]) for n in range(5)], Patience())
+    queue.close(time.monotonic() + 0.5)
+    assert started.wait(60)
+    queue.wait()
+    release.set()
+    assert losses.items() == [("log_event", "shutdown", 3), ("log_event", "unconfirmed", 2)]
+
+
+def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
+    from otel_torch.telemetry.items import Deferred
+    from otel_torch.telemetry.queue import Patience
+
+    made = []
+
+    def make():
+        made.append(1)
+        return [Sized(["a", "b"]), Sized(["c"])]
+
+    late = Deferred(2000, make)
+    queue, sent, losses = queue_with(lambda item: 10, limit=1000)
+    other, sent_by_other, _ = queue_with(lambda item: 10)
+    queue.put([late], Patience())
+    other.put([late], Patience())
+    end(queue), end(other)
+    assert sent == [] and losses.items() == [("log_event", "queue_full", 3)]
+    assert sent_by_other == [["a", "b", "c"]]
+    assert made == [1]

@@ -9,7 +9,8 @@ import otel_torch
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch
 from otel_torch.sinks.spans import SpanSink
-from otel_torch.telemetry.items import LogItem, chunk, log_record
+from otel_torch.telemetry.attributes import estimate_all
+from otel_torch.telemetry.items import LogItem, log_record
 from otel_torch.telemetry.pipeline import Pipelines
 
 
@@ -31,4 +32,4 @@ class EventSink(Sink):
             for record in batch.records:
                 logger.emit(log_record(record, span, now))
         elif self._pipelines.exports("logs"):
-            self._pipelines.put("logs", [LogItem(records, size, now, span) for records, size in chunk(batch.records)])
+            self._pipelines.put("logs", [LogItem(batch.records, estimate_all(batch.records), now, span)])

@@ -1,15 +1,17 @@
 """What waits to be sent: each item knows its size, what it counts as when it is lost, and its two forms: OTLP bytes, and
-the SDK's objects for exporters that are not OTLP. Both are made in the background thread that sends."""
+the SDK's objects for exporters that are not OTLP. Both are made in the background thread that sends, and so is everything else
+that can wait until then: the program only hands over its records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics.export import Gauge, Metric, MetricsData, NumberDataPoint, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource
@@ -21,8 +23,10 @@ from otel_torch.records import Record
 from otel_torch.telemetry import wire
 from otel_torch.telemetry.attributes import ACTIVATION, describe_activation, estimate, gauges, identify
 
-# records that make one item: small enough that no item comes near a message's limit
+# records of one span: few enough that no item comes near a message's limit
 CHUNK_BYTES = 1_000_000
+# records of one other item. What is too large all the same, for the names are long, is halved
+CHUNK_RECORDS = 1000
 _NOWHERE = Resource.get_empty()
 
 
@@ -35,11 +39,80 @@ class Item(Protocol):
     @property
     def counts(self) -> dict[str, int]: ...
 
+    def parts(self) -> Sequence[Item]:
+        """What is sent in its place; itself, if it can be sent as it is."""
+
+    def halves(self) -> Sequence[Item]:
+        """Two smaller ones, for what is too large; none, if it cannot be divided."""
+
     def encode(self) -> list[bytes]:
-        """Span, LogRecord or Metric messages."""
+        """Spans, log records or metrics, as pieces of a request."""
 
     def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         """ReadableSpan, ReadableLogRecord or Metric objects."""
+
+
+class _Whole:
+    """An item that is sent as it is."""
+
+    __slots__ = ()
+
+    def parts(self) -> Sequence[Any]:
+        return (self,)
+
+    def halves(self) -> Sequence[Any]:
+        return ()
+
+
+class _OfRecords:
+    """An item that can be divided between any two of its records."""
+
+    __slots__ = ()
+    records: Sequence[Record]
+    size: int
+
+    def parts(self) -> Sequence[Any]:
+        return (self,) if len(self.records) <= CHUNK_RECORDS else self._divided(CHUNK_RECORDS)
+
+    def halves(self) -> Sequence[Any]:
+        return self._divided((len(self.records) + 1) // 2) if len(self.records) > 1 else ()
+
+    def _divided(self, most: int) -> list[Any]:
+        slices = [self.records[start : start + most] for start in range(0, len(self.records), most)]
+        each = self.size // len(self.records) + 1
+        return [replace(self, records=some, size=each * len(some)) for some in slices]  # type: ignore[type-var]
+
+
+class Deferred:
+    """Items that are only made when they are to be sent, or to be counted as lost; once, whoever asks."""
+
+    def __init__(self, size: int, make: Callable[[], Sequence[Item]]) -> None:
+        self.size = size
+        self._make = make
+        self._made: Sequence[Item] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for item in self.parts():
+            total.update(item.counts)
+        return total
+
+    def parts(self) -> Sequence[Item]:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def halves(self) -> Sequence[Item]:
+        return ()
+
+    def encode(self) -> list[bytes]:
+        return [piece for item in self.parts() for piece in item.encode()]
+
+    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        return [one for item in self.parts() for one in item.readable(resource, scope)]
 
 
 def chunk(records: Sequence[Record], limit: int = CHUNK_BYTES) -> Iterator[tuple[list[Record], int]]:
@@ -58,7 +131,7 @@ def chunk(records: Sequence[Record], limit: int = CHUNK_BYTES) -> Iterator[tuple
 
 
 @dataclass(frozen=True, slots=True)
-class SpanItem:
+class SpanItem(_Whole):
     """A span that has ended, with the activation records that are its events."""
 
     span: ReadableSpan
@@ -70,8 +143,7 @@ class SpanItem:
         return {"span": 1, "span_event": len(self.records) + len(self.span.events)}
 
     def encode(self) -> list[bytes]:
-        span = encode_spans([self.span]).resource_spans[0].scope_spans[0].spans[0].SerializeToString()
-        return [span + b"".join(wire.part(wire.SPAN_EVENT, wire.span_event(record)) for record in self.records)]
+        return wire.span(self.span, self.records)
 
     def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         events = [Event(ACTIVATION, describe_activation(record), record.time_ns) for record in self.records]
@@ -86,10 +158,10 @@ class SpanItem:
 
 
 @dataclass(frozen=True, slots=True)
-class LogItem:
+class LogItem(_OfRecords):
     """Records of one span, each a log record."""
 
-    records: list[Record]
+    records: Sequence[Record]
     size: int
     observed_ns: int
     span: SpanContext | None
@@ -100,7 +172,7 @@ class LogItem:
 
     def encode(self) -> list[bytes]:
         trace_id, span_id, flags = (self.span.trace_id, self.span.span_id, int(self.span.trace_flags)) if self.span else (0, 0, 0)
-        return [wire.log_record(record, self.observed_ns, trace_id, span_id, flags) for record in self.records]
+        return wire.log_records(self.records, self.observed_ns, trace_id, span_id, flags)
 
     def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         return [ReadableLogRecord(log_record(record, self.span, self.observed_ns), resource, scope) for record in self.records]
@@ -120,20 +192,23 @@ def log_record(record: Record, span: SpanContext | None, observed_ns: int) -> Lo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeItem:
+@dataclass(slots=True)
+class GaugeItem(_OfRecords):
     """Records whose numeric statistics are gauge points, each at its record's own time."""
 
-    records: list[Record]
+    records: Sequence[Record]
     size: int
     with_step: bool
+    _points: int | None = field(default=None, init=False, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
-        return {"metric_point": sum(len(gauges(record)) for record in self.records)}
+        points = self._points
+        return {"metric_point": sum(len(gauges(record)) for record in self.records) if points is None else points}
 
     def encode(self) -> list[bytes]:
-        return wire.gauge_metrics(self.records, with_step=self.with_step)
+        pieces, self._points = wire.gauge_metrics(self.records, with_step=self.with_step)
+        return pieces
 
     def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         points: dict[str, list[NumberDataPoint]] = {}
@@ -147,8 +222,29 @@ class GaugeItem:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricItem:
-    """A metric that is already made: what a reader collected, or a single gauge."""
+class NumberItem(_Whole):
+    """A gauge with one point, a whole number."""
+
+    name: str
+    attributes: dict[str, str]
+    time_ns: int
+    value: int
+    size: int = 120
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"metric_point": 1}
+
+    def encode(self) -> list[bytes]:
+        return wire.gauge_point(self.name, self.attributes, self.time_ns, self.value)
+
+    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        return [Metric(self.name, "", "", Gauge([NumberDataPoint(self.attributes, 0, self.time_ns, self.value)]))]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricItem(_Whole):
+    """A metric that is already made: what a reader collected."""
 
     metric: Metric
     size: int
@@ -159,7 +255,8 @@ class MetricItem:
 
     def encode(self) -> list[bytes]:
         data = MetricsData([ResourceMetrics(_NOWHERE, [ScopeMetrics(InstrumentationScope("otel_torch"), [self.metric], "")], "")])
-        return [message.SerializeToString() for message in encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics]
+        metrics = encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics
+        return [wire.part(wire.ITEM, metric.SerializeToString()) for metric in metrics]
 
     def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         return [self.metric]

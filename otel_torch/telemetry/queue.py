@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from otel_torch.console import say_once
@@ -20,6 +21,9 @@ from otel_torch.telemetry.items import Item
 from otel_torch.telemetry.transport import Answer
 
 QUEUE_BYTES = 64 * 2**20
+# records that wait are encoded from here on: as objects they would make the program's cycle collector go through the whole
+# heap again and again, as bytes they are nothing to it
+ENCODE_BYTES = 2**17
 # a message: a receiver's limit is 4 MiB where nobody has changed it
 BATCH_BYTES = 2 * 2**20
 # a single item beyond this is not sent at all
@@ -36,13 +40,29 @@ class Sender(Protocol):
     """What takes batches away. Used by one thread, but for `shutdown`."""
 
     def encode(self, item: Item) -> tuple[list[Any], int]:
-        """The item as what `send` takes, and its bytes."""
+        """The item as a part of what `send` takes, and its bytes."""
 
     def send(self, payload: list[Any]) -> Answer:
         """Send, and wait for the answer."""
 
     def shutdown(self) -> None:
         """Give up what is under way; may be called from another thread."""
+
+
+class _Counts(Protocol):
+    """How much of what is lost with something."""
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
+
+class _Counted:
+    """An item that is encoded: all that is still needed of it."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
 
 
 class Patience:
@@ -99,7 +119,10 @@ class ExportQueue:
         self._collect, self._interval_s = collect, interval_s
         self._items: deque[Item] = deque()
         self._bytes = 0
-        self._in_flight: list[Item] = []
+        self._in_flight: list[_Counts] = []
+        self._prepared: list[tuple[_Counted, list[Any]]] = []  # encoded, and waiting for others
+        self._prepared_bytes = 0
+        self._sending: list[_Counted] = []
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._sender: Sender | None = None
@@ -125,7 +148,7 @@ class ExportQueue:
                 else:
                     self._items.append(item)
                     self._bytes += item.size
-            if self._bytes >= BATCH_BYTES:
+            if self._bytes >= ENCODE_BYTES:
                 self._condition.notify_all()
         self.start()
 
@@ -177,10 +200,11 @@ class ExportQueue:
             self._done.wait(_GIVE_UP_S)
         with self._condition:
             self._abandoned = True
+            never_sent = "refused" if self._failing else "shutdown"
             for item in self._in_flight:
-                self._lose(item, "unconfirmed")
+                self._lose(item, "unconfirmed" if any(item is one for one in self._sending) else never_sent)
             for item in self._items:
-                self._lose(item, "refused" if self._failing else "shutdown")
+                self._lose(item, never_sent)
             self._in_flight, self._bytes = [], 0
             self._items.clear()
 
@@ -204,21 +228,30 @@ class ExportQueue:
 
     def _work(self, sender: Sender) -> None:
         collected = time.monotonic()
+        due = collected + LINGER_S
         while not self._abandoned:
             with self._condition:
-                self._condition.wait_for(self._has_work_now, LINGER_S)
-                closing = self._closing
-            if self._collect is not None and (closing or time.monotonic() - collected >= self._interval_s):
-                collected = time.monotonic()
+                self._condition.wait_for(self._has_work_now, max(0.0, due - time.monotonic()))
+                closing, now = self._closing, time.monotonic()
+            if self._collect is not None and (closing or now - collected >= self._interval_s):
+                collected = now
                 self._take_in(self._collect())
-            while not (self._closing and self._failing) and self._send_some(sender):
+            while not self._gives_up() and self._prepare(sender):
                 pass
+            if (closing or self._urgent or now >= due) and not self._gives_up():
+                self._send_prepared(sender)
+                due = time.monotonic() + LINGER_S
             if closing:
                 sender.shutdown()
                 return
 
     def _has_work_now(self) -> bool:
-        return self._closing or self._abandoned or self._bytes >= BATCH_BYTES or (self._urgent and bool(self._items))
+        waiting = self._items or self._in_flight
+        return self._closing or self._abandoned or self._bytes >= ENCODE_BYTES or (self._urgent and bool(waiting))
+
+    def _gives_up(self) -> bool:
+        """Whether nothing more is sent, as the end has come and the last message was not taken."""
+        return self._closing and self._failing
 
     def _take_in(self, items: Iterable[Item]) -> None:
         found = list(items)
@@ -226,33 +259,45 @@ class ExportQueue:
             self._items.extend(found)
             self._bytes += sum(item.size for item in found)
 
-    def _send_some(self, sender: Sender) -> bool:
-        """Send one message; False where there was nothing to send."""
-        items: list[Item] = []
-        payload: list[Any] = []
-        size = 0
-        while size < BATCH_BYTES // 2:
-            item = self._next()
-            if item is None:
-                break
-            try:
-                encoded, length = sender.encode(item)
-            except Exception as error:
-                say_once(f"some {self.name} cannot be encoded: {type(error).__name__}: {error}")
-                self._settle([item], "unencodable")
-                continue
-            if length > ITEM_BYTES:
+    def _prepare(self, sender: Sender) -> bool:
+        """Encode one item, and send what is prepared when it makes a message; False where there was nothing to encode."""
+        item = self._next()
+        if item is None:
+            return False
+        try:
+            parts = item.parts()
+            if len(parts) != 1 or parts[0] is not item:
+                self._replace(item, parts)
+                return True
+            encoded, length = sender.encode(item)
+            counted = _Counted(item.counts)
+        except Exception as error:
+            say_once(f"some {self.name} cannot be encoded: {type(error).__name__}: {error}")
+            self._settle([item], "unencodable")
+            return True
+        if length > ITEM_BYTES:
+            halves = item.halves()
+            if halves:
+                self._replace(item, halves)
+            else:
                 self._settle([item], "too_large")
-                continue
-            if items and size + length > BATCH_BYTES:
-                self._deliver(sender, items, payload)
-                items, payload, size = [], [], 0
-            items.append(item)
-            payload.append(encoded)
-            size += length
-        if items:
-            self._deliver(sender, items, payload)
-        return bool(items)
+        elif not self._keep_counts(item, counted) or not length:
+            self._settle([counted], None)
+        else:
+            if self._prepared_bytes + length > BATCH_BYTES:
+                self._send_prepared(sender)
+            self._prepared.append((counted, encoded))
+            self._prepared_bytes += length
+            if self._prepared_bytes >= BATCH_BYTES // 2:
+                self._send_prepared(sender)
+        return True
+
+    def _send_prepared(self, sender: Sender) -> None:
+        prepared, self._prepared, self._prepared_bytes = self._prepared, [], 0
+        if prepared:
+            self._sending = [counted for counted, _ in prepared]
+            self._deliver(sender, self._sending, [payload for _, payload in prepared])
+            self._sending = []
 
     def _next(self) -> Item | None:
         with self._condition:
@@ -264,10 +309,31 @@ class ExportQueue:
             self._condition.notify_all()
             return item
 
-    def _deliver(self, sender: Sender, items: list[Item], payload: list[list[Any]]) -> None:
+    def _replace(self, item: Item, parts: Sequence[Item]) -> None:
+        """Send others in an item's place, unless it was given up meanwhile."""
+        with self._condition:
+            if self._forget(item):
+                self._items.extendleft(reversed(parts))
+                self._bytes += sum(part.size for part in parts)
+                self._condition.notify_all()
+
+    def _keep_counts(self, item: Item, counted: _Counted) -> bool:
+        """Let an item's records go, and remember how many they were; False where it was given up meanwhile."""
+        with self._condition:
+            known = self._forget(item)
+            if known:
+                self._in_flight.append(counted)
+            return known
+
+    def _forget(self, item: Item) -> bool:
+        before = len(self._in_flight)
+        self._in_flight = [one for one in self._in_flight if one is not item]
+        return len(self._in_flight) < before
+
+    def _deliver(self, sender: Sender, items: list[_Counted], payload: list[list[Any]]) -> None:
         """Send until there is an answer that is final."""
         for attempt in range(1_000_000):
-            answer = sender.send([message for messages in payload for message in messages])
+            answer = sender.send(list(chain.from_iterable(payload)))
             self._failing = answer.kind != "accepted"
             if answer.kind == "accepted":
                 self._worked = True
@@ -296,7 +362,7 @@ class ExportQueue:
             self._condition.wait_for(lambda: self._closing or self._abandoned, _RETRY_S[min(attempt, len(_RETRY_S) - 1)])
             return not self._abandoned
 
-    def _settle(self, items: list[Item], reason: str | None, rejected: int = 0) -> None:
+    def _settle(self, items: Sequence[_Counts], reason: str | None, rejected: int = 0) -> None:
         """Count items as sent or lost; those that `wait` has counted already are left alone."""
         with self._condition:
             known = {id(item) for item in self._in_flight}
@@ -327,13 +393,14 @@ class ExportQueue:
     def _has_room(self, item: Item) -> bool:
         return self._bytes + item.size <= self._limit or self._closing or self._abandoned
 
-    def _lose(self, item: Item, reason: str) -> None:
+    def _lose(self, item: _Counts, reason: str) -> None:
         for what, number in item.counts.items():
             self._losses.count(what, reason, number)
 
     def _forked(self) -> None:
         _parents.append(self)
         self._items, self._in_flight, self._bytes = deque(), [], 0
+        self._prepared, self._prepared_bytes, self._sending = [], 0, []
         self._condition = threading.Condition()
         self._thread = None
         self._abandoned = True
