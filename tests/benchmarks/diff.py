@@ -1,6 +1,6 @@
 """How long `diff` takes for two recordings of a million records, beside the reading of both by the fastest JSON readers.
 
-    python tests/benchmarks/diff.py [--records 1000000] [--folder FOLDER] [--linear]
+    python -m tests.benchmarks.diff [--records 1000000] [--folder FOLDER] [--linear] [--json -]
 
 A tiny Llama of 28 layers is recorded twice, by its eager attention and by another kernel; the rows of its forward are then
 written again and again, each time with new numbers, until both files have as many records as asked for. Prints ratios of
@@ -13,16 +13,17 @@ import argparse
 import base64
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.benchmarks.figures import Figure, environment, module_command, tell
 
 LAYERS = 28
 SCALED = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
@@ -44,9 +45,8 @@ def record(kernel: str) -> None:
 
 def recorded(kernel: str, path: Path, **settings: str) -> Path:
     """A recording of that program, made by a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}
-    environment |= {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(path), **settings}
-    subprocess.run([sys.executable, __file__, "--record", kernel], env=environment, check=True, capture_output=True)
+    asked = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(path), **settings}
+    subprocess.run(module_command("diff", "--record", kernel), env=environment(**asked), check=True, capture_output=True)
     return path
 
 
@@ -157,10 +157,10 @@ def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
     return time.process_time() - start
 
 
-def run(folder: Path, short: tuple[Path, Path], records: int) -> None:
-    """Write two recordings of that length and say how diff and the readers do on them."""
+def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figure], float]:
+    """Write two recordings of that length: how diff does on them beside the readers, and its seconds a record."""
     paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
-    fewest = min(path.read_text().count('"phase": "forward"') for path in short)
+    fewest = min(sum(json.loads(line)["phase"] == "forward" for line in path.read_text().splitlines()) for path in short)
     for one, path in zip(short, paths, strict=True):
         if not path.exists():
             lengthen(one, path, -(-records // fewest))
@@ -168,31 +168,49 @@ def run(folder: Path, short: tuple[Path, Path], records: int) -> None:
     readings = {name: measured_reading(reader, *paths) for name, reader in READERS.items()}
     wall, spent, peak, verdict, pairs = measured_diff(*paths)
     fastest = min(readings, key=lambda name: readings[name])
-    print(f"{records:,} records a side, {size / 1e6:,.0f} MB in all: {verdict}, {pairs:,} pairs")
-    for name, seconds in readings.items():
-        print(f"  {name}: {seconds:.1f} s")
-    print(f"  diff: {spent:.1f} s of the processor, {wall:.1f} s on the wall, {peak:.0f} MB at the most")
-    print(f"  diff / {fastest}: {spent / readings[fastest]:.2f}", flush=True)
+    shown = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in readings.items())
+    what = f"`diff` of 2 × {records:,} records"
+    detail = (
+        f"{size / 1e6:,.0f} MB, {verdict}, {pairs:,} pairs; {spent:.1f} s of the processor, {wall:.1f} s on the wall; {shown}"
+    )
+    return [
+        Figure(f"{what}, time over reading both by the fastest reader", spent / readings[fastest], 3, detail),
+        Figure(f"{what}, most memory, MB", peak, 500, "the largest resident size"),
+    ], spent / records
 
 
-def main() -> None:
+def linearity(spent: dict[int, float]) -> Figure:
+    """How the time a record grows with the recording; 1 where it does not."""
+    few, many = min(spent), max(spent)
+    shown = "; ".join(f"{records:,}: {1e6 * seconds:.1f} µs" for records, seconds in spent.items())
+    return Figure(f"`diff`, time a record at {many:,} records over {few:,}", spent[many] / spent[few], 1.2, shown)
+
+
+def main(argv: Sequence[str]) -> int:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="keeps the recordings there instead of in a temporary folder")
     parser.add_argument("--linear", action="store_true", help="a quarter and a half of the records, too")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
+    parser.add_argument("--smallest", action="store_true", help="only show that it runs")
+    arguments = parser.parse_args(argv)
     if arguments.record:
         record(arguments.record)
-        return
+        return 0
+    most = 1_000 if arguments.smallest else arguments.records
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         short = recorded("eager", folder / "ref.short.jsonl"), recorded("sdpa", folder / "port.short.jsonl")
-        for part in (4, 2, 1) if arguments.linear else (1,):
-            run(folder, short, arguments.records // part)
+        runs = {most // part: run(folder, short, most // part) for part in ((4, 2, 1) if arguments.linear else (1,))}
+    figures = [figure for found, _ in runs.values() for figure in found]
+    if arguments.linear:
+        figures.append(linearity({records: spent for records, (_, spent) in runs.items()}))
+    tell(figures, arguments.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

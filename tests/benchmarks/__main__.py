@@ -1,0 +1,140 @@
+"""All figures beside their goals: `make bench`. Writes the table, and what machine it is of, into docs/performance.md.
+
+    python -m tests.benchmarks [NAME…] [--json FILE] [--page FILE]
+
+Each benchmark runs in a process of its own, one at a time. One that fails is a line of the table and stops nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.figures import ROOT, environment, module_command, number
+
+# benchmark -> what it is about, in the order of the table
+BENCHMARKS = {
+    "six_statistics": "statistics of all modules",
+    "small_tensors": "records of tiny tensors",
+    "fastvideo_trace": "the real FastVideo",
+    "gpu": "on a GPU",
+    "regions": "regions",
+    "compiled": "under torch.compile",
+    "telemetry": "sending",
+    "startup": "start of the interpreter",
+    "large": "large",
+    "diff": "comparing",
+    "bandwidth": "distance from one read of the memory",
+    "peers": "others, beside us",
+}
+PAGE = ROOT / "docs" / "performance.md"
+_PACKAGES = ("torch", "transformers", "fastvideo", "opentelemetry-sdk", "nnsight", "mindstudio-probe")
+_TIMEOUT_S = 600
+
+
+def figures_of(name: str) -> list[dict[str, Any]]:
+    """What a benchmark found, run in a process of its own; one line that says why where it did not."""
+    try:
+        done = subprocess.run(
+            module_command(name, "--json", "-"), cwd=ROOT, env=environment(), timeout=_TIMEOUT_S, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+        found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["figures"]
+        return [{"benchmark": name, "name": str(one["name"]), **one} for one in found]
+    except subprocess.TimeoutExpired:
+        why = f"not done after {_TIMEOUT_S} s"
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    return [
+        {
+            "benchmark": name,
+            "name": BENCHMARKS.get(name, name),
+            "ours": None,
+            "goal": None,
+            "met": None,
+            "detail": f"did not run: {why}",
+        }
+    ]
+
+
+def table(figures: Sequence[dict[str, Any]]) -> str:
+    """The figures as Markdown."""
+    words = {True: "yes", False: "**no**", None: "–"}
+    lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
+    for one in figures:
+        goal = "–" if one.get("goal") is None else f"≤ {number(one['goal'])}"
+        cells = [one["name"], number(one.get("ours")), goal, words[one.get("met")], one.get("detail") or ""]
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """What the figures were measured on, as Markdown; nothing that names the machine."""
+    model, count = "unknown processor", os.cpu_count()
+    try:
+        model = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)[0]
+    except (OSError, IndexError):
+        pass
+    versions = []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    load = f"load {os.getloadavg()[0]:.1f} at the end" if hasattr(os, "getloadavg") else ""
+    python = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return f"{when}: {model}, {count} cores, one thread; {load}. {python}; {', '.join(versions)}."
+
+
+def rewritten(page: str, **parts: str) -> str:
+    """The page with what stands between the markers of each part replaced.
+
+    >>> rewritten("a <!-- figures -->old<!-- end of figures --> b", figures="new")
+    'a <!-- figures -->\\nnew\\n<!-- end of figures --> b'
+    """
+    for name, text in parts.items():
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if start not in page or end not in page:
+            raise ValueError(f"the page has no {start} … {end}")
+        page = page[: page.index(start) + len(start)] + f"\n{text}\n" + page[page.index(end) :]
+    return page
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmarks, say what they found, and write it down. Some of them alone leave the page as it is."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}, instead of all")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--page", type=Path, help="the page that the table is written into; docs/performance.md if all are run")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.names) - set(BENCHMARKS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; use some of {', '.join(BENCHMARKS)}")
+    figures: list[dict[str, Any]] = []
+    for name in arguments.names or BENCHMARKS:
+        start = time.perf_counter()
+        found = figures_of(name)
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        figures += found
+    print(table(figures))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
+    page = arguments.page or (None if arguments.names else PAGE)
+    if page:
+        page.write_text(rewritten(page.read_text(), figures=table(figures), machine=machine()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Sides of a comparison measured in turn, in one process, in an order drawn anew each round: on a shared machine the speed
+of everything drifts by more than what is to be found, but two measurements that stand next to each other drift together.
+
+So nothing here gives a time by itself. A figure is the median over rounds of the ratio of two sides of the same round, and
+stands beside that of a side with itself, which shows how far such a ratio can be trusted.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from statistics import median
+
+# entered before a side is measured and left afterwards; gives what is then called and timed
+Side = Callable[[], AbstractContextManager[Callable[[], object]]]
+
+BARE, CONTROL = "bare", "bare, again"
+_RESAMPLED = 1000
+
+
+def plainly(body: Callable[[], object]) -> Side:
+    """A side that needs nothing put in place."""
+    return lambda: nullcontext(body)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median of rounds, and where nine in ten of the medians of resampled rounds lie."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        spec = spec or ".2f"
+        return f"{self.value:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+def estimate(of: Callable[[Sequence[int]], float], rounds: int) -> Estimate:
+    """What `of` says of all rounds, and of rounds drawn from them with replacement. It is given the rounds' numbers."""
+    draw = random.Random(0)
+    resampled = sorted(of(draw.choices(range(rounds), k=rounds)) for _ in range(_RESAMPLED))
+    return Estimate(of(range(rounds)), resampled[_RESAMPLED // 20], resampled[-_RESAMPLED // 20])
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds of each side in each round."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    @property
+    def count(self) -> int:
+        """How many rounds there were."""
+        return len(next(iter(self.seconds.values())))
+
+    def ratio(self, side: str, to: str = BARE) -> Estimate:
+        """How many times as long as `to` the side takes."""
+        return estimate(lambda rounds: self._ratio(side, to, rounds), self.count)
+
+    def overhead(self, side: str, bare: str = BARE) -> str:
+        """What the side takes on top of `bare`, for people.
+
+        >>> Rounds({"bare": [2.0, 4.0, 2.0], "recorded": [2.2, 4.4, 2.4]}).overhead("recorded")
+        '+10.0 %'
+        """
+        return f"{100 * (self._ratio(side, bare, range(self.count)) - 1):+.1f} %"
+
+    def share(self, ours: str, theirs: str, bare: str = BARE) -> Estimate:
+        """Our overhead over `bare` as a share of theirs."""
+
+        def of(rounds: Sequence[int]) -> float:
+            return (self._ratio(ours, bare, rounds) - 1) / (self._ratio(theirs, bare, rounds) - 1 or 1e-9)
+
+        return estimate(of, self.count)
+
+    def surplus(self, side: str, bare: str = BARE, rounds: Sequence[int] | None = None) -> float:
+        """Seconds that the side takes on top of `bare`: the median of the rounds' differences."""
+        chosen = range(self.count) if rounds is None else rounds
+        return median(self.seconds[side][at] - self.seconds[bare][at] for at in chosen)
+
+    def cost_share(self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE) -> Estimate:
+        """Our cost a record as a share of theirs, where the sides made different numbers of records."""
+
+        def of(rounds: Sequence[int]) -> float:
+            mine, other = (self.surplus(side, bare, rounds) / records[side] for side in (ours, theirs))
+            return mine / (other or 1e-9)
+
+        return estimate(of, self.count)
+
+    def _ratio(self, side: str, to: str, rounds: Sequence[int]) -> float:
+        return median(self.seconds[side][at] / self.seconds[to][at] for at in rounds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The same rounds by two clocks. Others on the machine disturb the wall's far more than the processor's."""
+
+    cpu: Rounds
+    wall: Rounds
+
+
+def interleave(sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: int = 1, seed: int = 0) -> Measured:
+    """Measure each side once a round: enter it, call it `warm_up` times, then `times` times by the clocks, and leave it.
+
+    The processor's clock counts all threads of this process. The collector of cycles runs between sides only.
+    """
+    order = random.Random(seed)
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    wall: dict[str, list[float]] = {name: [] for name in sides}
+    with _no_collector():
+        for _ in range(rounds):
+            for name in order.sample(list(sides), len(sides)):
+                with sides[name]() as body:
+                    for _ in range(warm_up):
+                        body()
+                    gc.collect()
+                    start = time.process_time(), time.perf_counter()
+                    for _ in range(times):
+                        body()
+                    end = time.process_time(), time.perf_counter()
+                cpu[name].append((end[0] - start[0]) / times)
+                wall[name].append((end[1] - start[1]) / times)
+    return Measured(Rounds(cpu), Rounds(wall))
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

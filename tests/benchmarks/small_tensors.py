@@ -1,0 +1,68 @@
+"""What one record costs where the tensor is tiny: two hundred Linear(16, 16), so that all of it is calls and none arithmetic.
+
+This is the cost in programs of many small modules. It is that of launching kernels, walking outputs and writing lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.benchmarks.figures import Figure, Size, command
+from tests.benchmarks.pairing import CONTROL, interleave
+from tests.benchmarks.sides import Sides, one_thread
+
+FASTVIDEO, TWO, DEFAULTS, BOTH = "FastVideo's hook, 2 statistics", "ours, the same 2", "ours, by default", "ours, inputs too"
+
+
+def measure(size: Size) -> list[Figure]:
+    """Seconds of the processor a record, ours as a share of FastVideo's."""
+    one_thread()
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(size.of(200, 10)))).eval()
+    values = torch.randn(4, 16)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(values)
+
+    with tempfile.TemporaryDirectory() as folder:
+        sides = Sides(model, forward, Path(folder))
+        found = interleave(
+            sides.bare()
+            | {
+                FASTVIDEO: sides.fastvideo(FASTVIDEO, ("abs_mean", "sum")),
+                TWO: sides.ours(TWO, stats="abs_mean,sum"),
+                DEFAULTS: sides.ours(DEFAULTS),
+                BOTH: sides.ours(BOTH, capture="inputs,outputs"),
+            },
+            rounds=size.count(21),
+            times=10,
+            warm_up=2,
+        ).cpu
+    costs = "; ".join(f"{side} {1e6 * found.surplus(side) / count:.1f} µs" for side, count in sides.records.items())
+    control = f"bare with itself {found.overhead(CONTROL)}"
+
+    def figure(label: str, side: str, goal: float | None, more: str = "") -> Figure:
+        share = found.cost_share(side, FASTVIDEO, sides.records)
+        name = f"tiny tensors, {label}: cost of a record over FastVideo's hook of 2 statistics"
+        return Figure(name, share.value, goal, f"{share}{more}")
+
+    return [
+        figure("by default", DEFAULTS, 1 / 4, f"; a record: {costs}; {control}"),
+        figure("the same 2 statistics", TWO, None),
+        figure("inputs too", BOTH, None),
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and tell."""
+    return command(__doc__, measure, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Each benchmark's program runs, at its smallest size, and what it finds can stand in the table. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.figures import ROOT, Figure, environment, module_command
+from tests.benchmarks.pairing import BARE, Rounds, interleave, plainly
+
+driver = importlib.import_module("tests.benchmarks.__main__")
+MINE = ["six_statistics", "small_tensors", "gpu", "startup", "large", "bandwidth", "peers"]
+# why a figure may be missing
+EXCUSES = ("no GPU here", "is not installed here")
+
+
+@functools.cache
+def smallest(name: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        module_command(name, "--smallest", "--json", "-"),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    figures: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
+    assert figures
+    return figures
+
+
+def check(figure: dict[str, Any]) -> None:
+    assert set(figure) == {"name", "ours", "goal", "met", "detail"}
+    if figure["ours"] is None:
+        assert any(excuse in figure["detail"] for excuse in EXCUSES), figure
+    else:
+        assert math.isfinite(figure["ours"])
+        assert figure["met"] is None or figure["met"] == (figure["ours"] <= figure["goal"])
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_runs_at_its_smallest(name: str) -> None:
+    for figure in smallest(name):
+        check(figure)
+
+
+def test_diff_runs_at_its_smallest() -> None:
+    pytest.importorskip("orjson", reason="`make bench` installs the readers that diff is held against")
+    for figure in smallest("diff"):
+        check(figure)
+
+
+@pytest.mark.fastvideo
+def test_the_real_fastvideo_runs_at_its_smallest() -> None:
+    for figure in smallest("fastvideo_trace"):
+        check(figure)
+
+
+def test_nothing_is_lost_by_processes_that_record_at_once() -> None:
+    lost = [figure for figure in smallest("large") if "lost" in figure["name"]]
+    assert [figure["ours"] for figure in lost] == [0]
+
+
+def test_every_benchmark_is_in_the_table() -> None:
+    shared = {"pairing", "figures", "sides"}
+    files = {path.stem for path in (ROOT / "tests" / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    assert files - shared == set(driver.BENCHMARKS)
+
+
+def test_a_benchmark_that_fails_is_a_line_of_the_table() -> None:
+    (figure,) = driver.figures_of("no_such_benchmark")
+    assert figure["ours"] is None and "no_such_benchmark" in figure["detail"]
+    assert "did not run" in driver.table([figure])
+
+
+def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
+    page, found = tmp_path / "page.md", tmp_path / "found.json"
+    page.write_text((ROOT / "docs" / "performance.md").read_text())
+    assert driver.main(["gpu", "--page", str(page), "--json", str(found)]) == 0
+    assert "device synchronisations in a forward" in page.read_text()
+    assert "six statistics, float32" not in page.read_text()
+    assert {figure["benchmark"] for figure in json.loads(found.read_text())["figures"]} == {"gpu"}
+    assert driver.rewritten("a <!-- x -->old<!-- end of x --> b", x="new") == "a <!-- x -->\nnew\n<!-- end of x --> b"
+    with pytest.raises(ValueError, match="no <!-- y -->"):
+        driver.rewritten("nothing", y="new")
+
+
+def test_each_side_runs_once_a_round_and_as_often_as_asked() -> None:
+    calls: list[str] = []
+    sides = {name: plainly(functools.partial(calls.append, name)) for name in ("one", "two")}
+    found = interleave(sides, rounds=8, times=2, warm_up=1)
+    turns = [calls[at : at + 3] for at in range(0, 48, 3)]
+    assert all(len(set(turn)) == 1 for turn in turns)
+    rounds = [(first[0], second[0]) for first, second in zip(turns[::2], turns[1::2], strict=True)]
+    assert set(rounds) == {("one", "two"), ("two", "one")}  # both orders come up
+    assert found.cpu.count == found.wall.count == 8
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    # the machine is ten times slower in the second round, for both sides alike
+    rounds = Rounds({BARE: [1.0, 10.0, 1.0], "theirs": [1.4, 14.0, 1.4], "ours": [1.1, 11.0, 1.1]})
+    assert rounds.ratio("ours").value == pytest.approx(1.1)
+    assert rounds.share("ours", "theirs").value == pytest.approx(0.25)
+    assert rounds.overhead("theirs") == "+40.0 %"
+    assert rounds.cost_share("ours", "theirs", {"ours": 2.0, "theirs": 1.0}).value == pytest.approx(0.125)
+
+
+def test_a_goal_is_met_at_the_goal() -> None:
+    assert Figure("f", 1.1, 1.1).met and not Figure("f", 1.2, 1.1).met
+    assert Figure("f", None, 1.1).met is None and Figure("f", 1.0).met is None
