@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from transformers.modeling_outputs import CausalLMOutput
 
 from otel_torch.settings import Settings
+from otel_torch.torch_private import COMPILER_TELLS
 from tests.support import lines, metadata, recording, run_python
 
 PROGRAM = """
@@ -246,7 +247,8 @@ def test_compiled_code_gets_none_and_says_so_without_another_graph(capfd: pytest
     net[3].register_forward_pre_hook(lambda module, args: inside.append(args[0]))
     with recording(noise="1") as sink:
         last = net(x)
-    assert counters["stats"]["unique_graphs"] == graphs and not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == graphs or not COMPILER_TELLS
+    assert not counters["graph_break"]
     assert torch.equal(inside[0], exact) and not torch.equal(last, net[3](exact))  # the last layer is not compiled
     assert ("0.act", "out") in sink.rows("module", "tensor")
     said = [line for line in capfd.readouterr().err.splitlines() if "get no noise" in line]
