@@ -190,10 +190,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
-def graph_task_id() -> int:
-    """The number of the backward pass that runs in this thread, -1 outside of one (or where torch does not say)."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return -1 if current is None else int(current())
+# the number of the backward pass that runs in this thread, -1 outside of one (or where torch does not say)
+graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def shard_offset(tensor: Any) -> list[int] | None:

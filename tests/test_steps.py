@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import otel_torch
+from otel_torch import recorder
 from otel_torch.settings import Numbers
 from tests.support import recording
 
@@ -186,7 +188,8 @@ def test_a_filter_that_matches_no_step_is_said(capfd: pytest.CaptureFixture[str]
     assert "OTEL_TORCH_STEPS selects none" in capfd.readouterr().err
 
 
-def test_a_step_is_one_scope_and_its_records_come_before_it_closes() -> None:
+def test_a_step_is_one_scope_and_its_records_come_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "FLUSH_INTERVAL_S", math.inf)  # a slow start would have the first step handed on in parts
     with recording() as sink:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters())

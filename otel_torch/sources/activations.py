@@ -256,8 +256,6 @@ class Activations:
     def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run on these arguments."""
         try:
-            if self._is_left_out(site, counts=True):
-                return
             call = self._begin(site)
             if call is None:
                 return
@@ -271,9 +269,12 @@ class Activations:
     def left(self, site: Site, output: Any) -> None:
         """A module has returned this output."""
         try:
-            if self._is_left_out(site, counts=not self._inputs):
-                return
-            call = self._leave(site) if self._inputs else self._begin(site)
+            if not self._inputs:
+                call = self._begin(site)
+            elif (moment := site.model.moment) is not None and moment.recording:
+                call = self._leave(site)
+            else:
+                return  # it was counted when it was entered
             if call is None or not call.recording:
                 return
             tensors = list(walk(output, "out"))
@@ -283,15 +284,6 @@ class Activations:
                 self._watch_gradients(call, tensors)
         except Exception as error:
             self._failed(site.model.name, error)
-
-    def _is_left_out(self, site: Site, counts: bool) -> bool:
-        """Whether this step is not recorded, which should cost little; the call counts all the same."""
-        moment = site.model.moment
-        if moment is None or moment.recording:
-            return False
-        if counts:
-            site.model.next_call(site.name, self._phase(moment.phase), moment.loop, moment.step)
-        return True
 
     def going_on(self, site: Site) -> _Call | None:
         """The call of a site that this thread is in; None where it is not recorded."""
@@ -438,7 +430,7 @@ class Activations:
         return "recompute" if torch_private.graph_task_id() != -1 else phase
 
     def _begin(self, site: Site, number: int | None = None) -> _Call | None:
-        """The call of a site that is beginning (or, with `number`, going on)."""
+        """The call of a site that is beginning (or, with `number`, going on); None where the step is not recorded."""
         model = site.model
         moment = model.moment
         if moment is None:
@@ -447,7 +439,9 @@ class Activations:
         name = site.name
         if number is None:
             number = model.next_call(name, phase, moment.loop, moment.step)
-        recording = moment.recording and (len(site.names) == 1 or self.selects(name))
+        if not moment.recording:
+            return None
+        recording = len(site.names) == 1 or self.selects(name)
         return _Call(model.name, name, moment.step, number, moment.loop, phase, moment.branch, recording)
 
     def _add(

@@ -91,12 +91,11 @@ def derive(names: Sequence[str], row: Sequence[float] | None, measured: Measured
         row = _complete(row, measured)
         if row is None:
             columns, row = (), ()
-    stats: dict[str, Statistic] = {}
-    for name, compute in _plan(tuple(names), columns, "complex" in measured.dtype, 2 if numel > 2 else numel):
-        value = compute(row, measured)
-        if value is not None:
-            stats[name] = value
-    return stats
+    plan = _plan(tuple(names), columns, "complex" in measured.dtype, 2 if numel > 2 else numel)
+    stats = {name: compute(row, measured) for name, compute in plan}
+    if measured.shape is None:
+        stats.pop("shape", None)
+    return stats  # type: ignore[return-value]
 
 
 @functools.lru_cache(256)
