@@ -194,6 +194,14 @@ def is_fake(tensor: torch.Tensor) -> bool:
 graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
+def once_in_use(accelerator: Any, call: Callable[[], None]) -> None:
+    """Call when the program first uses an accelerator (`torch.cuda`), or now if it has; nothing here starts its driver.
+
+    Raises AttributeError where torch has no such list.
+    """
+    accelerator._lazy_call(call)
+
+
 def shard_offset(tensor: Any) -> list[int] | None:
     """Where the local part of a DTensor begins in it, one number a dimension; None where torch does not say."""
     try:

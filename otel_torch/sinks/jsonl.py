@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ class JsonlSink(Sink):
     facts: what the metadata says of the program (versions, models), asked whenever the metadata is written.
     """
 
+    late = True  # of regions: they only make a table (`otel_torch.late`)
+
     def __init__(
         self,
         template: str,
@@ -85,6 +88,7 @@ class JsonlSink(Sink):
         self._full = False
         self._done: Batch | None = None
         self._regions: dict[str, dict[str, Any]] = {}
+        self._counting = threading.Lock()  # regions are told by a thread of their own
         self._started_at = datetime.datetime.now(datetime.UTC)
         self._started = self._metadata_written = time.monotonic()
         self._waited = 0.0
@@ -93,17 +97,21 @@ class JsonlSink(Sink):
         if self._full and self._done is not None and self._done.step is scope:
             self._end_full()
         if scope.kind in ("region", "natural", "stage"):
-            table = self._regions.setdefault(
-                scope.name,
-                {"count": 0, "host_total_s": 0.0, "host_longest_s": 0.0, "device_total_s": None, "device_longest_s": None},
-            )
-            seconds = (scope.end_ns - scope.start_ns) / 1e9
-            table["count"] += 1
-            table["host_total_s"] += seconds
-            table["host_longest_s"] = max(table["host_longest_s"], seconds)
-            if scope.device_s is not None:
-                table["device_total_s"] = (table["device_total_s"] or 0.0) + scope.device_s
-                table["device_longest_s"] = max(table["device_longest_s"] or 0.0, scope.device_s)
+            with self._counting:
+                self._count(scope)
+
+    def _count(self, scope: Scope) -> None:
+        table = self._regions.setdefault(
+            scope.name,
+            {"count": 0, "host_total_s": 0.0, "host_longest_s": 0.0, "device_total_s": None, "device_longest_s": None},
+        )
+        seconds = (scope.end_ns - scope.start_ns) / 1e9
+        table["count"] += 1
+        table["host_total_s"] += seconds
+        table["host_longest_s"] = max(table["host_longest_s"], seconds)
+        if scope.device_s is not None:
+            table["device_total_s"] = (table["device_total_s"] or 0.0) + scope.device_s
+            table["device_longest_s"] = max(table["device_longest_s"] or 0.0, scope.device_s)
 
     def write(self, batch: Batch) -> None:
         if batch is self._done:
@@ -206,6 +214,8 @@ class JsonlSink(Sink):
         except Exception as error:
             facts = {}
             say_once(f"the metadata of the recording lacks versions and models: {type(error).__name__}: {error}")
+        with self._counting:
+            regions = {name: dict(table) for name, table in sorted(self._regions.items())}
         lost = [{"what": what, "reason": reason, "count": count} for what, reason, count in self._losses.items()]
         return {
             "schema": RECORDING_SCHEMA,
@@ -221,7 +231,7 @@ class JsonlSink(Sink):
             "end": datetime.datetime.now(datetime.UTC).isoformat() if ended_cleanly else None,
             "records_written": self.written,
             "lost": lost,
-            "regions": dict(sorted(self._regions.items())),
+            "regions": regions,
             "writing_ended": self._ended,
             "ended_cleanly": ended_cleanly,
         }

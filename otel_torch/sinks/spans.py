@@ -16,7 +16,8 @@ from contextvars import Token
 from dataclasses import dataclass, field
 from typing import Any
 
-from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry import context as context_api
+from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
@@ -36,24 +37,25 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 import otel_torch
 from otel_torch.job import Job
+from otel_torch.late import Label, Late
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
+from otel_torch.sinks.trace_size import JOINED, SPAN_BYTES, TraceSize
 from otel_torch.telemetry.attributes import ACTIVATION, describe_activation, estimate, plain_all
 from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.items import CHUNK_BYTES, SpanItem, chunk
+from otel_torch.telemetry.light_span import CURRENT, LightSpan, LightTracer, attach, detach, read_context
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.providers import read_event_limit
 
-# Tempo refuses what makes a trace larger than 5 MB
-TRACE_BYTES = 4_000_000
-# the share of that for the run's trace: of the process that began it, and of one that joined it (a worker it started)
-_FIRST, _JOINED = 0.625, 0.375
 # the run's span links to so many of the traces that its steps began; each of them links back to the run
 LINKS = 100
-_SPAN_BYTES = 400
+# a region's span that nobody has put anything on
+_REGION_BYTES = SPAN_BYTES + 100
 # events of a program's span that are left for others than activations
 _RESERVED_EVENTS = 8
+_put = dict.__setitem__  # a context refuses its own, for nobody may change one that others have
 _CARRIER = "TRACEPARENT"
 _propagator = TraceContextTextMapPropagator()
 
@@ -89,7 +91,7 @@ class _ToQueue(SpanProcessor):
 
 def _size_of(span: ReadableSpan) -> int:
     events = sum(120 + _size_of_attributes(event.attributes or {}) for event in span.events)
-    return _SPAN_BYTES + _size_of_attributes(span.attributes or {}) + events + 60 * len(span.links)
+    return SPAN_BYTES + _size_of_attributes(span.attributes or {}) + events + 60 * len(span.links)
 
 
 def _size_of_attributes(attributes: Any) -> int:
@@ -103,6 +105,13 @@ class _Tracing:
 
     def __init__(self, tracer: Tracer, ids: PrivateIds | None, processor: _ToQueue | None, provider: Any) -> None:
         self.tracer, self.ids, self.processor, self.provider = tracer, ids, processor, provider
+        self._light: LightTracer | None = None
+
+    def light(self) -> LightTracer | None:
+        """What makes light spans in the tracer's stead; None where only the tracer can."""
+        if self._light is None or not self._light.fresh():
+            self._light = LightTracer.of(self.tracer, collects=self.processor is not None)
+        return self._light if self._light is not None and self._light.fresh() else None
 
     @classmethod
     def of_program(cls, provider: Any) -> _Tracing:
@@ -141,14 +150,17 @@ class SpanSink(Sink):
         self._region_prefix = settings.region_prefix
         self._tracings: dict[int | None, _Tracing] = {}
         self._open: dict[Scope, _Open] = {}
-        self._standing: list[_Open] = []  # open scopes that are no thread's current span: steps, and regions around them
+        # open scopes that are no thread's current span: steps, and regions around them. Replaced, never changed
+        self._standing: tuple[_Open, ...] = ()
         self._ours: set[int] = set()
+        self._lit: dict[LightSpan, bool] = {}  # open spans of regions that never were scopes; whether they are registered
+        self._light: LightTracer | None = None
         self._run: Span | None = None
         self._run_context: SpanContext | None = None
+        self._run_trace, self._full = 0, False  # whether the run's trace is
         self._carrier: str | None = None
         self._links = self._linked = 0
-        self._share = _FIRST
-        self._trace_bytes: dict[int, int] = {}
+        self._size = TraceSize(job.world_size)
         self._last_step = 0
         self._lock = threading.RLock()
 
@@ -169,25 +181,40 @@ class SpanSink(Sink):
             else:
                 opened = _Open(scope, self._start(tracing, scope, parent, context, run), tracing)
                 opened.under = current.get_span_context().span_id
-                opened.began_at = self._trace_bytes.get(opened.span.get_span_context().trace_id, 0) if opened.span else 0
+                opened.began_at = self._size[opened.span.get_span_context().trace_id] if opened.span else 0
                 context = set_span_in_context(opened.span or INVALID_SPAN, context)
             self._open[scope] = opened
             if not scope.lexical:
-                self._standing.append(opened)
+                self._standing = (*self._standing, opened)
         if scope.lexical:
-            opened.attached = attach(context), threading.get_ident()
+            opened.attached = context_api.attach(context), threading.get_ident()
 
     def close(self, scope: Scope) -> None:
         with self._lock:
             opened = self._open.pop(scope, None)
             if opened is None:
                 return
-            if opened in self._standing:
-                self._standing.remove(opened)
-        if opened.attached is not None and opened.attached[1] == threading.get_ident():
-            detach(opened.attached[0])
+            self._leave_current(opened)
         if opened.span is not None and not opened.ended:
             self._end(opened, opened.span, scope.end_ns)
+
+    def step_out(self, scope: Scope) -> None:
+        """The scope ends, and its span is no longer current; `close` follows."""
+        with self._lock:
+            opened = self._open.get(scope)
+            if opened is None:
+                return
+            self._leave_current(opened)
+        if opened.span is not None and scope.error is not None and not opened.ended and opened.span.is_recording():
+            self._mark_error(opened.span, scope.error, scope.end_ns)
+        scope.error = None  # its frames hold the program's tensors, and it is a while until `close`
+
+    def _leave_current(self, opened: _Open) -> None:
+        if opened in self._standing:
+            self._standing = tuple(other for other in self._standing if other is not opened)
+        attached, opened.attached = opened.attached, None
+        if attached is not None and attached[1] == threading.get_ident():
+            context_api.detach(attached[0])
 
     def context_of(self, scope: Scope | None) -> SpanContext | None:
         """The context of an open scope's span, else of the run's span."""
@@ -198,26 +225,30 @@ class SpanSink(Sink):
 
     def _parent(self, current: Span, run: Span) -> tuple[Span, Context]:
         """The current span, the program's own or ours; else the innermost step that is going on; else the run's."""
-        under = current.get_span_context()
+        where = current.get_span_context()
+        parent = self._above(current, where.span_id if where.is_valid else 0, run)
+        return parent, set_span_in_context(parent, get_current())
+
+    def _above(self, current: Span, under: int, run: Span) -> Span:
         for opened in reversed(self._standing):
-            if opened.span is not None and (not under.is_valid or opened.under == under.span_id):
-                return opened.span, set_span_in_context(opened.span, get_current())
-        if under.is_valid:
-            return current, get_current()
-        return run, set_span_in_context(run)
+            if opened.span is not None and (not under or opened.under == under):
+                return opened.span
+        return current if under else run
 
     def _in_region(self) -> bool:
         """Whether a registered region that was entered at a call site is open: it names what the forward is part of."""
         prefix = self._region_prefix
+        if True in list(self._lit.values()):
+            return True
         return any(scope.kind == "region" and scope.name.startswith(prefix) for scope in self._open)
 
     def _start(self, tracing: _Tracing, scope: Scope, parent: Span, context: Context, run: Span) -> Span:
         run_context = run.get_span_context()
         step = scope.kind == "step"
         parent_context = parent.get_span_context()
-        of_program = parent_context.span_id not in self._ours and parent is not run
+        of_program = type(parent) is not LightSpan and parent_context.span_id not in self._ours and parent is not run
         above = parent_context if of_program else run_context
-        full = self._is_full(above.trace_id, max(self._last_step if step else 0, _SPAN_BYTES))
+        full = self._size.is_full(above.trace_id, max(self._last_step if step else 0, SPAN_BYTES))
         attributes = plain_all(scope.attributes)
         if (step and (full or (scope.training and not of_program))) or (full and parent is run):
             span = self._start_root(tracing, scope.name, context, above, attributes, scope.start_ns)
@@ -250,13 +281,13 @@ class SpanSink(Sink):
             if scope.error is not None:
                 self._mark_error(span, scope.error, end_ns)
         context = span.get_span_context()
-        self._grow(context.trace_id, opened.size + _estimate_span(scope))
+        self._size.grow(context.trace_id, opened.size + _estimate_span(scope))
         if processor is not None and opened.records:
             processor.events[context.span_id] = opened.records, opened.size
         span.end(end_ns)
         self._ours.discard(context.span_id)
         if scope.kind == "step":
-            self._last_step = max(self._trace_bytes.get(context.trace_id, 0) - opened.began_at, 0)
+            self._last_step = max(self._size[context.trace_id] - opened.began_at, 0)
 
     def _mark_error(self, span: Span, error: BaseException, end_ns: int) -> None:
         cls = type(error)
@@ -268,6 +299,97 @@ class SpanSink(Sink):
             description = f"{name}: {error}"
         span.set_status(Status(StatusCode.ERROR, description))
         span.add_event("exception", attributes, end_ns)
+
+    # -- regions that never were scopes --------------------------------------------------------------------------------
+
+    @property
+    def entrance(self) -> SpanSink:
+        """This, for regions that need no scope (`otel_torch.late.Entrance`)."""
+        tracing = self._tracing()
+        self._light = tracing.light() if tracing is not None else None
+        return self
+
+    def enter(self, late: Late, label: Label, start_ns: int) -> LightSpan | None:
+        """The span of a region that begins now, as the current one; None where that takes more: the run's span is not
+        begun, or a sampler of the program's has to be asked. As `_parent` and `_start`, without what only steps need."""
+        light, run = self._light, self._run
+        if light is None or run is None:
+            return None
+        if light.all._span_processors is not light.processors or light.tracer._tracer_config is not light.config:
+            self._light = None
+            return self.entrance.enter(late, label, start_ns)
+        context = read_context()
+        parent: Any = context.get(CURRENT)
+        if type(parent) is LightSpan:
+            under = parent.span_id
+        elif parent is None:
+            under = 0
+        else:
+            parent = get_current_span(context)
+            where = parent.get_span_context()
+            under = where.span_id if where.is_valid else 0
+        if self._standing:
+            parent = self._above(parent, under, run)
+        elif not under:
+            parent = run
+        if parent is run and (self._full or self._size.is_full(self._run_trace, SPAN_BYTES)):
+            self._full = True  # it never shrinks
+            span = light.start(late, label, None, context, start_ns)
+            if span is not None:
+                span.linked = run
+                self._linked += 1
+                if self._links < LINKS:
+                    self._links += 1
+                    run.add_link(span.get_span_context())
+        else:
+            span = light.start(late, label, parent, context, start_ns)
+        if span is not None:
+            self._lit[span] = label.registered
+            within = Context(context)
+            _put(within, CURRENT, span)
+            span.token = attach(within)
+        return span
+
+    def leave(self, span: LightSpan, end_ns: int, error: BaseException | None) -> None:
+        """The region ends, and so does its span."""
+        try:
+            detach(span.token)
+        except (ValueError, RuntimeError):  # a generator's end, in another context than its beginning
+            pass
+        if self._lit.pop(span, None) is None:
+            return  # it was ended when the session was, or is the parent process's
+        span.token = None
+        if span._end_time is not None:
+            return  # by the program itself
+        if error is not None:
+            self._mark_error(span, error, end_ns)
+        touched = span.touched
+        if touched or span.above is not None:  # of a trace that has only a root nobody needs to know the size
+            self._size.grow_a_little(span.trace[0], _size_of(span) if touched else _REGION_BYTES)
+        home = span.home
+        if home.queue is None or touched:
+            home.end(span, end_ns)
+        else:
+            span._end_time = end_ns
+            home.queue(span)
+
+    def hand_over(self, stays: list[LightSpan]) -> None:
+        """Spans go with what the device took: to our own exporters, or to the program's processors."""
+        items = []
+        for span in stays:
+            if not span.later:
+                continue
+            if span.home.collects:
+                span.later = False
+                items.append(SpanItem(span, [], _size_of(span) if span.touched else _REGION_BYTES))
+            else:
+                span.home.give(span)
+        if items:
+            self._pipelines.put("traces", items)
+
+    def forget(self) -> None:
+        """In a forked child the open spans are the parent's."""
+        self._lit.clear()
 
     # -- activations ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +421,7 @@ class SpanSink(Sink):
             if (
                 opened.size + size > CHUNK_BYTES
                 or (limit is not None and len(opened.records) >= limit)
-                or self._is_full(trace, opened.size + size)
+                or self._size.is_full(trace, opened.size + size)
             ):
                 return records[position:]
             opened.size += size
@@ -316,7 +438,7 @@ class SpanSink(Sink):
             pieces = chunk(records[position:])
             some, size = next(pieces)
             start_ns, end_ns = some[0].time_ns, max(record.time_ns for record in some)
-            if self._is_full(where.trace_id, size + _SPAN_BYTES):
+            if self._size.is_full(where.trace_id, size + SPAN_BYTES):
                 span = self._start_root(tracing, "torch.step.events", context, parent.get_span_context(), {}, start_ns)
                 beginning = span
             else:
@@ -330,7 +452,7 @@ class SpanSink(Sink):
                 self._losses.count("span_event", "event_limit", count - position)
                 span.end(end_ns)
                 return
-            self._grow(own.trace_id, size + _SPAN_BYTES)
+            self._size.grow(own.trace_id, size + SPAN_BYTES)
             if tracing.processor is not None:
                 tracing.processor.events[own.span_id] = some, size
             elif span.is_recording():
@@ -341,20 +463,6 @@ class SpanSink(Sink):
                 where, context = own, set_span_in_context(span)
                 parent, beginning = span, None
             position += len(some)
-
-    # -- the size of traces --------------------------------------------------------------------------------------------
-
-    def _is_full(self, trace_id: int, needed: int) -> bool:
-        limit = TRACE_BYTES
-        if self._run_context is not None and trace_id == self._run_context.trace_id:
-            limit = int(TRACE_BYTES * self._share / self._job.world_size)
-        return self._trace_bytes.get(trace_id, 0) + needed > limit
-
-    def _grow(self, trace_id: int, size: int) -> None:
-        self._trace_bytes[trace_id] = self._trace_bytes.pop(trace_id, 0) + size
-        if len(self._trace_bytes) > 1000:  # forget what has grown least recently; the run's stays
-            run = self._run_context.trace_id if self._run_context is not None else 0
-            del self._trace_bytes[next(trace for trace in self._trace_bytes if trace != run)]
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -381,7 +489,7 @@ class SpanSink(Sink):
         context = joined
         in_trace = get_current_span(joined).get_span_context().is_valid
         if in_trace or multiprocessing.parent_process() is not None:
-            self._share = _JOINED
+            self._size.share = JOINED
         if not in_trace and tracing.ids is not None:
             tracing.ids.next_trace_id = self._job.trace_id
         elif not in_trace:
@@ -389,8 +497,9 @@ class SpanSink(Sink):
         attributes: dict[str, Any] = {"otel_torch.run.id": self._job.run_id, "dl.rank": self._job.rank}
         self._run = tracing.tracer.start_span("torch.run", context, attributes=attributes, start_time=start_ns)
         self._run_context = self._run.get_span_context()
+        self._size.run = self._run_trace = self._run_context.trace_id
         self._ours.add(self._run_context.span_id)
-        self._grow(self._run_context.trace_id, _SPAN_BYTES + 60 * LINKS)
+        self._size.grow(self._run_context.trace_id, SPAN_BYTES + 60 * LINKS)
         if not os.environ.get(_CARRIER) and self._run_context.is_valid:
             carrier: dict[str, str] = {}
             _propagator.inject(carrier, set_span_in_context(self._run))
@@ -418,6 +527,12 @@ class SpanSink(Sink):
                     opened.span.set_attribute("otel_torch.unfinished", True)
                     self._end(opened, opened.span, now)
                     opened.ended = True
+            lit = list(self._lit)
+            for span in reversed(lit):
+                if self._lit.pop(span, None) is not None and span.is_recording():
+                    span.set_attribute("otel_torch.unfinished", True)
+                    span.home.end(span, now)
+            self.hand_over(lit)
             if self._run is not None and self._run.is_recording():
                 if self._linked:
                     self._run.set_attribute("otel_torch.linked_traces", self._linked)
@@ -428,4 +543,4 @@ class SpanSink(Sink):
 
 def _estimate_span(scope: Scope) -> int:
     events = sum(120 + _size_of_attributes(attributes) for _, _, attributes in scope.events)
-    return _SPAN_BYTES + _size_of_attributes(scope.attributes) + events
+    return SPAN_BYTES + _size_of_attributes(scope.attributes) + events

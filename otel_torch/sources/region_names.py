@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from otel_torch.settings import Names
 
@@ -63,6 +63,9 @@ class ProfilerRegion:
 
 
 _registered: dict[str, ProfilerRegion] = {}
+# what others have concluded from a name as it was entered; emptied when another region is registered
+derived: dict[str, Any] = {}
+MAX_DERIVED = 4096
 
 
 def normalise(name: str) -> str:
@@ -85,6 +88,7 @@ def register_profiler_region(name: str, description: str) -> None:
             raise ValueError(f"region {name!r} is already registered, as {taken!r}")
     _registered[region.name] = region
     choose.cache_clear()
+    derived.clear()
 
 
 def resolve_profiler_region(name: str) -> ProfilerRegion | None:

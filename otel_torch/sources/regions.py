@@ -1,6 +1,7 @@
 """Named stretches of code: what a program, a framework or its natural shape calls a region becomes a scope.
 
-Entering costs two clock reads and an append. Whatever goes wrong here, the block runs and its exception is its own.
+Entering looks up what was concluded the first time, reads the clock and makes a light span current; all else is done later,
+by another thread (`otel_torch.late`). Whatever goes wrong here, the block runs and its exception is its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from time import time_ns
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +20,14 @@ from torch.compiler import is_compiling
 
 from otel_torch import session
 from otel_torch.console import say_once
+from otel_torch.late import Label, Late, Stay
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.settings import Names
+from otel_torch.sources import device_time
+from otel_torch.sources.device_time import DeviceTime
 from otel_torch.sources.nvtx import nvtx_range, wants_nvtx
-from otel_torch.sources.region_names import bounded, choose, explain_unknown, resolve_profiler_region
+from otel_torch.sources.region_names import MAX_DERIVED, bounded, choose, derived, explain_unknown, resolve_profiler_region
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -55,9 +60,9 @@ def set_collector(collector: Any) -> None:
 
 
 class _Visit:
-    """One stay in a region: what was opened for it and has to be closed again."""
+    """One stay in a region that takes a scope: what was opened for it and has to be closed again."""
 
-    __slots__ = ("collector", "entered", "nvtx", "recorder", "region", "scope")
+    __slots__ = ("collector", "device", "entered", "nvtx", "recorder", "region", "scope")
 
     def __init__(self, region: str, scope: Scope | None, recorder: Recorder | None) -> None:
         self.region = region
@@ -66,6 +71,7 @@ class _Visit:
         self.collector: Collector | None = None
         self.entered: object | None = None
         self.nvtx: nvtx_range | None = None
+        self.device: DeviceTime | None = None
 
     def open(self, collector: Collector | None, nvtx: bool) -> bool:
         """Open everything; False where there was nothing to open."""
@@ -73,6 +79,7 @@ class _Visit:
             collector.prepare(self.region)
         if self.recorder is not None and self.scope is not None:
             self.recorder.open(self.scope)
+            self.device = device_time.begin()
         if collector is not None:
             self.collector, self.entered = collector, collector.enter(self.region, self.scope)
         if nvtx:
@@ -85,8 +92,24 @@ class _Visit:
             self.collector.leave(self.entered, self.scope)
         if self.nvtx is not None:
             self.nvtx.__exit__(None, None, None)
-        if self.recorder is not None and self.scope is not None:
+        if self.recorder is None or self.scope is None:
+            return
+        late = Late.of(self.recorder) if self.device is not None else None
+        if self.device is None or late is None or not late.usable:
             self.recorder.close(self.scope, error)
+        else:
+            self.device.end()
+            late.keep_scope(self.scope, error, self.device)
+
+
+class _Plan:
+    """What entering a name means, concluded once: nothing, where there is no `late`."""
+
+    __slots__ = ("label", "late", "running")
+
+    def __init__(self, running: session.Session, label: Label) -> None:
+        self.running, self.label = running, label
+        self.late = Late.of(running.recorder) if label.span else None
 
 
 _NOTHING = Names(registered=False)
@@ -111,10 +134,12 @@ def _visit(name: str, kind: str, lexical: bool, start_ns: int, collector: Collec
     running = session.current()
     wanted, prefix = (running.settings.regions, running.settings.region_prefix) if running is not None else (_NOTHING, "")
     choice = choose(name, wanted, prefix)
+    by_hand = kind == "region"
     if choice.span is None and not choice.registered:
         say_once(explain_unknown(name))
+        if by_hand and running is not None and collector is None:
+            _conclude(name, running, Label(name, "", False))
         return None
-    by_hand = kind == "region"
     if by_hand:
         _by_hand.add(choice.region)
     scope, recorder = None, None
@@ -124,6 +149,8 @@ def _visit(name: str, kind: str, lexical: bool, start_ns: int, collector: Collec
             scope = standing[-1].scope  # this region already has its span, since before its call site was reached
         else:
             span = choice.span if choice.registered else bounded(choice.span)
+            if by_hand and collector is None and not wants_nvtx():
+                _conclude(name, running, Label(choice.region, span, choice.registered))
             scope = Scope(kind, span, lexical, {"torch.region": choice.region}, start_ns)
             recorder = running.recorder
     elif not by_hand:
@@ -132,23 +159,52 @@ def _visit(name: str, kind: str, lexical: bool, start_ns: int, collector: Collec
     return visit if visit.open(collector, lexical and wants_nvtx()) else None
 
 
+def _conclude(name: str, running: session.Session, label: Label) -> None:
+    """Keep what a name means while this session runs."""
+    if len(derived) >= MAX_DERIVED:  # names that are made as the program runs
+        derived.clear()
+    derived[name] = _Plan(running, label)
+
+
+def _enter(name: str, collector: Collector | None) -> _Visit | Stay | None:
+    """Enter a region at its call site: by what was concluded before, where that still holds."""
+    running = session.current()
+    if collector is None:
+        if running is None:
+            return None
+        try:
+            plan: _Plan | None = derived.get(name)
+            if plan is not None and plan.running is running:
+                label, late = plan.label, plan.late
+                if late is None:
+                    return None
+                if late.sinks != late.recorder.sinks or late.installed is not late.watch():  # it is not `fresh`
+                    derived.pop(name, None)
+                elif late.usable and not _natural.get(label.region):
+                    stay = late.enter(late, label, time_ns())
+                    if stay is not None:
+                        if device_time.ready:
+                            stay.device = device_time.begin()
+                        return stay
+        except Exception as error:
+            _say_failure(name, "opened", error)
+            return None
+    return _open(name, "region", True, 0, collector)
+
+
 def _open(name: str, kind: str, lexical: bool, start_ns: int, collector: Collector | None) -> _Visit | None:
     if session.current() is None and collector is None:
         return None
     try:
         return _visit(name, kind, lexical, start_ns, collector)
     except Exception as error:
-        _count_failure()
-        say_once(f"region {name!r} could not be opened: {type(error).__name__}: {error}")
+        _say_failure(name, "opened", error)
         return None
 
 
-def _close(visit: _Visit, error: BaseException | None) -> None:
-    try:
-        visit.close(error)
-    except Exception as problem:
-        _count_failure()
-        say_once(f"region {visit.region!r} could not be closed: {type(problem).__name__}: {problem}")
+def _say_failure(name: str, what: str, error: Exception) -> None:
+    _count_failure()
+    say_once(f"region {name!r} could not be {what}: {type(error).__name__}: {error}")
 
 
 def _count_failure() -> None:
@@ -197,14 +253,27 @@ class region:
 
     def __enter__(self) -> region:
         if not is_compiling():
-            self._opened.append((get_ident(), _open(self.name, "region", True, 0, self._collector or _collector)))
+            self._opened.append((get_ident(), _enter(self.name, self._collector or _collector)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not is_compiling():
-            visit = take(self._opened)
-            if visit is not None:
-                _close(visit, error)
+        if is_compiling():
+            return
+        opened = self._opened
+        try:
+            last = opened[-1]
+            if last[0] == get_ident():  # as nearly always
+                opened.remove(last)
+                visit = last[1]
+            else:
+                visit = take(opened)
+        except (IndexError, ValueError):  # another thread was here
+            visit = take(opened)
+        if visit is not None:
+            try:
+                visit.close(error)
+            except Exception as problem:
+                _say_failure(self.name, "closed", problem)
 
     def __call__(self, function: _F) -> _F:
         """Run every call of `function` inside the region; of a coroutine function, until it is done."""
@@ -280,4 +349,7 @@ def close_region(scope: Scope | None, error: BaseException | None = None) -> Non
         if visit is not None:
             visits.remove(visit)
     if visit is not None:
-        _close(visit, error)
+        try:
+            visit.close(error)
+        except Exception as problem:
+            _say_failure(visit.region, "closed", problem)

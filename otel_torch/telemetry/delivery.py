@@ -17,12 +17,15 @@ from otel_torch.telemetry import NEEDS
 from otel_torch.telemetry.providers import find_provider
 
 if TYPE_CHECKING:
+    from otel_torch.sinks.spans import SpanSink
     from otel_torch.telemetry.pipeline import Pipelines
 
 
 class Telemetry(Sink):
     """Spans, log events and metrics of one process. Asleep, and nothing of OpenTelemetry loaded, until `outlets` names an
     exporter or the program has installed a provider; then it hands everything to the sinks of the chosen signals."""
+
+    late = True  # of regions, whose spans begin and end by `entrance`
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Telemetry(Sink):
         self._needed = tuple(needed)
         self._at_exit = at_exit
         self._sinks: list[Sink] | None = None
+        self._spans: SpanSink | None = None
         self._pipelines: Pipelines | None = None
         self._last_step: Scope | None = None
         self._lock = threading.Lock()
@@ -45,6 +49,12 @@ class Telemetry(Sink):
     @property
     def wanted(self) -> bool:
         return bool(self._outlets) or any(find_provider(signal) for signal in self._needed)
+
+    @property
+    def entrance(self) -> SpanSink | None:
+        """Where regions begin and end spans at once (`otel_torch.late`); None while asleep, and where no spans are wanted."""
+        self._awake()
+        return self._spans.entrance if self._spans is not None else None
 
     def open(self, scope: Scope) -> None:
         for sink in self._awake():
@@ -97,7 +107,7 @@ class Telemetry(Sink):
             sinks: list[Sink] = []
             spans: SpanSink | None = None
             if "spans" in self._settings.signals:
-                spans = SpanSink(self._settings, self._job, self._losses, pipelines)
+                self._spans = spans = SpanSink(self._settings, self._job, self._losses, pipelines)
                 sinks.append(spans)
             if "log_events" in self._settings.signals:
                 sinks.append(EventSink(pipelines, spans))

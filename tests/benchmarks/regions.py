@@ -1,0 +1,225 @@
+"""What entering and leaving a region costs, beside the SDK's `start_as_current_span` and FastVideo's own region.
+
+    python -m tests.benchmarks.regions [--rounds 21] [--regions 1000] [--json -]
+
+One process, and in each round every case in turn, so that what slows the machine slows all of them: a figure is the median
+of the rounds' ratios to the SDK, which has a BatchSpanProcessor with an exporter that does nothing. `calling` is the processor
+time of the thread that enters the regions; `all` is that of all threads, until everything that the round began is done. Our
+own exporters encode, as `sdk encoding` does; `sdk` encodes nothing. Nothing here passes or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+import otel_torch
+from otel_torch import session
+from otel_torch.telemetry import pipeline
+from otel_torch.telemetry.transport import Answer
+
+NAME = "training_train_one_step"
+Region = Callable[[], AbstractContextManager[Any]]
+
+
+class NoExport(SpanExporter):
+    """Takes spans and forgets them."""
+
+    def export(self, spans: Any) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+class EncodeOnly(NoExport):
+    """Makes the bytes of each batch, as the OTLP exporter does, and sends them nowhere."""
+
+    def export(self, spans: Any) -> SpanExportResult:
+        encode_spans(spans).SerializeToString()
+        return SpanExportResult.SUCCESS
+
+
+class NoSender:
+    """Our own exporter's counterpart: makes the bytes of each message and sends them nowhere."""
+
+    def encode(self, item: Any) -> tuple[list[Any], int]:
+        messages = item.encode()
+        return messages, sum(map(len, messages))
+
+    def send(self, payload: list[Any]) -> Answer:
+        return Answer("accepted")
+
+    def shutdown(self) -> None:
+        pass
+
+
+def make_provider(exporter: type[SpanExporter] = NoExport) -> TracerProvider:
+    """As a program makes it."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter(), max_queue_size=1 << 17))
+    return provider
+
+
+class FastVideoRegion:
+    """What FastVideo does in a region that it was asked to profile: three log lines, two switches of the collection."""
+
+    def __init__(self) -> None:
+        self.activities = [torch.profiler.ProfilerActivity.CPU]
+        self.profiler = torch.profiler.profile(activities=self.activities)
+        self.log = logging.getLogger("fastvideo-like")
+        self.log.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
+        self.log.setLevel(logging.INFO)
+        self.log.propagate = False
+        self.depth = 0
+
+    def switch(self, on: bool) -> None:
+        name = f"fastvideo.profiler.{'enable' if on else 'disable'}_collection"
+        with torch.profiler.record_function(name):
+            self.profiler.toggle_collection_dynamic(on, self.activities)
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.depth += 1
+        self.log.info("PROFILER: Setting collection to True (depth=%s) for region %s", self.depth, NAME)
+        self.switch(True)
+        try:
+            with torch.profiler.record_function(f"fastvideo.region::profiler_region_{NAME}"):
+                yield
+        finally:
+            self.depth -= 1
+            self.log.info("PROFILER: Decreasing active region depth to %s", self.depth)
+            self.log.info("PROFILER: Setting collection to False upon exiting region %s", NAME)
+            self.switch(False)
+
+
+def visit(make: Region, count: int) -> None:
+    """Enter and leave `count` regions."""
+    for _ in range(count):
+        with make():
+            pass
+
+
+Figures = dict[str, dict[str, float]]
+
+
+def measure(cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int) -> Figures:
+    """{case: {`us`: microseconds a region, `calling` and `all`: ratios to the SDK}}, medians over the rounds."""
+    calling: dict[str, list[float]] = {name: [] for name in cases}
+    everything: dict[str, list[float]] = {name: [] for name in cases}
+    for make in cases.values():
+        visit(make, 50)
+    for number in range(rounds):
+        order = list(cases) if number % 2 else list(cases)[::-1]
+        for name in order:
+            few = count // 20 if name == "fastvideo" else count
+            for done in settle.values():
+                done()
+            gc.collect()
+            gc.disable()
+            busy, began = time.process_time(), time.thread_time()
+            visit(cases[name], few)
+            calling[name].append((time.thread_time() - began) / few)
+            gc.enable()
+            settle.get(name, lambda: None)()
+            everything[name].append((time.process_time() - busy) / few)
+
+    def ratio(times: dict[str, list[float]], name: str) -> float:
+        return statistics.median(mine / sdk for mine, sdk in zip(times[name], times["sdk"], strict=True))
+
+    return {
+        name: {
+            "us": 1e6 * statistics.median(calling[name]),
+            "calling": ratio(calling, name),
+            "all": ratio(everything, name),
+        }
+        for name in cases
+    }
+
+
+def settle_ours() -> None:
+    """Wait until everything that was recorded so far is sent."""
+    running = session.current()
+    assert running is not None
+    running.recorder.drain(10)
+
+
+def settle_sdk(provider: TracerProvider) -> Callable[[], Any]:
+    return lambda: provider.force_flush(10_000)
+
+
+def compare(rounds: int, count: int) -> dict[str, Figures]:
+    """All cases: {where our spans go: {case: figures}}."""
+    plain, encoding = make_provider(), make_provider(EncodeOnly)
+    tracer, encoding_tracer = plain.get_tracer("program"), encoding.get_tracer("program")
+    sdk: Region = lambda: tracer.start_as_current_span(NAME)  # noqa: E731
+    encoded: Region = lambda: encoding_tracer.start_as_current_span(NAME)  # noqa: E731
+    ours: Region = lambda: otel_torch.region(NAME)  # noqa: E731
+    fastvideo = FastVideoRegion()
+    pipeline.open_transport = lambda *_: NoSender()  # type: ignore[assignment,return-value]
+    found = {}
+    modes: dict[str, dict[str, str]] = {
+        "our own exporters": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"},
+        "our own exporters, spans only": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TORCH_SIGNALS": "spans"},
+        "no spans asked for": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TORCH_SIGNALS": "metrics"},
+        "no endpoint": {},
+        "the program's provider": {},
+    }
+    fastvideo.profiler.start()
+    fastvideo.profiler.toggle_collection_dynamic(False, fastvideo.activities)
+    for mode, variables in modes.items():
+        if mode == "the program's provider":
+            provider = make_provider()
+            trace.set_tracer_provider(provider)
+        os.environ.update(variables)
+        with tempfile.TemporaryDirectory() as folder:
+            assert otel_torch.start(jsonl=str(Path(folder, "run.jsonl")))
+            settle = {"ours": settle_ours, "sdk": settle_sdk(plain), "sdk encoding": settle_sdk(encoding)}
+            cases = {"ours": ours, "sdk": sdk, "sdk encoding": encoded, "fastvideo": fastvideo}
+            found[mode] = measure(cases, settle, rounds, count)
+            otel_torch.stop()
+        for name in variables:
+            os.environ.pop(name, None)
+    otel_torch.start(jsonl="off")
+    otel_torch.stop()
+    fastvideo.profiler.stop()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--regions", type=int, default=1000)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is standard output")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = compare(options.rounds, options.regions)
+    if options.json:
+        text = json.dumps({"schema": "otel_torch.bench.regions/1", "goal": 0.3, "figures": found}, indent=2)
+        if options.json == "-":
+            print(text)
+            return
+        Path(options.json).write_text(text + "\n")
+    print(f"{'spans go to':32}{'case':14}{'µs':>8}{'calling':>9}{'all':>7}   (ratios to the SDK; goal 0.3)")
+    for mode, cases in found.items():
+        for name, figures in cases.items():
+            print(f"{mode:32}{name:14}{figures['us']:8.2f}{figures['calling']:9.2f}{figures['all']:7.2f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Device time of regions: never waited for by the program, asked off its thread, and nothing in a captured graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import otel_torch
+from otel_torch import session
+from otel_torch.late import Late
+from otel_torch.recorder import Sink
+from otel_torch.records import Scope
+from otel_torch.sources import device_time
+from otel_torch.sources.device_time import Pool
+from tests.support import recording
+
+REGION = "inference_denoising"
+
+
+class StandInEvent:
+    """An event of a device that a test drives by hand."""
+
+    def __init__(self, device: StandIn) -> None:
+        self.device = device
+        self.at: float | None = None
+
+    def record(self) -> None:
+        self.at = self.device.issued
+        self.device.recorded += 1
+
+    def query(self) -> bool:
+        return self.at is not None and self.at <= self.device.reached
+
+    def elapsed_time(self, other: StandInEvent) -> float:
+        assert self.query() and other.query() and self.at is not None and other.at is not None
+        return other.at - self.at
+
+
+class StandIn:
+    """Stands for an accelerator, which this machine may not have. Times are milliseconds of the device's."""
+
+    def __init__(self) -> None:
+        self.issued = self.reached = 0.0
+        self.capturing = False
+        self.made = self.recorded = self.number = 0
+
+    def is_ready(self) -> bool:
+        return not self.capturing
+
+    def current(self) -> int:
+        return self.number
+
+    def make_event(self) -> StandInEvent:
+        self.made += 1
+        return StandInEvent(self)
+
+
+@pytest.fixture
+def device() -> Iterator[StandIn]:
+    stand_in = StandIn()
+    device_time.use(stand_in)
+    yield stand_in
+    device_time.use(None)
+
+
+def test_nothing_is_known_until_the_device_is_there(device: StandIn) -> None:
+    measured = Pool(device).begin()
+    assert measured is not None and not measured.pending
+    device.issued = 250
+    measured.end()
+    assert measured.seconds() is None and measured.pending
+    device.reached = 249
+    assert measured.seconds() is None and measured.pending
+    device.reached = 250
+    assert measured.seconds() == 0.25 and not measured.pending
+    assert measured.seconds() == 0.25
+
+
+def test_events_are_used_again(device: StandIn) -> None:
+    pool = Pool(device)
+    for _ in range(100):
+        measured = pool.begin()
+        assert measured is not None
+        measured.end()
+        measured.seconds()
+    assert device.made == 2 and device.recorded == 200
+
+
+def test_nothing_is_recorded_while_a_graph_is_captured(device: StandIn) -> None:
+    pool = Pool(device)
+    device.capturing = True
+    assert pool.begin() is None
+    device.capturing = False
+    begun = pool.begin()
+    assert begun is not None
+    device.capturing = True  # in the region, and its end would be in the graph
+    begun.end()
+    assert not begun.pending and begun.seconds() is None and device.recorded == 1
+
+
+def test_two_devices_are_no_stretch(device: StandIn) -> None:
+    begun = Pool(device).begin()
+    assert begun is not None
+    device.number = 1
+    begun.end()
+    assert not begun.pending and begun.seconds() is None
+
+
+def test_a_device_that_fails_is_said_and_left_alone(device: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Pool(device).begin()
+    assert measured is not None
+    measured.end()
+    device.reached = 1
+    device.issued = -1
+    StandInEvent.elapsed_time, kept = None, StandInEvent.elapsed_time  # type: ignore[assignment,method-assign]
+    try:
+        assert measured.seconds() is None and not measured.pending
+    finally:
+        StandInEvent.elapsed_time = kept  # type: ignore[method-assign]
+    assert "device time of regions is not known" in capsys.readouterr().err
+
+
+class Waits(Sink):
+    """A sink that may hear of regions late."""
+
+    late = True
+
+    def __init__(self) -> None:
+        self.closed: list[Scope] = []
+
+    def close(self, scope: Scope) -> None:
+        self.closed.append(scope)
+
+
+def listen() -> tuple[Waits, Late]:
+    """A sink beside those of the running session."""
+    running, sink = session.current(), Waits()
+    assert running is not None
+    running.recorder.sinks[:] = [sink]
+    return sink, Late.of(running.recorder)
+
+
+@pytest.mark.parametrize("natural", [False, True])
+def test_a_region_is_handed_on_once_its_device_time_is_known(device: StandIn, natural: bool) -> None:
+    from otel_torch.sources.regions import close_region, open_region, region
+
+    with recording(signals=""):
+        sink, late = listen()
+        for turn in range(3):
+            if natural:
+                scope = open_region("training_step", lexical=False)
+                device.issued += 500
+                close_region(scope)
+            else:
+                with region(REGION):
+                    device.issued += 500
+            late.settle()
+            assert len(sink.closed) == turn  # neither waited for nor forgotten
+            device.reached = device.issued
+            late.settle()
+        assert [scope.device_s for scope in sink.closed] == [0.5] * 3
+        assert all(scope.end_ns >= scope.start_ns > 0 for scope in sink.closed)
+
+
+def test_the_end_waits_for_the_device_but_not_for_ever(device: StandIn) -> None:
+    with recording(signals=""):
+        sink, late = listen()
+        with otel_torch.region(REGION):
+            device.issued = 100
+        with otel_torch.region(REGION):
+            device.issued = 300
+        device.reached = 100
+        began = time.monotonic()
+        late.finish(began + 0.2)
+        assert time.monotonic() - began < 5
+        assert [scope.device_s for scope in sink.closed] == [0.1, None]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_is_measured_without_synchronising() -> None:
+    device_time.use(None)
+    x = torch.randn(2048, 2048, device="cuda")
+    with recording(signals=""):
+        sink, late = listen()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with otel_torch.region(REGION):
+                for _ in range(20):
+                    x = torch.tanh(x @ x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        late.settle()
+        assert sink.closed[0].device_s is not None and 0 < sink.closed[0].device_s < 60
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_captured_graph_holds_no_events_of_ours_and_others_may_be_asked_meanwhile() -> None:
+    device_time.use(None)
+    x = torch.ones(8, device="cuda")
+    pending = device_time.begin()
+    assert pending is not None
+    pending.end()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert device_time.begin() is None
+        y = x * 2
+    graph.replay()
+    torch.cuda.synchronize()
+    assert pending.seconds() is not None and y.sum().item() == 16
