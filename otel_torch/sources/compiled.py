@@ -2,7 +2,7 @@
 
 A hook's Python does not run in a compiled graph. What does is an operator, if the compiler believes that it changes
 something: it is given a one-element tensor to change, which also says, without a constant that would make one graph a
-layer, whose call it is.
+layer, whose call it is. It is defined by its schema, not by `custom_op`, whose layers of Python cost 15 us a call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from otel_torch import session
+from otel_torch.console import say_once
 from otel_torch.imports import after_import
 from otel_torch.sources.names import core
 from otel_torch.sources.values import walk, walk_inputs
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from otel_torch.sources.modules import Model, Site
 
 _sites: list[tuple[weakref.ref[Site], weakref.ref[Activations]]] = []
+# distributed tensors, which refuse operators that torch does not know: empty until the program imports them
+_shards: tuple[type, ...] = ()
 
 
 @unobserved
@@ -46,10 +50,15 @@ def guard_hooks() -> Callable[[], None]:
             before.append(config.skip_nnmodule_hook_guards)
             config.skip_nnmodule_hook_guards = False
 
-    call_off = after_import("torch._dynamo.config", guard)
+    def know_shards(distributed: Any) -> None:
+        global _shards
+        _shards = (distributed.DTensor,)
+
+    waiting = [after_import("torch._dynamo.config", guard), after_import("torch.distributed.tensor", know_shards)]
 
     def restore() -> None:
-        call_off()
+        for call_off in waiting:
+            call_off()
         if before:
             sys.modules["torch._dynamo.config"].skip_nnmodule_hook_guards = before[0]  # type: ignore[attr-defined]
 
@@ -74,17 +83,37 @@ def silent_parts(model: Model, hooked: Callable[[Site], bool]) -> list[tuple[str
     return silent
 
 
-@torch.library.custom_op("otel_torch::observe", mutates_args=("site",))
-def _observe(tensor: torch.Tensor, site: torch.Tensor, label: str, first: bool, entering: bool) -> None:
-    reference, activations = _sites[int(site[0])]
+# `site` is changed for the compiler only. Any layout will do: no tensor is copied to be looked at
+_SCHEMA = "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool differentiable) -> ()"
+_operators: Any = torch.library
+_library = _operators.Library("otel_torch", "FRAGMENT")
+_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+
+
+def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
+    reference, activations = _sites[int(site.item())]
     place, observer = reference(), activations()
-    if place is not None and observer is not None:
-        observer.seen(place, label, tensor, first=first, entering=entering)
+    if place is None or observer is None:
+        return
+    for position, (label, tensor) in enumerate(zip(labels, tensors, strict=True)):
+        observer.seen(place, label, tensor, first=position == 0, entering=entering)
+    if not tensors:  # all the same a call begins, or ends
+        observer.seen(place, "", site, first=True, entering=entering)
+    running = session.current() if differentiable else None
+    if running is not None and "gradients" in running.settings.capture:
+        say_once(f"{place.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")
 
 
-@_observe.register_fake
-def _(tensor: torch.Tensor, site: torch.Tensor, label: str, first: bool, entering: bool) -> None:
-    return None
+def _observe_batches(info: Any, dims: Any, tensors: list[torch.Tensor], *others: Any) -> tuple[None, None]:
+    """Inside vmap: all samples as one tensor."""
+    torch.ops.otel_torch.observe.default(tensors, *others)
+    return None, None
+
+
+_library.impl("observe", _observe, "CompositeExplicitAutograd")
+_library.impl("observe", _operators.fallthrough_kernel, "Autograd")  # there is nothing to differentiate
+_operators.register_fake("otel_torch::observe", lambda *arguments: None, lib=_library)
+_operators.register_vmap("otel_torch::observe", _observe_batches, lib=_library)
 
 
 def outputs(site: torch.Tensor, output: Any) -> None:
@@ -97,8 +126,16 @@ def inputs(site: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     _hand_over(site, list(walk_inputs(args, kwargs)), True)
 
 
-def _hand_over(site: torch.Tensor, tensors: list[tuple[str, torch.Tensor]], entering: bool) -> None:
-    if entering and not tensors:  # all the same a call begins
-        tensors = [("", torch.empty(0, device="cpu"))]
-    for position, (label, tensor) in enumerate(tensors):
-        torch.ops.otel_torch.observe(tensor.detach(), site, label, position == 0, entering)
+def hidden_gradient() -> None:
+    """Traced into a compiled backward pass in the place of a hook on a gradient: no record can be made there."""
+    torch._dynamo.comptime.comptime(_say_hidden_gradient)
+
+
+def _say_hidden_gradient(context: Any) -> None:
+    say_once("gradients inside a compiled backward pass are not recorded; switch compiled autograd off to record them")
+
+
+def _hand_over(site: torch.Tensor, found: list[tuple[str, torch.Tensor]], entering: bool) -> None:
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in found)
+    tensors = [tensor.to_local() if isinstance(tensor, _shards) else tensor for _, tensor in found]  # type: ignore[attr-defined]
+    torch.ops.otel_torch.observe.default(tensors, site, [label for label, _ in found], entering, differentiable)
