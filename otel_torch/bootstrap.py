@@ -133,7 +133,9 @@ class _Running:
         self.jitter = Jitter(settings.noise) if settings.noise is not None else None
         self.isolation, self.operations = self._isolation(), self._operations()
         self.watch = self._watch_outputs()
-        self.registry = Registry(self.clock, recorder, self._attach, self.activations.parameters)
+        self.registry = Registry(
+            self.clock, recorder, self._attach, self.activations.parameters, self.activations.say_what_did_not_fire
+        )
         self.training = Training(self.clock, self._stepping)
         self._undo: list[Callable[[], None]] = []
 

@@ -15,6 +15,9 @@ import pytest
 from tests.benchmarks.figures import ROOT, Figure, environment, module_command
 from tests.benchmarks.pairing import BARE, Rounds, interleave, plainly
 
+# programs of a quarter of a minute each
+pytestmark = pytest.mark.scoreboard
+
 driver = importlib.import_module("tests.benchmarks.__main__")
 MINE = ["six_statistics", "small_tensors", "gpu", "startup", "large", "bandwidth", "peers"]
 # why a figure may be missing

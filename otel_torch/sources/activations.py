@@ -234,11 +234,11 @@ class Activations:
 
     def say_what_never_matched(self) -> None:
         """At the end: a run of models that recorded nothing has probably a typing mistake in its selection."""
-        self._say_what_did_not_fire()
+        self.say_what_did_not_fire()
         if not self._matched and self._settings.models is not None:
             say(f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran")
 
-    def _say_what_did_not_fire(self) -> None:
+    def say_what_did_not_fire(self) -> None:
         """After a model's first forward: modules in a graph that was compiled before they had hooks never call them."""
         for model in [model for model in self._unproven if model.completed]:
             self._unproven.remove(model)
@@ -338,28 +338,30 @@ class Activations:
             names = self._arguments[module] = argument_names(module)
         return names
 
-    def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
-        """A compiled program hands over one tensor of a call; `first` marks the call's first one."""
+    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
+        """A compiled program hands over the tensors of a call: those that enter it, or those that leave."""
         try:
-            place, call = (site.model.name, site.name), None
-            if begins := first and (entering or not self._inputs):
-                site.model.met_in_graph(site)
-                self._in_graphs.pop(place, None)
+            model, place = site.model, (site.model.name, site.name)
+            begins = entering or not self._inputs
+            call = None if begins else self._in_graphs.get(place)
+            if begins:
+                model.met_in_graph(site)
                 for told in self.told_of_graphs:
                     told(site)
-            elif (call := self._in_graphs.get(place)) and first and self._parity:
+            elif call is not None and self._parity:
                 call.left = next(self._order)
-            if call is None and (call := self._begin(site, None if begins else self._latest(site))) is not None:
-                self._in_graphs[place] = call
+            if call is None:
+                call = self._begin(site, None if begins else self._latest(site))
+                if call is None:
+                    self._in_graphs.pop(place, None)
+                    return
+                if self._inputs:
+                    self._in_graphs[place] = call
                 if self._parity:
                     call.cls, call.entered, call.parent = self._class_of(site), next(self._order), self._holder_in_graph(call)
-            if call is not None and call.recording and label and (self._outputs or entering):
+            if call.recording and tensors and (self._outputs or entering):
                 # a compiled program uses memory again as it likes: there no tensor is known by it
-                self._add(call, [(label, tensor)], self._names_of_arguments(site) if entering else None, known=False)
-            if self._gradients and torch.is_grad_enabled():
-                say_once(
-                    f"{site.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
-                )
+                self._add(call, tensors, self._names_of_arguments(site) if entering else None, known=False)
         except Exception as error:
             self._failed(site.model.name, error)
 
@@ -410,8 +412,6 @@ class Activations:
 
     def read(self, pending: list[_Seen]) -> _Reading:
         """Begin to bring what was seen to the host, all tensors of a device at once."""
-        if self._unproven:
-            self._say_what_did_not_fire()
         reading = _Reading(self, pending)
         self._identities.forget()
         return reading
@@ -530,6 +530,9 @@ class _GradientHook:
 
     @torch_private.keep_out_of_frames
     def __call__(self, gradient: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd
+            compiled.hidden_gradient()
+            return
         self.fired += 1
         self.remove()
         label = self._label if self.fired == 1 else f"{self._label}#{self.fired}"

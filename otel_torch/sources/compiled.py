@@ -95,10 +95,7 @@ def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str],
     place, observer = reference(), activations()
     if place is None or observer is None:
         return
-    for position, (label, tensor) in enumerate(zip(labels, tensors, strict=True)):
-        observer.seen(place, label, tensor, first=position == 0, entering=entering)
-    if not tensors:  # all the same a call begins, or ends
-        observer.seen(place, "", site, first=True, entering=entering)
+    observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering)
     running = session.current() if differentiable else None
     if running is not None and "gradients" in running.settings.capture:
         say_once(f"{place.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")

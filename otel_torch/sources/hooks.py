@@ -51,6 +51,8 @@ class TorchHook:
     """What torch calls. A copied or pickled module gets a callable that takes anything and returns None instead, and
     needs none of our code to be loaded."""
 
+    __slots__ = ("call",)
+
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
@@ -162,9 +164,9 @@ class ModuleHookManager:
         after = tuple(hook for hook in reversed(hooks) if type(hook).post_forward is not ForwardHook.post_forward)
         self._handles = []
         if before:
-            self._handles.append(module.register_forward_pre_hook(TorchHook(_Before(before)), with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(_Before(before), with_kwargs=True))
         if after:
-            self._handles.append(module.register_forward_hook(TorchHook(_After(after))))
+            self._handles.append(module.register_forward_hook(_After(after)))
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
@@ -178,20 +180,29 @@ def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
             manager.remove_if_empty()
 
 
-class _Before:
+class _Hooks(TorchHook):
+    """A compiled program looks at every attribute on the way to a hook before each call: so there are few."""
+
+    __slots__ = ("hooks",)
+
     def __init__(self, hooks: tuple[ForwardHook, ...]) -> None:
         self.hooks = hooks
 
+
+class _Before(_Hooks):
+    __slots__ = ()
+
+    @torch_private.keep_out_of_frames
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
         return args, kwargs
 
 
-class _After:
-    def __init__(self, hooks: tuple[ForwardHook, ...]) -> None:
-        self.hooks = hooks
+class _After(_Hooks):
+    __slots__ = ()
 
+    @torch_private.keep_out_of_frames
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         for hook in self.hooks:
             output = hook.post_forward(module, output)

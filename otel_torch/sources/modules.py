@@ -8,6 +8,7 @@ every compiled graph.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -154,7 +155,8 @@ def unwatched() -> Iterator[None]:
 class Registry:
     """The models of a process, found as they run.
 
-    attach(model, sites): gets each new site once; starting(model): each model right before its first forward.
+    attach(model, sites): gets each new site once; starting(model): each model right before its first forward;
+    ended(): after every outermost forward.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Registry:
         recorder: Recorder,
         attach: Callable[[Model, list[Site]], None],
         starting: Callable[[Model], None],
+        ended: Callable[[], None],
     ) -> None:
         self.models: list[Model] = []
         self.sites: dict[int, Site] = {}
@@ -170,6 +173,7 @@ class Registry:
         self._recorder = recorder
         self._attach = attach
         self._starting = starting
+        self._ended = ended
         self._holders: Any = WeakIdKeyDictionary()  # by identity: equal modules are two; -> list of weak references
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
@@ -314,6 +318,7 @@ class Registry:
                 self._recorder.close(scope, error)
             if _thread.unsettled is None or _thread.unsettled[1] is not moment:
                 self._clock.end_forward(model, moment, error)
+            self._ended()
         except Exception as raised:
             say_once(f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}")
 
@@ -349,7 +354,7 @@ class Registry:
         try:
             with self._lock:
                 root = self._owner(module)
-                if root is module and stack and _stateless(module):
+                if root is module and _stateless(module) and (stack or _made_by_a_compiler(module)):
                     return None
                 if root is module and (viewed := self._viewed(module)) is not None:
                     self._take_model(viewed)
@@ -440,3 +445,9 @@ def _stateless(module: nn.Module) -> bool:
 
 def _leaf(module: nn.Module) -> bool:
     return not (module._modules or module._parameters)
+
+
+def _made_by_a_compiler(module: nn.Module) -> bool:
+    """A graph whose parameters are its inputs; what a program traces itself keeps its own."""
+    graphs = sys.modules.get("torch.fx.graph_module")
+    return graphs is not None and isinstance(module, graphs.GraphModule)

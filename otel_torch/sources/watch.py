@@ -84,11 +84,12 @@ class Watch:
         except Exception as error:
             say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
 
-    def seen(self, site: Site, label: str, tensor: torch.Tensor, *, first: bool, entering: bool) -> None:
-        """A compiled program hands over one tensor that the root returns."""
+    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
+        """A compiled program hands over what the root returns."""
         try:
-            if label and site.model.moment is not None and not site.model.moment.recording:
-                self._measure(site.model, label, tensor)
+            if site.model.moment is not None and not site.model.moment.recording:
+                for label, tensor in tensors:
+                    self._measure(site.model, label, tensor)
         except Exception as error:
             say_once(f"{site.model.name}: an output was not watched: {type(error).__name__}: {error}")
 
