@@ -1,6 +1,6 @@
 """What entering and leaving a region costs, beside the SDK's `start_as_current_span` and FastVideo's own region.
 
-    python -m tests.benchmarks.regions [--rounds 21] [--regions 1000] [--json -]
+    python -m tests.benchmarks.regions [--rounds 21] [--json -]
 
 One process, and in each round every case in turn, so that what slows the machine slows all of them: a figure is the median
 of the rounds' ratios to the SDK, which has a BatchSpanProcessor with an exporter that does nothing. `calling` is the processor
@@ -10,10 +10,8 @@ own exporters encode, as `sdk encoding` does; `sdk` encodes nothing. Nothing her
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import json
 import logging
 import os
 import statistics
@@ -35,6 +33,7 @@ import otel_torch
 from otel_torch import session
 from otel_torch.telemetry import pipeline
 from otel_torch.telemetry.transport import Answer
+from tests.benchmarks.figures import Figure, Size, command
 
 NAME = "training_train_one_step"
 Region = Callable[[], AbstractContextManager[Any]]
@@ -115,10 +114,10 @@ def visit(make: Region, count: int) -> None:
             pass
 
 
-Figures = dict[str, dict[str, float]]
+Costs = dict[str, dict[str, float]]
 
 
-def measure(cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int) -> Figures:
+def measure(cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int) -> Costs:
     """{case: {`us`: microseconds a region, `calling` and `all`: ratios to the SDK}}, medians over the rounds."""
     calling: dict[str, list[float]] = {name: [] for name in cases}
     everything: dict[str, list[float]] = {name: [] for name in cases}
@@ -163,7 +162,7 @@ def settle_sdk(provider: TracerProvider) -> Callable[[], Any]:
     return lambda: provider.force_flush(10_000)
 
 
-def compare(rounds: int, count: int) -> dict[str, Figures]:
+def compare(rounds: int, count: int) -> dict[str, Costs]:
     """All cases: {where our spans go: {case: figures}}."""
     plain, encoding = make_provider(), make_provider(EncodeOnly)
     tracer, encoding_tracer = plain.get_tracer("program"), encoding.get_tracer("program")
@@ -201,25 +200,24 @@ def compare(rounds: int, count: int) -> dict[str, Figures]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--regions", type=int, default=1000)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is standard output")
-    options = parser.parse_args()
+# where our spans go -> what a region there may cost, in regions of the SDK's
+GOALS = {"our own exporters": 0.3, "the program's provider": 0.3}
+
+
+def figures(size: Size) -> list[Figure]:
+    """Each way that a region's span can go."""
     torch.set_num_threads(1)
-    found = compare(options.rounds, options.regions)
-    if options.json:
-        text = json.dumps({"schema": "otel_torch.bench.regions/1", "goal": 0.3, "figures": found}, indent=2)
-        if options.json == "-":
-            print(text)
-            return
-        Path(options.json).write_text(text + "\n")
-    print(f"{'spans go to':32}{'case':14}{'µs':>8}{'calling':>9}{'all':>7}   (ratios to the SDK; goal 0.3)")
-    for mode, cases in found.items():
-        for name, figures in cases.items():
-            print(f"{mode:32}{name:14}{figures['us']:8.2f}{figures['calling']:9.2f}{figures['all']:7.2f}")
+    found = []
+    for mode, cases in compare(size.count(21), size.of(1000, 40)).items():
+        ours, sdk, fastvideo = cases["ours"], cases["sdk"], cases["fastvideo"]
+        detail = (
+            f"calling thread {ours['us']:.1f} µs, the SDK {sdk['us']:.1f}, FastVideo {fastvideo['us']:.0f}; "
+            f"all threads until all is done {ours['all']:.2f} of the SDK's, which encodes nothing; "
+            f"of one that encodes {ours['all'] / cases['sdk encoding']['all']:.2f}"
+        )
+        found.append(Figure(f"a region, {mode}: cost over the SDK's", ours["calling"], GOALS.get(mode), detail))
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, figures, sys.argv[1:]))

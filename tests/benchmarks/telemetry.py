@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import random
 import statistics
@@ -23,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from otel_torch.records import Batch, Record, Scope
+from tests.benchmarks.figures import Figure, Size, tell
 
 BARE = "bare"
 MEASURES = ("step", "training_thread", "other_threads")
@@ -301,44 +302,55 @@ def choose(options: argparse.Namespace, elsewhere: Elsewhere) -> dict[str, Side]
     return {name: side for name, side in sides.items() if name == BARE or name in only}
 
 
-def main() -> None:
+def figures(options: argparse.Namespace) -> list[Figure]:
+    """Each signal over the bare loop, and beside the SDK's own calls where it has them."""
+    import torch
+
+    torch.set_num_threads(1)
+    size = Size(options.smallest, options.rounds)
+    options.modules, steps = size.of(options.modules, 10), size.of(options.steps, 10)
+    elsewhere = Elsewhere(options.protocol)
+    try:
+        found = compare(choose(options, elsewhere), size.count(7), steps, options.modules)
+        arrived = elsewhere.arrived()
+    finally:
+        elsewhere.close()
+    rows = []
+    for name, row in found.items():
+        if name == BARE or name.startswith("SDK "):
+            continue
+        detail = (
+            f"a record: training thread {row['training_thread_us_per_record']:.1f} µs, "
+            f"other threads {row['other_threads_us_per_record']:.1f}"
+        )
+        if sdk := found.get(f"SDK {name}"):
+            detail += f"; the SDK {sdk['training_thread_us_per_record']:.1f} and {sdk['other_threads_us_per_record']:.1f}"
+        detail += f"; {options.modules} records a step of {found[BARE]['step_ms']:.2f} ms"
+        rows.append(Figure(f"sending {name}: a step of small operations over one without", row["step_ratio"], None, detail))
+    told = ", ".join(f"{count} {what}" for what, count in arrived.items())
+    rows[-1:] = [replace(rows[-1], detail=f"{rows[-1].detail}; arrived in all: {told}")]
+    return rows
+
+
+def main(argv: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--modules", type=int, default=200, help="records a step")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--protocol", choices=("grpc", "http"), default="grpc")
     parser.add_argument("--training", action="store_true", help="train a model, with hooks")
     parser.add_argument("--only", default="", help="comma list of what is compared with the bare loop")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
+    parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.receive:
         receive()
-        return
-    import torch
-
-    torch.set_num_threads(1)
-    elsewhere = Elsewhere(options.protocol)
-    try:
-        found: dict[str, Any] = compare(choose(options, elsewhere), options.rounds, options.steps, options.modules)
-        arrived = elsewhere.arrived()
-    finally:
-        elsewhere.close()
-    if options.json:
-        text = json.dumps({"records_a_step": options.modules, "arrived": arrived, "sides": found}, indent=2)
-        if options.json == "-":
-            print(text)
-        else:
-            Path(options.json).write_text(text)
-        return
-    print(f"{options.modules} records a step of {found[BARE]['step_ms']:.2f} ms; arrived: {arrived}")
-    print(f"{'':18}{'step':>6}   µs a record: {'step':>8}{'training thread':>18}{'other threads':>16}")
-    for name, row in found.items():
-        print(f"{name:18}{row['step_ratio']:6.2f}{'':16}" + "".join(
-            f"{row[f'{which}_us_per_record']:{width}.2f}" for which, width in zip(MEASURES, (8, 18, 16), strict=True)
-        ))  # fmt: skip
+    else:
+        tell(figures(options), options.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
