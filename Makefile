@@ -14,7 +14,7 @@ export TOKENIZERS_PARALLELISM := false
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show what was recorded"
 	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
-	@echo "make test-fastvideo  the tests that run the real FastVideo"
+	@echo "make test-fastvideo  the tests that run the real FastVideo, and all others that take long"
 	@echo "make test-oldest     the tests on the oldest torch that is claimed, in $(OLDEST)"
 	@echo "make bench           what recording costs beside what others cost, into docs/performance.md; BENCH=diff chooses"
 	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
@@ -54,7 +54,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
-	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py tests/test_docs.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)

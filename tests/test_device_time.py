@@ -13,11 +13,16 @@ from otel_torch import session
 from otel_torch.late import Late
 from otel_torch.recorder import Sink
 from otel_torch.records import Scope
-from otel_torch.sources import device_time
+from otel_torch.sources import device_time, regions
 from otel_torch.sources.device_time import Pool
 from tests.support import recording
 
 REGION = "inference_denoising"
+
+
+@pytest.fixture(autouse=True)
+def own_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "_by_hand", set())  # or natural regions of later tests would step back
 
 
 class StandInEvent:

@@ -97,8 +97,17 @@ def test_every_name_that_arrives_is_in_its_page(tmp_path):
     assert {name for name in written if f"`{name}`" not in page} == set()
 
 
+# pages whose commands take longest: they run with the other long tests
+LONG = {"port-a-model.md", "large-recordings.md", "sampling.md", "zoom.md"}
+WITH_COMMANDS = [
+    pytest.param(page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name in LONG))
+    for page in PAGES
+    if "```sh\n" in page.read_text()
+]
+
+
 # blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server or a checkout
-@pytest.mark.parametrize("page", [page for page in PAGES if "```sh\n" in page.read_text()], ids=page_id)
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}

@@ -232,12 +232,13 @@ def _micros(found: Found, side: str, beside: str, records: float) -> float:
 
 def measure(size: Size) -> list[Figure]:
     """The figures of the table."""
-    layers = size.of(12, 2)
-    real = take_turns(REAL if not size.smallest else TINY, REAL_SIDES, size.count(60), layers)
+    layers = size.of(12, 1)
+    sides = {name: REAL_SIDES[name] for name in (BARE, CONTROL, "blocks")} if size.smallest else REAL_SIDES
+    real = take_turns(TINY if size.smallest else REAL, sides, size.count(60), layers)
     tiny = take_turns(TINY, TINY_SIDES, size.count(40), layers)
     took = 1e3 * min(real.seconds.wall.seconds[BARE])
     figures = []
-    for name, side in REAL_SIDES.items():
+    for name, side in sides.items():
         if side.settings is None:
             continue
         ratio = real.seconds.cpu.ratio(name, side.beside)
@@ -265,7 +266,7 @@ def measure(size: Size) -> list[Figure]:
             f"{1e3 * min(tiny.seconds.wall.seconds[BARE]):.2f} ms",
         )
     )
-    more = max(real.graphs[name] - real.graphs[side.beside] for name, side in REAL_SIDES.items())
+    more = max(real.graphs[name] - real.graphs[side.beside] for name, side in sides.items())
     figures.append(Figure("graphs more than without hooks", float(more), 0, "blocks and every module, whole and regional"))
     return figures
 
