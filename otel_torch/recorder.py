@@ -150,14 +150,13 @@ class Recorder:
         self._last_flush = time.monotonic()
         if not pending or self._closed:
             return
-        reading: Reading | None = None
         try:
             reading = self._read(pending)
         except Exception as error:
             self._unreadable(len(pending), error)
-        # other threads append meanwhile; what is read leaves only once it is kept elsewhere
-        if reading is not None:
+        else:
             self._flow.append((reading, step, len(pending)))
+        # other threads append meanwhile; what is read leaves only once it is kept elsewhere
         del self._pending[: len(pending)]
 
     def _arrived(self) -> bool:

@@ -1,4 +1,4 @@
-"""A test that leaves torch changed fails itself, instead of the tests that run after it in the same process."""
+"""What keeps tests apart that run in one process: one that leaves torch changed fails itself, and not those after it."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ def torch_stays_as_it_is() -> Iterator[None]:
     before = torch_state()
     yield
     assert before is None or torch_state() == before, "this test leaves torch changed"
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """The compiler has nothing from tests before, and nothing of this one stays."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -33,7 +33,6 @@ from otel_torch.statistics import native
 from otel_torch.statistics.measure import Measured, measure
 from otel_torch.statistics.read import Rows
 from otel_torch.statistics.table import derive, primitives_of
-from otel_torch.torch_private import is_plain_memory
 
 _HOOK = "otel_torch.activations"
 # elements up to which measuring a tensor of a CPU takes less than knowing it again
@@ -515,7 +514,7 @@ class Activations:
 
 def _is_worth_knowing(tensor: torch.Tensor) -> bool:
     """Whether to measure a tensor again would take longer than to find out that it has been measured."""
-    return not (is_plain_memory(tensor) and tensor.numel() < _SMALL)
+    return not (torch_private.is_plain_memory(tensor) and tensor.numel() < _SMALL)
 
 
 class _GradientHook:

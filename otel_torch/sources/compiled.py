@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,18 +22,25 @@ from otel_torch.sources.values import walk, walk_inputs
 from otel_torch.torch_private import unobserved
 
 if TYPE_CHECKING:
-    from otel_torch.sources.activations import Activations
     from otel_torch.sources.modules import Model, Site
 
-_sites: list[tuple[weakref.ref[Site], weakref.ref[Activations]]] = []
+
+class Observer(Protocol):
+    """Who is told what compiled programs hand over."""
+
+    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
+        """The tensors of a call, with their labels: those that enter it, or those that leave."""
+
+
+_sites: list[tuple[weakref.ref[Site], weakref.ref[Observer]]] = []
 # distributed tensors, which refuse operators that torch does not know: empty until the program imports them
 _shards: tuple[type, ...] = ()
 
 
 @unobserved
-def number(site: Site, activations: Activations) -> torch.Tensor:
+def number(site: Site, observer: Observer) -> torch.Tensor:
     """A tensor that stands for a site in compiled graphs; int64, shape (1,), on the CPU."""
-    _sites.append((weakref.ref(site), weakref.ref(activations)))
+    _sites.append((weakref.ref(site), weakref.ref(observer)))
     with torch.inference_mode(False), torch.device("cpu"):
         return torch.tensor([len(_sites) - 1], dtype=torch.int64)
 
@@ -91,8 +98,8 @@ _library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_l
 
 
 def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
-    reference, activations = _sites[int(site.item())]
-    place, observer = reference(), activations()
+    where, who = _sites[int(site.item())]
+    place, observer = where(), who()
     if place is None or observer is None:
         return
     observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering)

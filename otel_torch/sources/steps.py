@@ -340,12 +340,14 @@ class Clock:
 
     def _flush(self, scope: Scope | None) -> None:
         """Read what is pending; where there is a budget, at its expense."""
+        if self.cadence is None:
+            self._recorder.flush(scope)
+            return
         started, written = time.perf_counter(), self._recorder.written
         self._recorder.flush(scope)
-        if self.cadence is not None:
-            if self._recorder.written > written:
-                self.cadence.read(time.perf_counter() - started)
-            self.collect()
+        if self._recorder.written > written:
+            self.cadence.read(time.perf_counter() - started)
+        self.collect()
 
     # -- rules ---------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class _RootHook(ForwardHook):
 
     def __init__(self, watch: Watch, site: Site) -> None:
         self._watch, self._site = watch, site
-        self._number = compiled.number(site, cast(Any, watch))  # whatever has a `seen`
+        self._number = compiled.number(site, watch)
 
     @classmethod
     def name(cls) -> str:

@@ -46,7 +46,7 @@ def take(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return row
 
 
-def streams_of(device: torch.device) -> list[Any]:
+def _streams_of(device: torch.device) -> list[Any]:
     """The streams that have written rows on `device` since this was asked last."""
     found: dict[int, Any] = {}
     with _lock:
@@ -71,7 +71,7 @@ class Copy:
     def _begin(self) -> None:
         """Queue the copies behind everything that writes the rows, in a stream of our own."""
         stream = _copy_stream(self._device)
-        for writer in streams_of(self._device):
+        for writer in _streams_of(self._device):
             stream.wait_stream(writer)
         with torch.cuda.stream(stream):
             for key, (start, memory) in _pieces(self._rows).items():

@@ -292,19 +292,24 @@ def _describe(messages: _Messages, field: int, records: Sequence[Record], stats:
             messages.each(_statistics(field, name, types, column))
 
 
+def _activations(records: Sequence[Record], head: bytes, attribute: int, item: int) -> list[bytes]:
+    """Records as messages of field `item`: a time, what is the same in all, and attributes of field `attribute`."""
+    found: list[bytes] = []
+    for some, stats in _runs(records):
+        messages = _Messages(len(some))
+        messages.numbers(b"\x09", "Q", map(_time, some))
+        messages.same(head)
+        _describe(messages, attribute, some, stats)
+        found += messages.pieces(item)
+    return found
+
+
 _EVENT_NAME = part(2, ACTIVATION.encode())
 
 
 def span_events(records: Sequence[Record]) -> list[bytes]:
     """Records as the events of a span."""
-    found: list[bytes] = []
-    for some, stats in _runs(records):
-        messages = _Messages(len(some))
-        messages.numbers(b"\x09", "Q", map(_time, some))
-        messages.same(_EVENT_NAME)
-        _describe(messages, _EVENT_ATTRIBUTE, some, stats)
-        found += messages.pieces(_SPAN_EVENT)
-    return found
+    return _activations(records, _EVENT_NAME, _EVENT_ATTRIBUTE, _SPAN_EVENT)
 
 
 # severity INFO; the name is the body as well, as Loki shows no event names
@@ -315,14 +320,7 @@ def log_records(records: Sequence[Record], observed_ns: int, trace_id: int, span
     """Records as log records. `trace_id` and `span_id` are 0 where there is no span."""
     where = part(9, trace_id.to_bytes(16, "big")) + part(10, span_id.to_bytes(8, "big")) if trace_id else b""
     head = b"\x59" + _pack_fixed64(observed_ns) + _LOG_HEAD + b"\x45" + _pack_fixed32(flags) + where
-    found: list[bytes] = []
-    for some, stats in _runs(records):
-        messages = _Messages(len(some))
-        messages.numbers(b"\x09", "Q", map(_time, some))
-        messages.same(head)
-        _describe(messages, _LOG_ATTRIBUTE, some, stats)
-        found += messages.pieces(ITEM)
-    return found
+    return _activations(records, head, _LOG_ATTRIBUTE, ITEM)
 
 
 def gauge_metrics(records: Sequence[Record], *, with_step: bool) -> tuple[list[bytes], int]:
