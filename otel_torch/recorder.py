@@ -200,7 +200,13 @@ class Recorder:
 
     def drain(self, seconds: float) -> None:
         """Give what was recorded so far up to `seconds` to get out, where the program may be killed for an error."""
-        self.flush(None, wait=True) if self._flow else None
+        with self._lock:
+            if self._flow and not self._flushing:
+                self._flushing = True
+                try:
+                    self._deliver(wait=True)
+                finally:
+                    self._flushing = False
         self._each("drain", time.monotonic() + seconds)
 
     def finish(self, deadline: float, step: Scope | None = None) -> None:

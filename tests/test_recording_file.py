@@ -369,6 +369,18 @@ def test_what_a_device_still_computes_is_handed_on_later_and_in_order(tmp_path: 
     assert ([batch.step for batch in sink.batches], sink.closed) == ([first, second], [first, second])
 
 
+def test_last_words_are_what_was_read_and_leave_an_open_step_its_records() -> None:
+    sink, step = ListSink(), Scope("step", "torch.step")
+    recorder = Recorder(lambda pending: Arrived(pending, arrived=False), lambda: [sink], Losses())
+    recorder.add(record(step=0))
+    recorder.flush(None)
+    recorder.add(record(step=1))
+    recorder.drain(1)
+    assert [one.step for one in sink.records] == [0]
+    recorder.flush(step, wait=True)
+    assert [batch.step for batch in sink.batches] == [None, step]
+
+
 def test_what_waits_for_a_device_is_bounded() -> None:
     sink = ListSink()
     recorder = Recorder(lambda pending: Arrived(pending, arrived=False), lambda: [sink], Losses())
