@@ -272,7 +272,7 @@ def test_noise_never_raises_into_the_program(transform: str, capfd: pytest.Captu
 def test_a_distributed_tensor_is_changed_shard_by_shard(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text("""
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 dist.init_process_group("gloo")
@@ -290,9 +290,10 @@ for placement in (Shard(0), Shard(1), Replicate()):
         assert torch.equal(*both)
 part = DTensor.from_local(whole, mesh, [Partial()])
 assert torch.equal(nn.Identity()(part).to_local(), whole)
-print("fine")
+print("fine", flush=True)
 dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may still hold a gathered tensor, and abort an interpreter that ends meanwhile
 """)
     run = "import torch.distributed.run as r; r.main()"
     done = run_python(tmp_path, run, "--standalone", "--nproc-per-node=2", str(script), OTEL_TORCH_NOISE="1")

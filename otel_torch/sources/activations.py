@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class _Call:
     left: int | None = None
     parent: int | None = None
     depth: int = 0
-    taken: set[Identity] = field(default_factory=set)
+    taken: frozenset[Identity] = frozenset()
 
 
 class _Open(threading.local):
@@ -276,7 +276,7 @@ class Activations:
                 return  # it was counted when it was entered
             if call is None or not call.recording:
                 return
-            tensors = list(walk(output, "out"))
+            tensors = walk(output, "out")
             if self._outputs:
                 self._add(call, tensors)
             if self._gradients and torch.is_grad_enabled():
@@ -460,7 +460,7 @@ class Activations:
                     identity = self._identities.of(tensor) if known else Identity(None, True)
                     if arguments is not None:
                         argument = argument_name(label, arguments)
-                        call.taken.add(identity)
+                        call.taken |= {identity}
                     elif identity in call.taken:
                         identity.measured = None  # the module may have changed it with a kernel of its own
                 measured = self._measure(tensor, primitives, identity)

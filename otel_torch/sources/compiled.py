@@ -122,12 +122,12 @@ _operators.register_vmap("otel_torch::observe", _observe_batches, lib=_library)
 
 def outputs(site: torch.Tensor, output: Any) -> None:
     """Traced into the graph of a module: hand over the tensors of its output when the graph runs."""
-    _hand_over(site, list(walk(output, "out")), False)
+    _hand_over(site, walk(output, "out"), False)
 
 
 def inputs(site: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Traced into the graph of a module: hand over the tensors of its inputs when the graph runs."""
-    _hand_over(site, list(walk_inputs(args, kwargs)), True)
+    _hand_over(site, walk_inputs(args, kwargs), True)
 
 
 def hidden_gradient() -> None:

@@ -229,7 +229,7 @@ class Isolation:
                 self._fed["input" if label.startswith("in") else "output"] += 1
             return right
 
-        if not any(True for _ in walk(value, label)):
+        if not walk(value, label):
             return value
         return rebuilt(value, label, swap, lambda label: self._stays((call.model, call.module, label), "structure"))
 
@@ -305,7 +305,7 @@ def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Te
     """
     if isinstance(value, torch.Tensor):
         return swap(label, value)
-    if not any(True for _ in walk(value, label)):
+    if not walk(value, label):
         return value
     kind = type(value)
     if issubclass(kind, tuple) and len(names := getattr(kind, "_fields", ())) == len(value):

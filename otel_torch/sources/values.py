@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import UserDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MemberDescriptorType
 from typing import Any
 
@@ -22,7 +22,7 @@ _MAX_DEPTH = 32
 _MAX_VALUES = 100_000
 
 
-def walk(value: Any, label: str) -> Iterator[tuple[str, torch.Tensor]]:
+def walk(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     """(label, tensor) of every tensor in `value`, in order; never raises.
 
     Tuples and lists are walked by index, named tuples and dataclasses by field, mappings (Hugging Face's `ModelOutput`
@@ -32,13 +32,14 @@ def walk(value: Any, label: str) -> Iterator[tuple[str, torch.Tensor]]:
     ['out.a[0]', 'out.a[1][0]']
     """
     if type(value) is torch.Tensor:
-        return iter([(label, value)])
+        return [(label, value)]
     search = _Search()
-    search.enter(value, label, ())
-    return iter(search.found)
+    if type(value) is not tuple or not search.enter_flat(value, label):
+        search.enter(value, label, ())
+    return search.found
 
 
-def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """(label, tensor) of a call's arguments: `in[0]` for positional ones, `in.key` for those given by keyword.
 
     >>> [name for name, _ in walk_inputs((torch.ones(1),), {"mask": torch.ones(1)})]
@@ -49,7 +50,7 @@ def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tupl
         search.enter(value, f"in[{index}]", ())
     for key, value in kwargs.items():
         search.enter(value, f"in.{key}", ())
-    return iter(search.found)
+    return search.found
 
 
 def argument_names(module: torch.nn.Module) -> list[str]:
@@ -84,6 +85,17 @@ class _Search:
         self.found: list[tuple[str, torch.Tensor]] = []
         self.left = _MAX_VALUES
 
+    def enter_flat(self, values: tuple[Any, ...], label: str) -> bool:
+        """The usual case, a layer's output and its bias, in a fifth of the time; False, and nothing, for any other."""
+        found = []
+        for index, value in enumerate(values):
+            if type(value) is torch.Tensor:
+                found.append((f"{label}[{index}]", value))
+            elif type(value) not in _PLAIN:
+                return False
+        self.found = found
+        return True
+
     def enter(self, value: Any, label: str, above: tuple[Any, ...]) -> None:
         """Add the tensors of `value`; `above` are the values that it lies in."""
         # by type(), because isinstance() asks a lazy proxy for its class, which makes it evaluate
@@ -115,8 +127,6 @@ class _Search:
 def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
     if issubclass(kind, dict):
         return [(f".{key}", item) for key, item in dict.items(value)]
-    if issubclass(kind, UserDict):
-        return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
     if issubclass(kind, tuple):
         # past an `__iter__` of its own, which compilers before torch 2.13 cannot trace
         items = list(value) if torch.compiler.is_compiling() else list(tuple.__iter__(value))
@@ -126,6 +136,8 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
         return [(f"[{index}]", item) for index, item in enumerate(items)]
     if issubclass(kind, list):
         return [(f"[{index}]", item) for index, item in enumerate(value)]
+    if issubclass(kind, UserDict):  # an abstract class, which takes longer to ask
+        return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
     children = []
     for field in dataclasses.fields(value):
         # older compilers cannot look a slot up on its class, and none runs a property that it does not trace
