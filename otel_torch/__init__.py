@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
     from otel_torch.capture.scan import scan as scan
+    from otel_torch.capture.structure import rmap_tensor as rmap_tensor
+    from otel_torch.capture.track import Event as Event
+    from otel_torch.capture.track import Stash as Stash
+    from otel_torch.capture.track import StashFn as StashFn
+    from otel_torch.capture.track import StashValueFn as StashValueFn
+    from otel_torch.capture.track import Tracker as Tracker
+    from otel_torch.capture.track import default_stash as default_stash
+    from otel_torch.capture.track import default_stash_value as default_stash_value
+    from otel_torch.capture.track import get_stash_fn as get_stash_fn
+    from otel_torch.capture.track import to_frame as to_frame
+    from otel_torch.capture.track import track as track
     from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
     from otel_torch.parity.command import diff as diff
     from otel_torch.parity.recording import read_recording as read_recording
@@ -67,6 +78,19 @@ _HOMES = {
         "set_global_controller",
     ),
     "capture.scan": ("scan",),
+    "capture.structure": ("rmap_tensor",),
+    "capture.track": (
+        "Event",
+        "Stash",
+        "StashFn",
+        "StashValueFn",
+        "Tracker",
+        "default_stash",
+        "default_stash_value",
+        "get_stash_fn",
+        "to_frame",
+        "track",
+    ),
     "parity.command": ("diff",),
     "parity.recording": ("read_recording",),
 }

@@ -337,10 +337,12 @@ class Activations:
             names = self._arguments[module] = argument_names(module)
         return names
 
-    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
+    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool, differentiable: bool) -> None:
         """A compiled program hands over the tensors of a call: those that enter it, or those that leave."""
         try:
             model, place = site.model, (site.model.name, site.name)
+            if differentiable and self._gradients:
+                say_once(f"{model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")
             begins = entering or not self._inputs
             call = None if begins else self._in_graphs.get(place)
             if begins:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from otel_torch import session
 from otel_torch.console import say_once
 from otel_torch.imports import after_import
 from otel_torch.sources.names import core
@@ -28,21 +27,22 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Who is told what compiled programs hand over."""
 
-    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
-        """The tensors of a call, with their labels: those that enter it, or those that leave."""
+    def seen(self, place: Any, tensors: list[tuple[str, torch.Tensor]], *, entering: bool, differentiable: bool) -> None:
+        """The tensors of a call, with their labels: those that enter it, or those that leave. place: as given to
+        `number`. differentiable: whether gradients would flow, of which nothing is seen."""
 
 
-_sites: list[tuple[weakref.ref[Site], weakref.ref[Observer]]] = []
+_places: list[tuple[weakref.ref[Any], weakref.ref[Observer]]] = []
 # distributed tensors, which refuse operators that torch does not know: empty until the program imports them
 _shards: tuple[type, ...] = ()
 
 
 @unobserved
-def number(site: Site, observer: Observer) -> torch.Tensor:
-    """A tensor that stands for a site in compiled graphs; int64, shape (1,), on the CPU."""
-    _sites.append((weakref.ref(site), weakref.ref(observer)))
+def number(place: Any, observer: Observer) -> torch.Tensor:
+    """A tensor that stands for a place (a site) in compiled graphs; int64, shape (1,), on the CPU. Keeps neither alive."""
+    _places.append((weakref.ref(place), weakref.ref(observer)))
     with torch.inference_mode(False), torch.device("cpu"):
-        return torch.tensor([len(_sites) - 1], dtype=torch.int64)
+        return torch.tensor([len(_places) - 1], dtype=torch.int64)
 
 
 def guard_hooks() -> Callable[[], None]:
@@ -98,14 +98,10 @@ _library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_l
 
 
 def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
-    where, who = _sites[int(site.item())]
+    where, who = _places[int(site.item())]
     place, observer = where(), who()
-    if place is None or observer is None:
-        return
-    observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering)
-    running = session.current() if differentiable else None
-    if running is not None and "gradients" in running.settings.capture:
-        say_once(f"{place.model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")
+    if place is not None and observer is not None:
+        observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering, differentiable=differentiable)
 
 
 def _observe_batches(info: Any, dims: Any, tensors: list[torch.Tensor], *others: Any) -> tuple[None, None]:

@@ -46,6 +46,9 @@ class ForwardHook:
         """Called after forward; returns the output that the caller gets."""
         return output
 
+    def post_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Called once all is done, with what forward got and what the caller gets."""
+
 
 class TorchHook:
     """What torch calls. A copied or pickled module gets a callable that takes anything and returns None instead, and
@@ -167,6 +170,8 @@ class ModuleHookManager:
             self._handles.append(module.register_forward_pre_hook(_Before(before), with_kwargs=True))
         if after:
             self._handles.append(module.register_forward_hook(_After(after)))
+        if called := tuple(hook for hook in hooks if type(hook).post_call is not ForwardHook.post_call):
+            self._handles.append(module.register_forward_hook(_AfterCall(called), with_kwargs=True))
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
@@ -207,3 +212,12 @@ class _After(_Hooks):
         for hook in self.hooks:
             output = hook.post_forward(module, output)
         return output
+
+
+class _AfterCall(_Hooks):
+    __slots__ = ()
+
+    @torch_private.keep_out_of_frames
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for hook in self.hooks:
+            hook.post_call(module, args, kwargs, output)

@@ -84,7 +84,7 @@ class Watch:
         except Exception as error:
             say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
 
-    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool) -> None:
+    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool, differentiable: bool) -> None:
         """A compiled program hands over what the root returns."""
         try:
             if site.model.moment is not None and not site.model.moment.recording:

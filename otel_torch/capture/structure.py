@@ -1,0 +1,51 @@
+"""A structured value with every tensor in it replaced, and everything else as it was.
+
+tensor_tracker's `rmap_tensor` cannot rebuild a named tuple or a dataclass with slots, and says so inside the user's forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+
+def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change(leaf)` in the place of every `kind` in it.
+
+    Tuples, named tuples and lists keep their type; a mapping becomes a plain dict, its keys changed too; a dataclass is
+    rebuilt field by field, without its `__init__`. Anything else stays what it was, unchanged and not copied.
+    """
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)._make(replace_leaves(one, kind, change) for one in value)  # type: ignore[attr-defined]
+    if isinstance(value, (tuple, list)):
+        changed = [replace_leaves(one, kind, change) for one in value]
+        return type(value)(changed)
+    if isinstance(value, dict):
+        return {replace_leaves(key, kind, change): replace_leaves(one, kind, change) for key, one in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        rebuilt = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                # past a frozen class's refusal
+                object.__setattr__(rebuilt, field.name, replace_leaves(getattr(value, field.name), kind, change))
+        return rebuilt
+    return value
+
+
+def rmap_tensor(value: Any, fn: Callable[[Tensor], Any]) -> Any:
+    """`value` with `fn(tensor)` in the place of every tensor in it.
+
+    Tuples, named tuples and lists keep their type; a mapping becomes a plain dict, its keys changed too; a dataclass is
+    rebuilt field by field. Anything else stays what it was.
+
+    >>> import torch
+    >>> rmap_tensor({"a": [torch.ones(2), None]}, lambda t: t.shape[0])
+    {'a': [2, None]}
+    """
+    return replace_leaves(value, Tensor, fn)
