@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
+    from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
+    from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
+    from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
     from otel_torch.capture.scan import scan as scan
     from otel_torch.capture.structure import rmap_tensor as rmap_tensor
     from otel_torch.capture.track import Event as Event
@@ -77,6 +80,7 @@ _HOMES = {
         "get_global_controller",
         "set_global_controller",
     ),
+    "capture.offload": ("enable_layerwise_offload", "LayerwiseOffloadHook", "LayerwiseOffloadState"),
     "capture.scan": ("scan",),
     "capture.structure": ("rmap_tensor",),
     "capture.track": (
