@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
+    from otel_torch.capture.cache import Cache as Cache
+    from otel_torch.capture.cache_dict import CacheDict as CacheDict
     from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
     from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
@@ -80,6 +82,8 @@ _HOMES = {
         "get_global_controller",
         "set_global_controller",
     ),
+    "capture.cache": ("Cache",),
+    "capture.cache_dict": ("CacheDict",),
     "capture.offload": ("enable_layerwise_offload", "LayerwiseOffloadHook", "LayerwiseOffloadState"),
     "capture.scan": ("scan",),
     "capture.structure": ("rmap_tensor",),
