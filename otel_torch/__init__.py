@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from otel_torch.bootstrap import stop as stop
     from otel_torch.capture.cache import Cache as Cache
     from otel_torch.capture.cache_dict import CacheDict as CacheDict
+    from otel_torch.capture.interleave import Interleaver as Interleaver
+    from otel_torch.capture.interleave import interleave as interleave
     from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
     from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
@@ -84,6 +86,7 @@ _HOMES = {
     ),
     "capture.cache": ("Cache",),
     "capture.cache_dict": ("CacheDict",),
+    "capture.interleave": ("interleave", "Interleaver"),
     "capture.offload": ("enable_layerwise_offload", "LayerwiseOffloadHook", "LayerwiseOffloadState"),
     "capture.scan": ("scan",),
     "capture.structure": ("rmap_tensor",),

@@ -7,23 +7,16 @@ taken, a layer that is skipped ends the run, and what a forward changes is lost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from otel_torch.capture.eager import eager
 from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _eager(function: _F) -> _F:
-    """A compiled graph ends where `function` is called: what it moves are the graph's own inputs."""
-    disabled: _F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
 
 
 class _StateDictHook(TorchHook):
@@ -56,7 +49,7 @@ class LayerwiseOffloadState:
         self._versions: dict[str, int] = {}
         self._state_dict_hook: Any = None
 
-    @_eager
+    @eager
     def on_init(self, module: nn.Module) -> None:
         """Take the tensors of `module` home, and leave an empty one of the same rank in each one's place."""
         self.module_ref = module
@@ -68,7 +61,7 @@ class LayerwiseOffloadState:
             hook = _StateDictHook(self._give_whole)
             self._state_dict_hook = module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
 
-    @_eager
+    @eager
     def wait_and_replace_params(self) -> None:
         """Put the tensors on the device in their places; waits for a copy that is on its way, copies what is not."""
         for other in self.on_device - {self}:
@@ -85,7 +78,7 @@ class LayerwiseOffloadState:
                 tensor.data = self.gpu_named_parameters[name]
                 self._versions[name] = tensor._version
 
-    @_eager
+    @eager
     def prefetch_params(self) -> None:
         """Begin to copy the tensors to the device; those that are there already stay."""
         self.on_device.add(self)
@@ -99,7 +92,7 @@ class LayerwiseOffloadState:
                 tensor.record_stream(computing)  # its memory goes to nobody else before the forward is through with it
         self.gpu_named_parameters |= fetched
 
-    @_eager
+    @eager
     def release_gpu_params(self) -> None:
         """Leave the device; what a forward has changed (a running mean) is copied home first."""
         for name, tensor in self._tensors():
@@ -160,14 +153,14 @@ class LayerwiseOffloadHook(ForwardHook):
     def on_detach(self, module: nn.Module) -> None:
         self.state.restore()
 
-    @_eager
+    @eager
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.state.wait_and_replace_params()
         if self.state.next_state is not None:
             self.state.next_state.prefetch_params()
         return args, kwargs
 
-    @_eager
+    @eager
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         self.state.release_gpu_params()
         return output

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -298,8 +299,15 @@ class _TrackHook(ForwardHook):
         tracker, title, kind = self.tracker, self.title, type(module)
         tracker.take(Event(title, kind, False, output, args, kwargs, torch_private.graph_task_id() != -1))
         if self.grad and torch.is_grad_enabled():
+            # weak, for the graph holds the hook, and a stash may hold the graph
+            reference = ref(tracker)
+
+            def arrived(value: Any) -> None:
+                if (here := reference()) is not None:
+                    here.take(Event(title, kind, True, value, (), {}))
+
             try:
-                tracker.watch(output, lambda value: tracker.take(Event(title, kind, True, value, (), {})))
+                tracker.watch(output, arrived)
             except Exception as error:
                 tracker.lost += 1
                 say_once(f"track: no gradients of {title!r}: {type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ layer, whose call it is. It is defined by its schema, not by `custom_op`, whose 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -32,7 +33,8 @@ class Observer(Protocol):
         `number`. differentiable: whether gradients would flow, of which nothing is seen."""
 
 
-_places: list[tuple[weakref.ref[Any], weakref.ref[Observer]]] = []
+_places: dict[int, tuple[weakref.ref[Any], weakref.ref[Observer]]] = {}
+_numbers = itertools.count()
 # distributed tensors, which refuse operators that torch does not know: empty until the program imports them
 _shards: tuple[type, ...] = ()
 
@@ -40,9 +42,10 @@ _shards: tuple[type, ...] = ()
 @unobserved
 def number(place: Any, observer: Observer) -> torch.Tensor:
     """A tensor that stands for a place (a site) in compiled graphs; int64, shape (1,), on the CPU. Keeps neither alive."""
-    _places.append((weakref.ref(place), weakref.ref(observer)))
+    found = next(_numbers)
+    _places[found] = weakref.ref(place, lambda _: _places.pop(found, None)), weakref.ref(observer)
     with torch.inference_mode(False), torch.device("cpu"):
-        return torch.tensor([len(_places) - 1], dtype=torch.int64)
+        return torch.tensor([found], dtype=torch.int64)
 
 
 def guard_hooks() -> Callable[[], None]:
@@ -98,7 +101,7 @@ _library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_l
 
 
 def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
-    where, who = _places[int(site.item())]
+    where, who = _places.get(int(site.item()), (lambda: None, lambda: None))
     place, observer = where(), who()
     if place is not None and observer is not None:
         observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering, differentiable=differentiable)

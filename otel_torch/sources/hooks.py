@@ -27,6 +27,9 @@ class ForwardHook:
     reaches the caller of the module; when forward raises, no post_forward runs.
     """
 
+    # whether all others are to see what this one makes of a value: it runs before them, in front of forward and behind it
+    intervenes = False
+
     @classmethod
     def name(cls) -> str:
         """The hook's name, unique on a module. Subclasses override it."""
@@ -163,8 +166,9 @@ class ModuleHookManager:
         for handle in self._handles:
             handle.remove()
         hooks = tuple(self.module_hooks.values())
-        before = tuple(hook for hook in hooks if type(hook).pre_forward is not ForwardHook.pre_forward)
-        after = tuple(hook for hook in reversed(hooks) if type(hook).post_forward is not ForwardHook.post_forward)
+        first, last = (sorted(order, key=lambda hook: not hook.intervenes) for order in (hooks, reversed(hooks)))
+        before = tuple(hook for hook in first if type(hook).pre_forward is not ForwardHook.pre_forward)
+        after = tuple(hook for hook in last if type(hook).post_forward is not ForwardHook.post_forward)
         self._handles = []
         if before:
             self._handles.append(module.register_forward_pre_hook(_Before(before), with_kwargs=True))
