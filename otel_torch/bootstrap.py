@@ -187,7 +187,7 @@ class _Running:
             )
         if writes and settings.tensors is not None and self.activations.keeps_tensors:
             sinks.append(TensorSink(settings.tensors, job, losses, budget))
-        sinks += telemetry.build_sinks(settings, job, losses, stop)
+        sinks += telemetry.build_sinks(settings, job, losses, stop, budget)
         if self.clock.cadence is not None:
             sinks.append(NonFiniteSink(self.clock.saw))
         return sinks

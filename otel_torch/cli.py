@@ -18,10 +18,11 @@ from otel_torch.console import say
 # name -> (module with add_arguments(parser) and run(arguments) -> exit status, what it does)
 COMMANDS = {
     "run": ("otel_torch.launch", "run a command with recording switched on"),
-    "show": ("otel_torch.show", "show a recording as a table"),
+    "show": ("otel_torch.show", "show a recording as a table, as a page of pictures or as a trace"),
     "diff": ("otel_torch.parity.command", "find where a port first goes wrong"),
     "scan": ("otel_torch.capture.scan", "list the modules that would be recorded, without a real run"),
     "doctor": ("otel_torch.doctor", "say what is set, what would be recorded and what is reachable"),
+    "send": ("otel_torch.send", "deliver OTLP JSON lines to the standard endpoint"),
 }
 
 

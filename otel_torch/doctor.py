@@ -121,22 +121,35 @@ def find_recording(environ: Environ) -> Iterator[Finding]:
     if settings.jsonl is None:
         yield Finding("recording", None, "OTEL_TORCH_JSONL is off: none is written")
         return
-    job = this_job(environ)
-    path = settings.jsonl
-    for placeholder, value in (("<run>", job.run_id), ("<rank>", str(job.rank)), ("<pid>", str(job.pid))):
-        path = path.replace(placeholder, value)
-    path = os.path.abspath(path)
-    folder = os.path.dirname(path)
-    while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
+    path = _placed(settings.jsonl, environ)
     if os.path.isdir(path):
         yield Finding("recording", False, f"{settings.jsonl}: is a folder; OTEL_TORCH_JSONL names a file")
-    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        yield Finding("recording", False, f"{settings.jsonl}: {folder} cannot be written to")
     else:
-        free = shutil.disk_usage(folder).free
-        room = f"{free / 1e9:.1f} GB free, at most {settings.max_bytes / 1e9:g} GB written"
-        yield Finding("recording", True, f"{settings.jsonl}: {room}")
+        yield _can_be_written("recording", settings.jsonl, os.path.dirname(path), settings)
+
+
+def find_otlp_files(environ: Environ) -> Iterator[Finding]:
+    """Whether the folder of the OTLP files can be written, and has room."""
+    settings = _usable_settings(environ)
+    if settings is not None and settings.otlp_file is not None:
+        yield _can_be_written("otlp files", settings.otlp_file, _placed(settings.otlp_file, environ), settings)
+
+
+def _placed(path: str, environ: Environ) -> str:
+    """A path with its placeholders replaced, from the root on."""
+    job = this_job(environ)
+    for placeholder, value in (("<run>", job.run_id), ("<rank>", str(job.rank)), ("<pid>", str(job.pid))):
+        path = path.replace(placeholder, value)
+    return os.path.abspath(path)
+
+
+def _can_be_written(about: str, given: str, folder: str, settings: Settings) -> Finding:
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(about, False, f"{given}: {folder} cannot be written to")
+    free = shutil.disk_usage(folder).free
+    return Finding(about, True, f"{given}: {free / 1e9:.1f} GB free, at most {settings.max_bytes / 1e9:g} GB written")
 
 
 def find_endpoints(environ: Environ) -> Iterator[Finding]:
@@ -189,6 +202,7 @@ CHECKS: tuple[Callable[[Environ], Iterator[Finding]], ...] = (
     find_switch,
     find_settings,
     find_recording,
+    find_otlp_files,
     find_endpoints,
     find_delivery,
 )

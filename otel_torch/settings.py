@@ -313,6 +313,15 @@ class Settings:
         "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports "
         "attaches no hook.",
     )
+    otlp_file: str | None = _setting(
+        "OTEL_TORCH_OTLP_FILE",
+        _path,
+        "",
+        "Folder for `traces.jsonl`, `metrics.jsonl` and `logs.jsonl`: what `OTEL_TORCH_SIGNALS` selects as lines of OTLP JSON, "
+        "with or without an endpoint, for clusters that reach no collector; `otel-torch send` delivers them later. Ranks "
+        "(`OTEL_TORCH_JSONL_RANKS`), placeholders and renaming as for the recording.",
+        shown="off",
+    )
     tensors: str | None = _setting(
         "OTEL_TORCH_TENSORS",
         _path,

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-import otel_torch.parity.html
+import otel_torch.page
 from otel_torch.parity.finding import Comparison, Finding, Module, Report
 from otel_torch.parity.html import COLUMNS, POINTS, ROWS, write_html
 from otel_torch.parity.report import SCREEN, advice, render
@@ -317,12 +317,12 @@ class Page(html.parser.HTMLParser):
 def library():
     """The scripts of Vega, which take seconds to put together."""
     pytest.importorskip("vl_convert")
-    return otel_torch.parity.html._library()
+    return otel_torch.page.plot_library()
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch, library):
-    monkeypatch.setattr(otel_torch.parity.html, "_library", lambda: library)
+    monkeypatch.setattr(otel_torch.page, "plot_library", lambda: library)
 
     def make(report):
         path = tmp_path / "new" / "report.html"

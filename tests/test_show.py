@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -156,9 +158,8 @@ def test_a_missing_or_broken_recording_is_one_line_and_status_2(recording, capsy
 
 def test_a_closed_pipe_is_no_error(recording):
     path = recording(*[row(f"layer.{n}") for n in range(20_000)])
-    given = f"recording={path!r}, module=None, step=None, json=False"
-    code = f"import sys, argparse; from otel_torch import show; sys.exit(show.run(argparse.Namespace({given})))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "otel_torch", "show", path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
@@ -190,6 +191,24 @@ def test_colours_only_in_a_terminal(monkeypatch):
     assert not colourful(Terminal())
     assert "\x1b[31m" in render(["a"], [Line(["1"], "red")], colour=True)
     assert "\x1b" not in render(["a"], [Line(["1"], "red")])
+
+
+def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recording):
+    path = recording(*[row(f"layer.{n}") for n in range(9000)])
+    command = [sys.executable, "-m", "otel_torch", "show", path, "--json"]
+    leader, follower = pty.openpty()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, env={**os.environ, "TERM": "xterm"}, timeout=120)
+    os.close(follower)
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # nobody holds the other end any more
+        pass
+    os.close(leader)
+    assert done.returncode == 0 and b"\x1b" not in done.stdout
+    assert b"4,096 records read" in shown and shown.endswith(b"\r\x1b[K") and b"\n" not in shown
+    assert subprocess.run(command, capture_output=True, timeout=120).stderr == b""
 
 
 def test_columns_line_up_whatever_the_script():

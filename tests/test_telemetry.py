@@ -123,7 +123,7 @@ def from_sdk(signal, item):
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torch.telemetry import wire
-    from otel_torch.telemetry.transport import _encode_head
+    from otel_torch.telemetry.transport import encode_head
 
     resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
     readable = item.readable(resource, scope)
@@ -132,7 +132,7 @@ def from_sdk(signal, item):
     expected = {"trace": encode_spans, "logs": encode_logs, "metrics": encode_metrics}[signal](readable)
     service = import_module(f"opentelemetry.proto.collector.{signal}.v1.{signal}_service_pb2")
     request = getattr(service, f"Export{signal.title()}ServiceRequest")
-    return expected, request.FromString(wire.request(*_encode_head(resource, scope), item.encode()))
+    return expected, request.FromString(wire.request(*encode_head(resource, scope), item.encode()))
 
 
 def make_span(**fields):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import math
 import os
-import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from otel_torch.console import say
+from otel_torch.output import check_writable
 from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
@@ -21,11 +19,10 @@ from otel_torch.parity.isolation import PairingFinder, pairing_file
 from otel_torch.parity.mapping import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.recording import read_metadata
+from otel_torch.progress import Progress
 from otel_torch.table import colourful, write
 
 _STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
-# how often a terminal is told how far it is, in seconds
-_EVERY = 0.1
 
 
 def diff(
@@ -125,10 +122,10 @@ def run(arguments: argparse.Namespace) -> int:
     pairing = None if arguments.save_isolation is None else pairing_file(arguments.save_isolation)
     for place in (arguments.html, arguments.json if arguments.json != "-" else None, arguments.save_map, pairing):
         if place is not None:
-            _check_writable(Path(place))  # now, and not after a long comparison
+            check_writable(Path(place))  # now, and not after a long comparison
     given = {name: getattr(arguments, name) for name in ("noise", "map", "save_map", "rtol", "save_isolation")}
     try:
-        with _Progress() as progress:
+        with Progress() as progress:
             report = diff(arguments.reference, arguments.port, progress=progress, **given)
     except (ValueError, OSError) as error:
         # a file from yesterday that says "match" must not stay where a program looks for today's verdict
@@ -169,42 +166,3 @@ def _print(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _check_writable(path: Path) -> None:
-    """Raise OSError where no file can be written to."""
-    folder = path.parent
-    if path.is_dir():
-        fault = errno.EISDIR
-    elif not folder.exists():
-        fault = errno.ENOENT
-    elif not folder.is_dir():
-        fault = errno.ENOTDIR
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        fault = errno.EACCES
-    else:
-        return
-    raise OSError(fault, f"cannot be written: {os.strerror(fault)}", str(path))
-
-
-class _Progress:
-    """Says in a terminal how far it is, on one line that is gone at the end; says nothing in a pipe."""
-
-    def __init__(self) -> None:
-        self._shown = 0.0
-        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-    def __call__(self, text: str) -> None:
-        now = time.monotonic()
-        if self._terminal and now - self._shown >= _EVERY:
-            self._shown = now
-            sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-            sys.stderr.flush()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -1,22 +1,14 @@
-"""A comparison as one page to look around in and to send on: it opens offline, loads nothing, and runs no name it shows.
-
-The curves are Vega-Lite's, whose scripts `vl-convert-python` carries: 0.9 MB a page, against 1.3 MB of bokeh's and 4.8 MB
-of plotly's. They are drawn as SVG, so that the page's own colours, light and dark, are theirs too. Recordings may hold any
-name: it enters the page as escaped text or as data, and the page forbids every script whose hash it does not know.
-"""
+"""A comparison as one page to look around in and to send on: error by depth, modules by steps, the tree of modules."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape as escape_html
 from pathlib import Path
 from typing import Any
 
+from otel_torch.page import code, document, escaped, plot_of, sentence, table
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
 from otel_torch.parity.report import (
     CURVE,
@@ -56,61 +48,6 @@ _HEAT = ("within its floor", "up to 10 times", "up to 1,000 times", "up to 100,0
 _GUILTY = {"filter": "datum.state === 'introduced'"}
 _HIDDEN_STATISTICS = ("sketch", "histogram")
 
-_STYLE = """
-:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --ink: #1c2330; --faint: #667085; --line: #d9dee7;
-  --right: #7d93b8; --healed: #2a9d8f; --layout: #8e6bbf; --dtype: #3d8bd9; --inherited: #e0a030; --introduced: #d6293e;
-  --floor: #c3cbd9; --heat0: #e6ebf3; --heat1: #fbe3a8; --heat2: #f5b461; --heat3: #e9763f; --heat4: #c5283d; --heat5: #6a0f49 }
-@media (prefers-color-scheme: dark) { :root { --back: #12161d; --card: #1b212b; --ink: #e4e9f2; --faint: #94a0b4; --line: #323b4a;
-  --right: #7187ad; --healed: #45c4b4; --layout: #b795ea; --dtype: #67aef2; --inherited: #f0b84a; --introduced: #ff5c70;
-  --floor: #3a4556; --heat0: #232b38; --heat1: #5d4a1c; --heat2: #94621f; --heat3: #cc5f2b; --heat4: #f04a5d; --heat5: #e88bd6 } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.5rem 4rem; background: var(--back); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.35rem; line-height: 1.35; margin: .4rem 0 1rem }
-h2 { font-size: 1.05rem; margin: 2.6rem 0 .4rem }
-h3 { font-size: .95rem; margin: 1.2rem 0 .3rem }
-p { margin: .4rem 0 } .faint { color: var(--faint) } .warning { color: var(--inherited) }
-code, .name, pre { font: .92em/1.45 ui-monospace, "Cascadia Code", Menlo, Consolas, monospace; overflow-wrap: anywhere }
-pre { margin: .3rem 0; padding: .6rem .8rem; background: var(--back); border: 1px solid var(--line); border-radius: 6px;
-  overflow-x: auto; overflow-wrap: normal }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1rem 1.3rem }
-.badge { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; font-weight: 600; color: var(--back) }
-.badge.match { background: var(--healed) } .badge.diverged { background: var(--introduced) }
-.badge.incomparable { background: var(--inherited) }
-table { border-collapse: collapse; margin: .4rem 0 } .wide { overflow-x: auto }
-th, td { text-align: left; padding: .18rem 1.1rem .18rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { font-weight: 600; color: var(--faint); font-size: .88em } .number { text-align: right; font-variant-numeric: tabular-nums }
-.right { color: var(--faint) } .healed { color: var(--healed) } .layout { color: var(--layout) } .dtype { color: var(--dtype) }
-.inherited { color: var(--inherited) } .introduced { color: var(--introduced); font-weight: 600 }
-.legend span { margin-right: 1.1rem; white-space: nowrap }
-.plot { width: 100%; min-height: 3rem } .plot svg { max-width: 100% }
-.tree details, .tree div { margin-left: 1.15rem } .tree > details { margin-left: 0 } .tree div { padding-left: 1rem }
-.tree summary { cursor: pointer } .tree summary:hover { background: var(--card) }
-#tip { position: fixed; z-index: 1; max-width: 40rem; padding: .45rem .7rem; background: var(--ink); color: var(--back);
-  border-radius: 6px; font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; pointer-events: none;
-  overflow-wrap: anywhere }
-#tip[hidden] { display: none }
-@media print { body { max-width: none } }
-"""
-
-_SCRIPT = """
-"use strict";
-const tip = document.getElementById("tip");
-function hover(handler, event, item, value) {
-  tip.hidden = value === undefined || value === null || value === "";
-  if (tip.hidden) return;
-  tip.textContent = String(value);
-  const x = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
-  const below = event.clientY + 16;
-  const y = below + tip.offsetHeight > window.innerHeight ? event.clientY - tip.offsetHeight - 10 : below;
-  tip.style.left = Math.max(x, 8) + "px";
-  tip.style.top = Math.max(y, 8) + "px";
-}
-const plots = JSON.parse(document.getElementById("plots").textContent);
-const options = {mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: hover, logLevel: 1};
-for (const [id, plot] of Object.entries(plots)) vegaEmbed(document.getElementById(id), plot, options);
-"""
-
 
 def write_html(report: Report, path: Path) -> None:
     """Write the report as one page, about 1 MB; folders are made.
@@ -122,45 +59,18 @@ def write_html(report: Report, path: Path) -> None:
     path.write_text(page, encoding="utf-8", newline="\n")
 
 
-def _library() -> str:
-    """Vega's scripts, as a page carries them."""
-    try:
-        import vl_convert
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("--html needs vl-convert-python: pip install 'otel-torch[html]'") from None
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-
-
 def _page(report: Report) -> str:
     sections = {"curve": _curve(report), "heat": _heat(report)}
+    body = [
+        *_summary(report),
+        *_chain(report),
+        *(line for id, drawn in sections.items() if drawn is not None for line in drawn.lines(id)),
+        *_tree_section(report),
+        *_statistics_section(report),
+        *_lists(report),
+    ]
     plots = {id: drawn.plot for id, drawn in sections.items() if drawn is not None}
-    texts = (_library(), _SCRIPT) if plots else ()
-    # a script ends at the first `</script`, also inside of a string; a carriage return would not survive the parser
-    scripts = [text.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--") for text in texts]
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    # nothing is loaded, no other script runs, and Vega interprets its expressions (`ast`) instead of making functions of them
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape_html(policy)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{report.verdict}: {_text(report.reference)} against {_text(report.port)}</title>",
-            f"<style>{_STYLE}</style></head><body>",
-            *_summary(report),
-            *_chain(report),
-            *(line for id, drawn in sections.items() if drawn is not None for line in drawn.lines(id)),
-            *_tree_section(report),
-            *_statistics_section(report),
-            *_lists(report),
-            f'<div id="tip" hidden></div><script type="application/json" id="plots">{_json(plots)}</script>',
-            *(f"<script>{text}</script>" for text in scripts),
-            "</body></html>",
-            "",
-        ]
-    )
+    return document(f"{report.verdict}: {report.reference} against {report.port}", body, plots)
 
 
 def _summary(report: Report) -> list[str]:
@@ -172,24 +82,22 @@ def _summary(report: Report) -> list[str]:
     first = report.first
     if first is not None:
         parts += [
-            f"<h1>{_sentence(headline(first))}</h1>",
+            f"<h1>{sentence(headline(first))}</h1>",
             _places(first),
-            f"<p>{_text(size(first))} {_text(why(first))}</p>",
+            f"<p>{escaped(size(first))} {escaped(why(first))}</p>",
         ]
-        sentence, environments = advice(first, report.chain)
-        parts.append(f"<p>{_text(sentence)}</p>")
-        parts += [f'<p class="faint">{program}</p><pre>{_text(values)}</pre>' for program, values in environments]
+        advised, environments = advice(first, report.chain)
+        parts.append(f"<p>{escaped(advised)}</p>")
+        parts += [f'<p class="faint">{program}</p><pre>{escaped(values)}</pre>' for program, values in environments]
         if said := apart(report):
-            parts.append(f"<p>{_text(said)}</p>")
+            parts.append(f"<p>{escaped(said)}</p>")
     elif report.verdict == "match":
-        parts.append(f"<h1>The port computes what the reference computes.</h1><p>{_sentence(nearest(report))}</p>")
+        parts.append(f"<h1>The port computes what the reference computes.</h1><p>{sentence(nearest(report))}</p>")
     else:
-        parts.append(f"<h1>These recordings cannot be compared.</h1><p>{_text(report.reason or '')}</p>")
+        parts.append(f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>")
     if report.weaker:
-        parts.append(f'<p class="warning">{_text(WEAKER)}</p>')
-    parts.append(
-        f'<p class="faint">reference <code>{_text(report.reference)}</code> · port <code>{_text(report.port)}</code></p></header>'
-    )
+        parts.append(f'<p class="warning">{escaped(WEAKER)}</p>')
+    parts.append(f'<p class="faint">reference {code(report.reference)} · port {code(report.port)}</p></header>')
     return parts
 
 
@@ -203,14 +111,14 @@ def _places(finding: Finding) -> str:
     cells = [
         [
             row[0],
-            _text(row[1] or "–"),
-            _code(name(row[2])),
-            _code(row[3] or "–"),
+            escaped(row[1] or "–"),
+            code(name(row[2])),
+            code(row[3] or "–"),
             *("–" if one is None else str(one) for one in row[4:]),
         ]
         for row in rows
     ]
-    return _table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
+    return table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +148,7 @@ def _chain(report: Report) -> list[str]:
     rows = [
         [
             f'<span class="{pair.state}">{MARKS[pair.state]} {pair.state}</span>',
-            *(_code(one) for one in (name(pair.module), pair.tensor, name(pair.port_module), pair.port_tensor)),
+            *(code(one) for one in (name(pair.module), pair.tensor, name(pair.port_module), pair.port_tensor)),
             number(pair.error),
             number(pair.floor),
         ]
@@ -250,7 +158,7 @@ def _chain(report: Report) -> list[str]:
     return [
         "<h2>From the inputs to the finding</h2>",
         f"<details{' open' if len(rows) <= 20 else ''}><summary>{len(rows):,} pairs</summary>",
-        f"<div class=wide>{_table(header, rows, numbers=2)}</div></details>",
+        f"<div class=wide>{table(header, rows, numbers=2)}</div></details>",
     ]
 
 
@@ -302,7 +210,7 @@ def _curve(report: Report) -> _Drawn | None:
         "scale": {"domain": list(_STATES), "range": [f"var(--{state})" for state in _STATES]},
         "legend": None,
     }
-    plot = _plot(
+    plot = plot_of(
         values,
         height=320,
         layer=[
@@ -384,10 +292,10 @@ def _heat(report: Report) -> _Drawn | None:
     }
     # few steps are no reason for cells as wide as the page
     wide = {} if len(columns) > 12 else {"width": {"step": 60}, "autosize": "pad"}
-    plot = _plot(
+    plot = plot_of(
         values,
         **wide,
-        height={"step": 15},
+        height=15 * len(rows),  # as a step it would be warned of in the console
         layer=[
             {
                 "mark": {"type": "rect", "stroke": "var(--back)", "strokeWidth": 1},
@@ -451,30 +359,6 @@ def _warmth(pair: Comparison) -> int:
     return next((at for at, most in ((1, 10.0), (2, 1e3), (3, 1e5)) if excess(pair) <= most), 4)
 
 
-def _plot(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
-    """A Vega-Lite plot as wide as the page, in the page's colours."""
-    axis = {
-        "domainColor": "var(--line)",
-        "tickColor": "var(--line)",
-        "gridColor": "var(--line)",
-        "gridOpacity": 0.6,
-        "labelColor": "var(--ink)",
-        "titleColor": "var(--faint)",
-        "titleFontWeight": "normal",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-    }
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",  # names the language; nobody loads it
-        "data": {"values": values},
-        "width": "container",
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "background": None,
-        "config": {"view": {"stroke": None}, "axis": axis, "font": "system-ui, sans-serif"},
-        **parts,
-    }
-
-
 def _hover(pair: Comparison) -> str:
     """What the pointer shows of a pair."""
     call = f", call {pair.call}" if pair.call else ""
@@ -531,13 +415,13 @@ def _tree_section(report: Report) -> list[str]:
 
 def _branch(label: str, branch: _Branch, whole: bool) -> Iterator[str]:
     """A module as a line, and as a fold where modules are in it: open where something is introduced."""
-    line = f'<span class="{branch.state}">{MARKS[branch.state]} {_text(label)}</span>'
+    line = f'<span class="{branch.state}">{MARKS[branch.state]} {escaped(label)}</span>'
     port = next((pair for pair in branch.worst.values() if pair.port_module != pair.module), None)
     if port is not None:
-        line += f' <span class="faint">= {_text(name(port.port_module))}</span>'
+        line += f' <span class="faint">= {escaped(name(port.port_module))}</span>'
     for side in ("parameter", "input", "output"):
         if (pair := branch.worst.get(side)) is not None and pair.state != "right":
-            line += f' <span class="{pair.state}" title="{_text(_hover(pair))}">{side} {pair.state} {number(pair.error)}</span>'
+            line += f' <span class="{pair.state}" title="{escaped(_hover(pair))}">{side} {pair.state} {number(pair.error)}</span>'
     if not branch.children:
         yield f"<div>{line}</div>"
     elif branch.state != "introduced" and not whole:
@@ -576,12 +460,15 @@ def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
     rows = [(key, pair.statistics.get(key), pair.port_statistics.get(key)) for key in names]
     yield (
         f"<details{' open' if whole else ''}><summary><span class='{pair.state}'>{MARKS[pair.state]} {pair.state}</span> "
-        f"{_code(name(pair.module))} {_code(pair.tensor)} <span class='faint'>= {_code(name(pair.port_module))} "
-        f"{_code(pair.port_tensor)}, error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
+        f"{code(name(pair.module))} {code(pair.tensor)} <span class='faint'>= {code(name(pair.port_module))} "
+        f"{code(pair.port_tensor)}, error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
     )
-    yield _table(
+    yield table(
         ["statistic", "reference", "port", "relative difference"],
-        [[_text(key), _text(_statistic(one)), _text(_statistic(other)), _difference(one, other)] for key, one, other in rows],
+        [
+            [escaped(key), escaped(_statistic(one)), escaped(_statistic(other)), _difference(one, other)]
+            for key, one, other in rows
+        ],
         numbers=3,
     )
     yield "</div></details>"
@@ -622,7 +509,7 @@ def _lists(report: Report) -> list[str]:
         ("Only in the reference", list(map(_module_line, report.unpaired.get("reference", [])))),
         ("Only in the port", list(map(_module_line, report.unpaired.get("port", [])))),
         ("Not told apart", list(map(_module_line, report.ambiguous))),
-        ("Warnings", list(map(_text, report.warnings))),
+        ("Warnings", list(map(escaped, report.warnings))),
     ]
     return [line for title, entries in sections if entries for line in _list(title, entries)]
 
@@ -642,43 +529,10 @@ def _finding_line(finding: Finding) -> str:
     port = "nothing" if finding.port_module is None else name(finding.port_module)
     tensor = (finding.tensor if in_reference else finding.port_tensor) or "–"
     return (
-        f"{_code(place(finding))} {_code(tensor)}, {finding.kind}, {step_name(step)}{sizes}; in the port {_code(port)}. "
-        f"{_text(finding.explanation)}"
+        f"{code(place(finding))} {code(tensor)}, {finding.kind}, {step_name(step)}{sizes}; in the port {code(port)}. "
+        f"{escaped(finding.explanation)}"
     )
 
 
 def _module_line(module: Module) -> str:
-    return f"{_text(module.model)} {_code(name(module.module))} {_code(module.tensor)}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
-    """A table of cells that are HTML already; the last `numbers` columns hold numbers."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        first = len(cells) - numbers
-        return "".join(f"<{tag}{' class=number' if at >= first else ''}>{cell}</{tag}>" for at, cell in enumerate(cells))
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table><tr>{line(header, 'th')}</tr>{body}</table>"
-
-
-def _text(text: str) -> str:
-    """A text as HTML; what no one could see in it is spelled out."""
-    return escape_html("\n".join(map(escape, text.split("\n"))))
-
-
-def _code(text: str) -> str:
-    return f"<code>{_text(text)}</code>"
-
-
-def _sentence(text: str) -> str:
-    """A text as HTML, in which what stands between backquotes is code."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backquote of a name's own
-        return _text(text)
-    return "".join(_code(part) if at % 2 else _text(part) for at, part in enumerate(parts))
-
-
-def _json(value: Any) -> str:
-    """JSON that can stand in a script element: no `<`, nothing but ASCII."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    return f"{escaped(module.model)} {code(name(module.module))} {code(module.tensor)}"

@@ -11,6 +11,7 @@ from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Losses
 from otel_torch.settings import Settings, words
+from otel_torch.sinks.budget import DiskBudget
 
 TRACE_SIGNALS = ("traces", "metrics", "logs")
 # what our signals need of OpenTelemetry's
@@ -28,7 +29,7 @@ def outlets(environ: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
     >>> outlets({})
     {}
     """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if _disabled(environ):
         return {}
     chosen = {
         signal: [name for name in map(_resolver(signal, environ), _named(signal, environ)) if name] for signal in TRACE_SIGNALS
@@ -36,12 +37,30 @@ def outlets(environ: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
     return {signal: names for signal, names in chosen.items() if names}
 
 
+def otlp_exporter(signal: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The OTLP exporter for the endpoint that the standard variables name for a signal, whatever else they choose; None where
+    they name none, or a protocol that is not supported.
+
+    >>> otlp_exporter("logs", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_LOGS_EXPORTER": "console"})
+    'otlp_proto_grpc'
+    """
+    return _resolver(signal, environ)("otlp") if _has_endpoint(signal, environ) else None
+
+
+def _disabled(environ: Mapping[str, str]) -> bool:
+    return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
+def _has_endpoint(signal: str, environ: Mapping[str, str]) -> bool:
+    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return any(environ.get(name, "").strip() for name in names)
+
+
 def _named(signal: str, environ: Mapping[str, str]) -> list[str]:
     names = words(environ.get(f"OTEL_{signal.upper()}_EXPORTER", ""))
     if names:
         return [name for name in names if name.lower() != "none"]
-    endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return ["otlp"] if any(environ.get(name, "").strip() for name in endpoints) else []
+    return ["otlp"] if _has_endpoint(signal, environ) else []
 
 
 def _resolver(signal: str, environ: Mapping[str, str]) -> Callable[[str], str | None]:
@@ -64,10 +83,17 @@ def _resolver(signal: str, environ: Mapping[str, str]) -> Callable[[str], str | 
     return resolve
 
 
-def build_sinks(settings: Settings, job: Job, losses: Losses, at_exit: Callable[[], Any] | None = None) -> list[Sink]:
-    """The sinks that send what `settings` asks for; none for a rank that does not export. Loads nothing of OpenTelemetry
-    until there is something to send and somewhere to send it to.
+def build_sinks(
+    settings: Settings,
+    job: Job,
+    losses: Losses,
+    at_exit: Callable[[], Any] | None = None,
+    budget: DiskBudget | None = None,
+) -> list[Sink]:
+    """The sinks that send what `settings` asks for, and write it to files; none for a rank that does neither. Loads nothing of
+    OpenTelemetry until there is something to send and somewhere to send it to.
 
+    budget: how much this process may write to disk; one of its own unless given.
     at_exit: what ends the session. It is registered with `atexit` when the program's own provider is first used, so that
     it runs before that provider shuts down, as exit functions run in reverse order.
     """
@@ -75,14 +101,18 @@ def build_sinks(settings: Settings, job: Job, losses: Losses, at_exit: Callable[
 
     if not settings.signals:
         return []
-    where = outlets()
+    place = {"rank": job.rank, "local_rank": job.local_rank, "world_size": job.world_size}
+    writes = settings.otlp_file is not None and settings.jsonl_ranks.includes(**place) and not _disabled(os.environ)
+    exports = settings.ranks.includes(**place)
+    where = outlets() if exports else {}
     if where and settings.ranks.text == "auto" and job.world_size > 16 and job.rank == 0:
         say(f"{job.world_size} ranks: only the first of each node exports by OTLP; OTEL_TORCH_RANKS=all changes that")
-    if not settings.ranks.includes(rank=job.rank, local_rank=job.local_rank, world_size=job.world_size):
+    if not (exports or writes):
         return []
     if "span_events" in settings.signals and "spans" not in settings.signals:
         say_once("OTEL_TORCH_SIGNALS: span_events need spans, without them they are not sent; log_events stand alone")
-    return [Telemetry(settings, job, losses, where, at_exit)]
+    file_budget = (budget or DiskBudget(settings.max_bytes)) if writes else None
+    return [Telemetry(settings, job, losses, where, at_exit, file_budget)]
 
 
 def trace_id(job: Job, environ: Mapping[str, str] = os.environ) -> str:

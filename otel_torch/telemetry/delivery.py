@@ -13,6 +13,7 @@ from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Scope
 from otel_torch.settings import Settings
+from otel_torch.sinks.budget import DiskBudget
 from otel_torch.telemetry import NEEDS
 from otel_torch.telemetry.providers import find_provider
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 class Telemetry(Sink):
     """Spans, log events and metrics of one process. Asleep, and nothing of OpenTelemetry loaded, until `outlets` names an
-    exporter or the program has installed a provider; then it hands everything to the sinks of the chosen signals."""
+    exporter, files are to be written or the program has installed a provider; then it hands everything to the sinks of the
+    chosen signals.
+
+    file_budget: how much may be written where OTEL_TORCH_OTLP_FILE says; None where nothing is.
+    """
 
     late = True  # of regions, whose spans begin and end by `entrance`
 
@@ -34,12 +39,13 @@ class Telemetry(Sink):
         losses: Losses,
         outlets: dict[str, list[str]],
         at_exit: Callable[[], Any] | None = None,
+        file_budget: DiskBudget | None = None,
     ) -> None:
         self._settings, self._job, self._losses = settings, job, losses
         needed = {NEEDS[signal] for signal in settings.signals}
         self._outlets = {signal: names for signal, names in outlets.items() if signal in needed}
         self._needed = tuple(needed)
-        self._at_exit = at_exit
+        self._at_exit, self._file_budget = at_exit, file_budget
         self._sinks: list[Sink] | None = None
         self._spans: SpanSink | None = None
         self._pipelines: Pipelines | None = None
@@ -48,7 +54,7 @@ class Telemetry(Sink):
 
     @property
     def wanted(self) -> bool:
-        return bool(self._outlets) or any(find_provider(signal) for signal in self._needed)
+        return bool(self._outlets) or self._file_budget is not None or any(find_provider(signal) for signal in self._needed)
 
     @property
     def entrance(self) -> SpanSink | None:
@@ -101,9 +107,14 @@ class Telemetry(Sink):
             from otel_torch.sinks.events import EventSink
             from otel_torch.sinks.metrics import MetricSink
             from otel_torch.sinks.spans import SpanSink
+            from otel_torch.telemetry.otlp_file import OtlpFiles
             from otel_torch.telemetry.pipeline import Pipelines
 
-            self._pipelines = pipelines = Pipelines(self._job, self._losses, self._outlets, self._end_before_providers)
+            files = None
+            if self._file_budget is not None and self._settings.otlp_file is not None:
+                files = OtlpFiles(self._settings.otlp_file, self._job, self._losses, self._file_budget)
+            pipelines = Pipelines(self._job, self._losses, self._outlets, self._end_before_providers, files)
+            self._pipelines = pipelines
             sinks: list[Sink] = []
             spans: SpanSink | None = None
             if "spans" in self._settings.signals:

@@ -9,8 +9,10 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,11 +36,13 @@ _THREADS = "otel_torch-"
 class Answer:
     """What became of a message. kind: `accepted`, `unavailable` (not taken, worth another try), `refused`, `too_large`,
     `shutdown` (never sent, the end came first) or `unconfirmed` (no answer came, so it may have arrived). rejected: how many
-    of the message's spans, log records or points a receiver that accepted it left out."""
+    of the message's spans, log records or points a receiver that accepted it left out. wait_s: how long it asked to be left
+    alone; 0 where it did not."""
 
     kind: str
     detail: str = ""
     rejected: int = 0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ class _OtlpTransport(_Transport):
         self.protocol = protocol
         self.endpoint = name_endpoint(signal, protocol)
         self._names = _SIGNALS[signal]
-        self._head = _encode_head(resource, scope)
+        self._head = encode_head(resource, scope)
         service: Any = import_module(f"opentelemetry.proto.collector.{self._names.service}.v1.{self._names.service}_service_pb2")
         self._response: Any = getattr(service, f"{self._names.response}Response")
         self._last = Answer("unconfirmed", "no answer")
@@ -224,6 +228,13 @@ class _OtlpTransport(_Transport):
     def encode(self, item: Any) -> tuple[list[Any], int]:
         pieces = item.encode()
         return pieces, sum(map(len, pieces))
+
+    def send(self, payload: list[Any]) -> Answer:
+        return self.said(self.send_request(wire.request(*self._head, payload)))
+
+    def send_request(self, request: bytes) -> Answer:
+        """Send what is a whole message already, and wait for the answer; says nothing."""
+        raise NotImplementedError
 
     def heard(self, answer: Answer) -> None:
         """Keep what a call was answered; retries overwrite it."""
@@ -259,14 +270,14 @@ class GrpcTransport(_OtlpTransport):
         call: Callable[..., Any] = channel.unary_unary(method, response_deserializer=self._response.FromString)
         return call
 
-    def send(self, payload: list[Any]) -> Answer:
+    def send_request(self, request: bytes) -> Answer:
         self._last = Answer("unconfirmed", "no answer")
         try:
-            self._exporter._export(wire.request(*self._head, payload))
+            self._exporter._export(request)
         except Exception as error:  # the stub has heard of it, unless it came from the exporter itself
             if self._last.kind == "unconfirmed":
                 self._last = Answer("refused", f"{type(error).__name__}: {error}")
-        return self.said(self._last)
+        return self._last
 
 
 class _ReadingClient:
@@ -291,10 +302,22 @@ def _read_grpc_error(error: Any) -> Answer:
     if code == "RESOURCE_EXHAUSTED" and re.search(r"larger than max|message size|too large", details):
         return Answer("too_large", details)
     if code == "UNAVAILABLE":
-        return Answer("unavailable", details)
+        return Answer("unavailable", details, wait_s=_read_grpc_wait(error))
     if "closed channel" in details:
         return Answer("shutdown", details)
-    return Answer(_GRPC_KINDS.get(code, "refused"), f"{code}: {details}")
+    return Answer(_GRPC_KINDS.get(code, "refused"), f"{code}: {details}", wait_s=_read_grpc_wait(error))
+
+
+def _read_grpc_wait(error: Any) -> float:
+    """The seconds of an error's RetryInfo."""
+    try:
+        found = dict(error.trailing_metadata() or ()).get("google.rpc.retryinfo-bin")
+        if not found:
+            return 0.0
+        delay = import_module("google.rpc.error_details_pb2").RetryInfo.FromString(found).retry_delay
+        return float(delay.seconds + delay.nanos / 1e9)
+    except Exception:  # no RetryInfo after all
+        return 0.0
 
 
 class HttpTransport(_OtlpTransport):
@@ -305,10 +328,10 @@ class HttpTransport(_OtlpTransport):
         self._client = self._exporter._client
         self._client._transport = _listen(self._client._transport, self)
 
-    def send(self, payload: list[Any]) -> Answer:
+    def send_request(self, request: bytes) -> Answer:
         self._last = Answer("unconfirmed", "no answer")
-        self._client.export(wire.request(*self._head, payload))
-        return self.said(self._last)
+        self._client.export(request)
+        return self._last
 
     def read_result(self, result: Any) -> Answer:
         """What became of one request."""
@@ -320,7 +343,8 @@ class HttpTransport(_OtlpTransport):
                 return self.read_response(self._response.FromString(result.content()))
             except Exception:  # an answer that is no protobuf: accepted all the same, says the protocol
                 return Answer("accepted")
-        return Answer(_HTTP_KINDS.get(status, "refused"), f"HTTP {status} {result.reason or ''}".strip())
+        text = f"HTTP {status} {result.reason or ''}".strip()
+        return Answer(_HTTP_KINDS.get(status, "refused"), text, wait_s=_read_http_wait(result))
 
 
 def _listen(inner: Any, transport: HttpTransport) -> Any:
@@ -339,6 +363,15 @@ def _listen(inner: Any, transport: HttpTransport) -> Any:
     return _Listening()
 
 
+def _read_http_wait(result: Any) -> float:
+    """The seconds of an answer's Retry-After, which may also name a time."""
+    try:
+        text = (result.headers().get("retry-after") or "0").strip()
+        return float(text) if text.replace(".", "", 1).isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
+    except Exception:
+        return 0.0
+
+
 def _read_http_error(error: Exception | None) -> Answer:
     reason = getattr(error.args[0], "reason", error.args[0]) if error is not None and error.args else error
     text = f"{type(error).__name__}: {reason}"
@@ -349,7 +382,7 @@ def _read_http_error(error: Exception | None) -> Answer:
     return Answer("unconfirmed", text)
 
 
-def _encode_head(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
+def encode_head(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
     """The Resource and InstrumentationScope messages."""
     encoded = encode_metrics(MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, [], "")], "")])).resource_metrics[0]
     return encoded.resource.SerializeToString(), encoded.scope_metrics[0].scope.SerializeToString()
@@ -363,6 +396,11 @@ def make_exporter(signal: str, protocol: str) -> Any:
     timeouts = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
     arguments = {} if any(os.environ.get(name) for name in timeouts) else {"timeout": TIMEOUT_S}
     return getattr(module, names.exporter)(**arguments)
+
+
+def is_otlp(name: str) -> bool:
+    """Whether an exporter's name is one of OTLP's, whose messages are bytes."""
+    return name in _PROTOCOLS
 
 
 def load_exporter(signal: str, name: str) -> None:

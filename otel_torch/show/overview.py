@@ -1,24 +1,24 @@
-"""`otel-torch show`: a recording as a table, modules by statistics, what is not finite first.
+"""A recording as a table: modules by statistics, what is not finite first.
 
 For the person who asks at night whether the run is all right, and where it went wrong first.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from otel_torch.console import say
-from otel_torch.parity.recording import RecordingError, Row, iterate_rows, read_metadata
-from otel_torch.records import FINGERPRINTS, Losses, spell
-from otel_torch.settings import STATISTICS, BadValue, Numbers
+from otel_torch.parity.recording import Row, read_metadata
+from otel_torch.progress import Progress
+from otel_torch.records import FINGERPRINTS, spell
+from otel_torch.settings import STATISTICS
+from otel_torch.show.selection import Selection, place, troubles
 from otel_torch.table import Line, colourful, escape, paint, render, write
 
 SCHEMA = "otel_torch.show/1"
@@ -35,34 +35,15 @@ _NO_COLUMN = FINGERPRINTS | {"histogram", "shape", "dtype"}
 _NAMES = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `otel-torch show`."""
-    parser.add_argument("recording", metavar="RECORDING", help="a recording (.jsonl), also one of FastVideo's own trace")
-    parser.add_argument("--module", metavar="REGEX", help="only modules in whose name this is found")
-    parser.add_argument("--step", metavar="LIST", help="only these steps (0,2,10-20,*/10), each record on a line of its own")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the table. Returns 0, or 2 after one line on stderr for bad input."""
-    try:
-        modules = re.compile(arguments.module) if arguments.module else None
-        steps = Numbers.parse(arguments.step, problem=lambda message: say(f"--step: {message}")) if arguments.step else None
-        overview = _read(arguments.recording, modules, steps)
-    except re.error as error:
-        say(f"--module {arguments.module!r} is not a regular expression: {error}")
-        return 2
-    except RecordingError as error:
-        say(str(error))
-        return 2
-    except BadValue as error:
-        say(f"--step {arguments.step!r}: {error}")
-        return 2
+def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
+    """Print the table, or one JSON object. Returns 0, or 2 after one line on stderr where nothing is selected."""
+    with progress:
+        overview = _read(selection, progress)
     if not overview.groups:
-        say(f"{arguments.recording}: none of its {overview.records} records is selected; {overview.hint()}")
+        say(f"{selection.path}: none of its {selection.records} records is selected; {selection.hint()}")
         return 2
     try:
-        if arguments.json:
+        if as_json:
             write(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
         else:
             overview.print(colourful(sys.stdout))
@@ -98,21 +79,22 @@ class _Group:
 class _Overview:
     """What is shown: the lines, and what is to be said above them."""
 
-    path: str
+    selection: Selection
     meta: dict[str, Any]
-    single: bool
-    records: int = 0
     groups: dict[tuple[Any, ...], _Group] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    modules: dict[str, None] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
     first_bad: Row | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether each record has a line of its own."""
+        return self.selection.steps is not None
 
     def add(self, row: Row) -> None:
         """Take a selected record in."""
         key: tuple[Any, ...] = tuple(row.get(name) for name in ("model", "module", "tensor", "phase", "branch"))
         if self.single:
-            key = (*key, self.records)
+            key = (*key, self.selection.selected)
         group = self.groups.setdefault(key, _Group(row))
         group.add(row)
         if self.first_bad is None:
@@ -122,18 +104,12 @@ class _Overview:
         """The groups, those with a non-finite value first, each part in the order of the recording."""
         return sorted(self.groups.values(), key=lambda group: group.first_bad is None)
 
-    def hint(self) -> str:
-        """What could have been selected."""
-        modules, steps = list(self.modules), sorted(self.steps)
-        named = ", ".join(escape(name) or "the root" for name in modules[:3]) + (", ..." if len(modules) > 3 else "")
-        return f"it has {len(modules)} modules ({named})" + (f" and steps {steps[0]} to {steps[-1]}" if steps else "")
-
     def as_json(self) -> dict[str, Any]:
         """The same as one JSON object, with non-finite numbers as strings."""
         return {
             "schema": SCHEMA,
-            "recording": self.path,
-            "records": self.records,
+            "recording": self.selection.path,
+            "records": self.selection.records,
             "meta": _spell(self.meta),
             "warnings": self.warnings,
             "first_nonfinite": self.first_bad,
@@ -148,7 +124,7 @@ class _Overview:
         for warning in self.warnings:
             write(sys.stdout, paint(escape(f"! {warning}"), "yellow", colour))
         if self.first_bad is not None:
-            write(sys.stdout, paint(escape(f"! first non-finite value: {_place(self.first_bad)}"), "red", colour))
+            write(sys.stdout, paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", colour))
         write(sys.stdout, "")
         groups = self.ordered()
         columns = _columns(groups, self.single)
@@ -157,9 +133,10 @@ class _Overview:
         write(sys.stdout, render([name for name, _ in columns], lines, left=left, colour=colour))
 
     def _heading(self) -> str:
-        parts = [f"{self.path}: {self.records} records, {len(self.modules)} modules"]
-        if self.steps:
-            first, last = min(self.steps), max(self.steps)
+        seen, steps = self.selection, self.selection.seen_steps
+        parts = [f"{seen.path}: {seen.records} records, {len(seen.seen_modules)} modules"]
+        if steps:
+            first, last = min(steps), max(steps)
             parts.append(f"step {first}" if first == last else f"steps {first} to {last}")
         if "run_id" in self.meta:
             parts.append(f"run {self.meta['run_id']}")
@@ -168,28 +145,12 @@ class _Overview:
         return ", ".join(parts)
 
 
-def _read(path: str, modules: re.Pattern[str] | None, steps: Numbers | None) -> _Overview:
+def _read(selection: Selection, progress: Progress) -> _Overview:
     warnings: list[str] = []
-    meta = read_metadata(path, warnings.append)
-    overview = _Overview(path, meta, single=steps is not None, warnings=warnings)
-    for row in iterate_rows(path, warnings.append):
-        overview.records += 1
-        overview.modules.setdefault(row["module"])
-        step = row["step"]
-        if step is not None:
-            overview.steps.add(step)
-        if (modules is None or modules.search(row["module"])) and (steps is None or (step is not None and step in steps)):
-            overview.add(row)
-    if meta.get("ended_cleanly") is False:
-        warnings.append("the run was killed, or is still going on: the recording ends early")
-    if meta.get("writing_ended"):
-        warnings.append(f"writing ended before the run did ({meta['writing_ended']})")
-    losses, lost = Losses(), meta.get("lost")
-    for loss in lost if isinstance(lost, list) else ():
-        if isinstance(loss, dict) and isinstance(loss.get("count"), int):
-            losses.count(str(loss.get("what")), str(loss.get("reason")), loss["count"])
-    if said := losses.describe():
-        warnings.append(f"lost: {said}")
+    overview = _Overview(selection, read_metadata(selection.path, warnings.append), warnings=warnings)
+    for row in selection.rows(warnings.append, progress):
+        overview.add(row)
+    warnings += troubles(overview.meta)
     return overview
 
 
@@ -239,14 +200,6 @@ def _text(name: str) -> Callable[[_Group], str]:
 
 def _shape(value: Any) -> str:
     return "x".join(map(str, value)) or "scalar" if isinstance(value, list) else ""
-
-
-def _place(row: Row) -> str:
-    parts = [f"{row.get('model', '')} {row['module'] or '(root)'} {row['tensor']}".strip()]
-    parts += [
-        f"{name} {row[name]}" for name in ("phase", "branch", "loop", "step", "call") if row.get(name) not in (None, "forward")
-    ]
-    return ", ".join(parts)
 
 
 def _since(row: Row | None) -> str:

@@ -1,0 +1,375 @@
+"""`otel-torch show --html`: a recording as one page. What a browser makes of it is looked at in tests/pages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import random
+import re
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import otel_torch.page
+from otel_torch.cli import main
+from otel_torch.show import grid as grids
+from otel_torch.show.grid import Grid, combine
+from otel_torch.show.traces import Process, Span, lanes
+from otel_torch.show.values import ROWS, values_of
+from tests.pages.spans import line, span, step, write
+from tests.support import run_python
+from tests.test_diff_report import HOSTILE, Page
+from tests.test_show import recording, row  # noqa: F401  # a fixture
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch, capsys):
+    """Runs the command and gives the page as a browser finds it."""
+    monkeypatch.setattr(otel_torch.page, "plot_library", lambda: "/* the plots */")
+
+    def make(*words):
+        path = tmp_path / "page.html"
+        assert main(["show", *map(str, words), "--html", str(path)]) == 0, capsys.readouterr().err
+        found = Page(path.read_text(encoding="utf-8"))
+        assert found.open == []
+        found.said = capsys.readouterr().out
+        return found
+
+    return make
+
+
+def text(page):
+    return " ".join(" ".join(page.texts).split())
+
+
+def data(page):
+    return json.loads(page.scripts[1])
+
+
+def cells(page, statistic, tensors="outputs"):
+    """Values by row and column."""
+    drawn = data(page)
+    group = drawn["groups"][tensors]
+    table = group["statistics"][statistic]["cells"]
+    return {
+        (name, step): value
+        for name, values in zip(group["rows"], table, strict=True)
+        for step, value in zip(drawn["columns"], values, strict=True)
+        if value is not None
+    }
+
+
+META = {
+    "run_id": "r7", "rank": 3, "world_size": 8, "pid": 71, "host": "node", "ended_cleanly": True,
+    "start": "2026-11-21T10:00:00+00:00", "end": "2026-11-21T10:00:02.5+00:00", "kernels": "native (avx512)",
+    "versions": {"torch": "2.13.0"}, "settings": {"OTEL_TORCH_ENABLED": "1"},
+    "models": {"M": {"modules": 74, "forwards": 10}},
+    "regions": {"fastvideo.region::denoising": {"count": 2, "host_total_s": 1.5, "host_longest_s": 1.0, "device_total_s": None}},
+}  # fmt: skip
+
+
+def test_the_header_has_the_facts_of_the_run(recording, page):  # noqa: F811
+    found = text(page(recording(row(), row(step=1), meta=META)))
+    for said in (
+        "ended cleanly", "every recorded value is finite", "2 of 1 modules", "run r7", "rank 3 of 8", "71 on node", "2.5 s",
+        "torch 2.13.0", "native (avx512)", "OTEL_TORCH_ENABLED=1", "model M 74 modules, 10 forwards",
+        "fastvideo.region::denoising 1.5 s 1 s 2",
+    ):  # fmt: skip
+        assert said in found
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [
+        (META | {"ended_cleanly": False}, "killed, or still going on"),
+        (META | {"writing_ended": "disk"}, "writing ended before the run did (disk)"),
+        (META | {"lost": [{"what": "record", "reason": "disk", "count": 4}]}, "lost 4 records (disk)"),
+        (None, "no metadata"),
+        ({"versions": 3, "models": [1], "regions": "?", "settings": None, "lost": {}, "start": 5}, "no metadata"),
+    ],
+)
+def test_it_says_how_the_run_ended_and_what_was_lost(recording, page, meta, said):  # noqa: F811
+    assert said in text(page(recording(row(), meta=meta)))
+
+
+def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording, page):  # noqa: F811
+    rows = [
+        row("fine"),
+        row("late", 4, max="Infinity"),
+        row("bad"),
+        row("bad", 5, abs_mean="NaN", nonfinite=7),
+        row("bad", 6, nonfinite=1),
+    ]
+    found = page(recording(*rows))
+    said = text(found)
+    assert said.index("Not finite") < said.index("Timeline") < said.index("Module × step")
+    assert "The first NaN or infinity: M late out, loop 0, step 4, call 0" in said
+    table = said[said.index("elements records") : said.index("Timeline")]
+    assert table == "elements records M late out forward 0 4 0 0 1 M bad out forward 0 5 0 7 2 "
+    assert cells(found, "abs_mean")["bad", "5"] == "!" and cells(found, "max")["late", "4"] == "!"
+    assert cells(found, "abs_mean")["fine", "0"] == 1.0
+
+
+def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):  # noqa: F811
+    rows = [row(name, at, abs_mean=at + 0.5, further=2 * at) for at in range(3) for name in ("a", "b")]
+    rows += [row("a", 1, call=1, abs_mean=-7.0, min=-9.0, max=0.0, nonfinite=0, zeros=2), row("a", 1, call=2, zeros=3)]
+    found = page(recording(*rows))
+    assert list(data(found)["groups"]["outputs"]["statistics"]) == ["abs_mean", "min", "max", "nonfinite", "zeros", "further"]
+    assert cells(found, "abs_mean") == {
+        ("a", "0"): 0.5, ("a", "1"): -7.0, ("a", "2"): 2.5, ("b", "0"): 0.5, ("b", "1"): 1.5, ("b", "2"): 2.5,
+    }  # fmt: skip
+    assert cells(found, "min")["a", "1"] == -9.0 and cells(found, "max")["a", "1"] == 1.0
+    assert cells(found, "zeros") == {("a", "1"): 5.0}
+    assert cells(found, "further")["b", "2"] == 4.0
+
+
+def test_the_spread_over_modules_and_over_steps_is_told_in_quantiles(recording, page):  # noqa: F811
+    rows = [row(f"m{at}", number, abs_mean=float(at + 100 * number)) for number in range(2) for at in range(11)]
+    statistic = data(page(recording(*rows, row("bad", abs_mean="NaN"))))["groups"]["outputs"]["statistics"]["abs_mean"]
+    assert statistic["over_steps"] == [[0.0, 1.0, 5.0, 9.0, 10.0], [100.0, 101.0, 105.0, 109.0, 110.0]]
+    assert statistic["over_modules"][3] == [3.0, 13.0, 53.0, 93.0, 103.0]
+    assert statistic["over_modules"][-1] is None
+
+
+def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):  # noqa: F811
+    rows = [row(tensor=name) for name in ("out[0]", "out[1]", "in.x", "grad", "param.weight", "odd")]
+    rows += [row(model="N"), row(model="N", phase="eval")]
+    groups = data(page(recording(*rows)))["groups"]
+    assert list(groups) == ["outputs", "inputs", "gradients of outputs", "parameters", "other tensors"]
+    assert groups["outputs"]["rows"] == [
+        "M: block out[0] forward",
+        "M: block out[1] forward",
+        "N: block forward",
+        "N: block eval",
+    ]
+    assert groups["inputs"]["rows"] == ["block"]
+
+
+def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page):  # noqa: F811
+    def counts(**by_bin):
+        return [by_bin.get(f"b{at}", 0) for at in range(64)]
+
+    rows = [row("a", 0, histogram=counts(b41=1, b43=1)), row("a", 1, histogram=counts(b43=2)), row("b", histogram=counts(b42=5))]
+    found = page(recording(*rows))
+    assert "Magnitudes" in text(found)
+    assert data(found)["groups"]["outputs"]["histograms"] == {
+        "first": 41, "bins": ["2^-1", "2^0", "2^1"], "rows": [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]],
+        "steps": [[0.143, 0.714, 0.143], [0.0, 0.0, 1.0]],
+    }  # fmt: skip
+    assert "Magnitudes" not in text(page(recording(row())))
+
+
+def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recording, page):  # noqa: F811
+    rows = [row(f"blocks.{at // 3}.{at % 3}", number, abs_mean=float(number)) for number in range(1000) for at in range(300)]
+    rows[150_000]["abs_mean"] = 5000.0
+    found = page(recording(*rows))
+    drawn = data(found)
+    group = drawn["groups"]["outputs"]
+    assert 40 <= len(drawn["columns"]) <= 80 and drawn["columns"][0] == "0–15" and drawn["columns"][-1] == "992–999"
+    assert len(group["rows"]) == 100 and group["said"].startswith("300 tensors are put together under 100 names")
+    assert "1,000 steps are put together in groups of 16" in text(found)
+    table = np.array(group["statistics"]["abs_mean"]["cells"])
+    assert table.max() == 5000.0 and (table[:, -1] == 999).all(), "no extreme is lost"
+
+
+def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_finite(recording, page):  # noqa: F811
+    found = page(recording(*[row(f"m{at}", abs_mean="NaN" if at == 400 else 1.0) for at in range(500)]))
+    group = data(found)["groups"]["outputs"]
+    assert len(group["rows"]) == ROWS and group["rows"][-1] == "m400"
+    assert f"{500 - ROWS} are left out" in group["said"]
+
+
+def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):  # noqa: F811
+    numbers = random.Random(0)
+    rows = [
+        {"module": f"{at}", "tensor": kind, "step": number, **{f"s{one}": numbers.gauss(0, 1e9) for one in range(30)}}
+        for number in range(90)
+        for at in range(130)
+        for kind in ("out", "in[0]")
+    ]
+    found = page(recording(*rows))
+    assert (tmp_path / "page.html").stat().st_size < 6_000_000
+    assert "Left out: 6 further statistics, s24, s25, s26, s27, s28 among them" in text(found)
+
+
+def test_modules_and_steps_are_selected(recording, page):  # noqa: F811
+    rows = [row(name, at) for at in range(5) for name in ("a.1", "b.1")]
+    found = page(recording(*rows), "--module", "^b", "--step", "2-3")
+    assert set(cells(found, "abs_mean")) == {("b.1", "2"), ("b.1", "3")}
+    assert "10 of 2 modules, of which 2 are shown" in text(found)
+
+
+# -- the timeline --------------------------------------------------------------------------------------------------------------
+
+
+def timeline(page):
+    return json.loads(page.scripts[0])["timeline"]
+
+
+def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):  # noqa: F811
+    found = page(recording(row(), meta=META))
+    assert json.loads(found.scripts[0]) == {}
+    assert "To see here when each region and step began and ended, record with OTEL_TORCH_OTLP_FILE=FOLDER too" in text(found)
+
+
+def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):  # noqa: F811
+    path = recording(row(), meta=META)
+    happened = ("exception", 2.5, {"exception.type": "ValueError"})
+    mine = line(span("torch.run", 0, 9), span("region", 1, 4, torch_region="r", events=[happened]), step(3, 1.5, 2), rank=3)
+    write(tmp_path / "traces.rank3.jsonl", mine)
+    write(tmp_path / "traces.rank4.jsonl", line(span("of another rank", 0, 99), rank=4))
+    plot = timeline(page(path))
+    drawn = [(one["text"].split("\n")[0], one["from"], one["to"], one["line"], one["kind"]) for one in plot["data"]["values"]]
+    assert drawn == [
+        ("torch.run", 0.0, 9.0, 0, "other"), ("region", 1.0, 4.0, 1, "region"), ("torch.step 3", 1.5, 2.0, 2, "step"),
+    ]  # fmt: skip
+    (mark,) = plot["layer"][-1]["data"]["values"]
+    assert (mark["at"], mark["line"], mark["text"]) == (2.5, 1, "exception\nexception.type ValueError")
+
+
+def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, page, tmp_path):  # noqa: F811
+    write(tmp_path / "else" / "traces.jsonl", line(span("torch.run", 0, 9), run="another"))
+    found = page(recording(row(), meta=META), "--traces", tmp_path / "else")
+    assert json.loads(found.scripts[0]) == {}
+    assert "the traces are of another run" in text(found) and "the traces are of another run" in found.said
+
+
+def test_of_many_spans_the_longest_are_drawn_and_it_is_said(recording, page, tmp_path):  # noqa: F811
+    many = [span(f"s{at}", at, at + (0.9 if at % 2 else 0.1)) for at in range(5000)]
+    found = page(recording(row()), "--traces", write(tmp_path / "traces.jsonl", line(*many)))
+    values = timeline(found)["data"]["values"]
+    assert len(values) == 2000 and all(one["to"] - one["from"] > 0.8 for one in values)
+    assert "The 2,000 longest of 5,000 spans are drawn." in text(found)
+
+
+def test_a_timeline_never_draws_two_spans_in_one_place():
+    numbers = random.Random(3)
+    here = Process(None, 0, 1, None)
+    spans = []
+    for at in range(400):
+        start = numbers.randrange(1000)
+        spans.append(Span(f"{at}", start, start + numbers.randrange(1, 60), here))
+    placed = lanes(spans)
+    by_place: dict[tuple[int, int], list[Span]] = {}
+    for one, place in zip(spans, placed, strict=True):
+        by_place.setdefault(place, []).append(one)
+    for (lane, depth), inside in by_place.items():
+        inside.sort(key=lambda one: one.start_ns)
+        assert all(one.end_ns <= other.start_ns for one, other in pairwise(inside))
+        above = by_place.get((lane, depth - 1), [])
+        assert depth == 0 or all(any(up.start_ns <= one.start_ns and one.end_ns <= up.end_ns for up in above) for one in inside)
+
+
+# -- safety --------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_name_runs_in_a_page(recording, page, tmp_path):  # noqa: F811
+    meta = META | {
+        "trace_id": HOSTILE, "versions": {HOSTILE: HOSTILE}, "settings": {HOSTILE: HOSTILE}, "kernels": HOSTILE,
+        "models": {HOSTILE: {"modules": HOSTILE}}, "regions": {HOSTILE: {"count": 1}}, "writing_ended": HOSTILE,
+    }  # fmt: skip
+    bad = row(HOSTILE, tensor=HOSTILE, model=HOSTILE, phase=HOSTILE, branch=HOSTILE, nonfinite=1, **{HOSTILE: 1.5})
+    hostile = HOSTILE.replace("\ud800", "")  # which no writer of protobuf's JSON writes
+    traces = line(span(hostile, 0, 1, events=[(hostile, 0.5, {hostile: hostile})], **{hostile: hostile}), rank=3)
+    given = "--traces", write(tmp_path / "traces.jsonl", traces)
+    honest = page(recording(row(nonfinite=1), meta=META), "--traces", write(tmp_path / "t.jsonl", line(span("a", 0, 1), rank=3)))
+    found = page(recording(bad, meta=meta), *given)
+    assert len(found.scripts) == 4 and found.scripts[2:] == honest.scripts[2:]
+    assert {tag for tag, _ in found.elements} == {tag for tag, _ in honest.elements} | {"p"}
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+    assert "alert(1)" in text(found) and "alert(1)" in str(timeline(found))
+    assert all(one.isprintable() or one == "\n" for one in "".join(found.texts))
+    assert "<" not in found.scripts[0] and "<" not in found.scripts[1]
+    assert data(found)["groups"]["other tensors"]["rows"]
+    loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
+    assert not [name for _, attributes in found.elements for name in loads & set(attributes)]
+    policy = next(attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes)
+    directives = dict(one.strip().split(" ", 1) for one in policy.split(";"))
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in found.scripts[2:]}
+    assert directives["default-src"] == "'none'" and set(directives["script-src"].split()) == hashes
+    assert not re.search(r"@import|url\(", "".join(found.texts))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--html", "no/such/folder.html"), "no/such/folder.html: cannot be written: No such file or directory"),
+        (("--html", "."), "cannot be written: Is a directory"),
+        (("--html", "p.html", "--module", "nothing"), "none of its 1 records is selected; it has 1 modules (block)"),
+        (("--html", "p.html", "--traces", "run.jsonl"), "run.jsonl: line 1 holds no spans"),
+    ],
+)
+def test_bad_input_is_one_line_status_2_and_no_page(recording, tmp_path, monkeypatch, capsys, words, said):  # noqa: F811
+    recording(row())
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "run.jsonl", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and said in captured.err and len(captured.err.splitlines()) == 1
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_without_the_plotting_library_one_line_says_what_to_install(recording, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    assert main(["show", recording(row()), "--html", str(tmp_path / "p.html")]) == 2
+    assert "--html needs vl-convert-python: pip install 'otel-torch[html]'" in capsys.readouterr().err
+    assert not (tmp_path / "p.html").exists()
+
+
+# -- the grid ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cells_in_memory", [1 << 20, 100, 1])
+@pytest.mark.parametrize("statistic", ["x", "min", "zeros"])
+def test_whatever_is_put_together_is_what_putting_all_together_gives(monkeypatch, statistic, cells_in_memory):
+    """In one chunk or in many, with columns for all steps or a single one."""
+    monkeypatch.setattr(grids, "CELLS", cells_in_memory)
+    numbers = random.Random(7)
+    rows = [
+        {"module": f"m{numbers.randrange(9)}", "tensor": "out", "step": at // 5, "loop": 0,
+         statistic: numbers.choice([math.nan, math.inf, 0.0]) if numbers.random() < 0.01 else float(numbers.randrange(-99, 99))}
+        for at in range(3000)
+    ]  # fmt: skip
+    if statistic == "zeros":
+        rows = [one | {"zeros": abs(one["zeros"]) if math.isfinite(one["zeros"]) else 1.0} for one in rows]
+    grid = Grid()
+    for start in range(0, len(rows), 700):
+        grid.add(rows[start : start + 700])
+    array = grid.statistics[statistic]
+    assert array.shape == (9, len(grid.columns)) and len(grid.columns) <= 80
+    where = {step: at for at, steps in enumerate(grid.columns) for step in steps}
+    expected: dict[tuple[str, int], list[float]] = {}
+    for one in rows:
+        value = one[statistic] if math.isfinite(one[statistic]) else math.inf
+        expected.setdefault((one["module"], where[(0, one["step"])]), []).append(value)
+    for at, series in enumerate(grid.series):
+        for column in range(len(grid.columns)):
+            values = expected.get((series.module, column))
+            wanted = math.nan if values is None else combine(statistic, np.array([values]))[0]
+            found = array[at, column]
+            # of two values of one magnitude and different signs either may stay
+            assert (found != found and wanted != wanted) or found == wanted or (statistic == "x" and found == -wanted)
+    if cells_in_memory == 1:
+        assert len(grid.columns) == 1
+
+
+def test_fields_that_are_no_numbers_are_no_statistics():
+    odd = {"x": "<error>", "y": [1, 2], "z": True, "order": [1, 2], "value": 3, "class": "Linear", "huge": 10**400, "rms": 2}
+    grid = Grid.of(iter([{"module": "a", "tensor": "out", "step": None, **odd}]))
+    assert list(grid.statistics) == ["rms", "huge"]
+    assert np.isinf(grid.statistics["huge"]).all()
+    assert values_of(grid)["columns"] == ["none"]
+
+
+def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):
+    write(tmp_path / "run.jsonl", json.dumps(row()) + "\n")
+    code = (
+        "import sys, otel_torch.show.page as page, otel_torch.page, otel_torch.show.chrome_trace\nfrom pathlib import Path\n"
+        "from otel_torch.show.selection import Selection\notel_torch.page.plot_library = lambda: ''\n"
+        "page.write_page(Selection('run.jsonl'), Path('p.html'), [], lambda text: None)\n"
+        "sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
+    )
+    run_python(tmp_path, code, OTEL_TORCH_ENABLED="0")
