@@ -10,15 +10,17 @@ PYTEST := -m pytest -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart test test-fastvideo test-oldest bench lint format docs clean
+.PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show what was recorded"
 	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
 	@echo "make test-fastvideo  the tests that run the real FastVideo, and all others that take long"
 	@echo "make test-oldest     the tests on the oldest torch that is claimed, in $(OLDEST)"
+	@echo "make e2e             builds Collector, Prometheus, Jaeger and Loki with Go, once (half an hour), and reads back from them"
 	@echo "make bench           what recording costs beside what others cost, into docs/performance.md; BENCH=diff chooses"
 	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
 	@echo "make docs            rewrite docs/configuration.md from the settings table"
+	@echo "make pictures        take the pictures of docs/pictures-without-a-server.md anew, with a browser"
 
 # $(call install,VENV,CONSTRAINTS,WHAT)
 install = @echo "installing $(3) into $(1)" && $(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) $(3)
@@ -51,13 +53,18 @@ quickstart: $(VENV)/installed-examples
 	@echo "The recording: otel-torch/quickstart.jsonl, and what was around it: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py tests/test_docs.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard" $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
+
+# one process, as all tests share one of each program
+e2e: $(VENV)/installed-test
+	$(VENV)/bin/python -m tests.e2e.build
+	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python -m pytest -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
 
 # the real FastVideo is measured where `make test-fastvideo` has installed it
 bench: $(VENV)/installed-bench
@@ -74,6 +81,10 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
+
+# needs a Chromium: Debian's `chromium`, or the one that BROWSER_FOR_TESTS names
+pictures: $(VENV)/installed-test
+	$(VENV)/bin/python -m tests.pages.make_pictures
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist otel-torch otel_torch/statistics/kernel.so

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from otel_torch.capture.cache_dict import CacheDict as CacheDict
     from otel_torch.capture.interleave import Interleaver as Interleaver
     from otel_torch.capture.interleave import interleave as interleave
+    from otel_torch.capture.lockstep import lockstep as lockstep
     from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
     from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
@@ -87,6 +88,7 @@ _HOMES = {
     "capture.cache": ("Cache",),
     "capture.cache_dict": ("CacheDict",),
     "capture.interleave": ("interleave", "Interleaver"),
+    "capture.lockstep": ("lockstep",),
     "capture.offload": ("enable_layerwise_offload", "LayerwiseOffloadHook", "LayerwiseOffloadState"),
     "capture.scan": ("scan",),
     "capture.structure": ("rmap_tensor",),

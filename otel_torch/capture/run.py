@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -62,8 +62,10 @@ class Run:
         self._thread: threading.Thread | None = None
         self._wanted: _Event | None = None
         self._held: _Event | None = None  # where the model stands
+        self._going_on: Any = None  # ... and with what it goes on from there
         self._seen: dict[_Event, Any] = {}
         self._passed: dict[tuple[str, str], int] = {}
+        self._kept: frozenset[_Event] = frozenset()
         self._gradients: dict[_Event, Any] = {}  # what is to be put in the place of a gradient
         self._error: BaseException | None = None
         self._ended = self._abandoned = self._free = self._models_turn = False
@@ -105,7 +107,15 @@ class Run:
             if event in self._seen or self._passed.get((module, what), 0) > call:
                 raise InterleaveError(self._too_late(event))
             self.ask(*event)
-        self._seen[event] = value
+        self._seen[event] = self._going_on = value
+
+    def keep(self, events: Iterable[tuple[str, str, int]]) -> None:
+        """Copy these when the model passes them, so that they may be asked for later; `forget` each in time."""
+        self._kept = frozenset(events)
+
+    def forget(self, module: str, what: str, call: int) -> None:
+        """Let go of the value of an event."""
+        self._seen.pop((module, what, call), None)
 
     @property
     def result(self) -> Any:
@@ -176,15 +186,16 @@ class Run:
             self._passed[module, what] = call + 1
         if self._abandoned:
             raise _Abandoned
+        if event in self._kept:
+            self._seen[event] = rmap_tensor(value, lambda tensor: tensor.detach().clone())
         if self._wanted == event and not self._free:
-            self._seen[event] = value
+            self._seen[event] = self._going_on = value
             self._held, self._models_turn = event, False
             self._body_may.release()
             self._model_may.acquire()
             if self._abandoned:
                 raise _Abandoned
-            value = self._seen[event]
-            self._held = None
+            value, self._going_on, self._held = self._going_on, None, None
         if what == "output" and (event in self._seen or self._wanted == (module, "grad", call)):
             value = self._watch_gradient(module, call, value)
         return value

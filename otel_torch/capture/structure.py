@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """`value` with `change(leaf)` in the place of every `kind` in it.
 
-    Tuples, named tuples and lists keep their type; a mapping becomes a plain dict, its keys changed too; a dataclass is
+    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed too); a dataclass is
     rebuilt field by field, without its `__init__`. Anything else stays what it was, unchanged and not copied.
     """
     if isinstance(value, kind):
@@ -26,8 +27,13 @@ def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (tuple, list)):
         changed = [replace_leaves(one, kind, change) for one in value]
         return type(value)(changed)
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {replace_leaves(key, kind, change): replace_leaves(one, kind, change) for key, one in value.items()}
+    if isinstance(value, (dict, UserDict)):  # Hugging Face's outputs among them, which are dataclasses too
+        filled = copy.copy(value)
+        for key, one in list(value.items()):
+            filled[key] = replace_leaves(one, kind, change)
+        return filled
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         rebuilt = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -41,7 +47,7 @@ def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 def rmap_tensor(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     """`value` with `fn(tensor)` in the place of every tensor in it.
 
-    Tuples, named tuples and lists keep their type; a mapping becomes a plain dict, its keys changed too; a dataclass is
+    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed too); a dataclass is
     rebuilt field by field. Anything else stays what it was.
 
     >>> import torch

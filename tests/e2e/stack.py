@@ -1,0 +1,213 @@
+"""Starts the real programs from the files of `collector-config/`, as they are shipped, on free ports of the loopback.
+
+What a test changes is what a user can change: environment variables that the files read, and Prometheus' flags. A program writes
+its log beside its data, and a start that fails says the end of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from tests.e2e.build import find
+
+SHIPPED = Path(__file__).parents[2] / "collector-config"
+COMPOSE = SHIPPED / "docker-compose.yml"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """ports: the variables that get a free one. command: the arguments, from the variables and the program's own folder.
+    health: where it says that it is ready. environment: what else a test sets, `{folder}` being the program's own."""
+
+    ports: tuple[str, ...]
+    command: Callable[[Mapping[str, str], Path], list[str]]
+    health: str
+    environment: Mapping[str, str]
+
+
+def collector_arguments(*files: str) -> list[str]:
+    """What a Collector is started with from shipped files."""
+    return [part for file in files for part in ("--config", str(SHIPPED / file))]
+
+
+def prometheus_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
+    """The flags of docker-compose.yml, but for where Prometheus listens and keeps its files."""
+    own = {
+        "--config.file": str(SHIPPED / "prometheus.yaml"),
+        "--storage.tsdb.path": str(folder / "data"),
+        "--web.listen-address": f"127.0.0.1:{environ['PROMETHEUS_PORT']}",
+    }
+    shipped = yaml.safe_load(COMPOSE.read_text())["services"]["prometheus"]["command"]
+    return [flag for flag in shipped if flag.partition("=")[0] not in own] + [f"{name}={value}" for name, value in own.items()]
+
+
+def loki_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
+    """The flags of docker-compose.yml, but for where the file lies."""
+    shipped = yaml.safe_load(COMPOSE.read_text())["services"]["loki"]["command"]
+    return [f"-config.file={SHIPPED / 'loki.yaml'}" if flag.startswith("-config.file=") else flag for flag in shipped]
+
+
+COLLECTOR_PORTS = ("COLLECTOR_GRPC_PORT", "COLLECTOR_HTTP_PORT", "COLLECTOR_HEALTH_PORT", "COLLECTOR_METRICS_PORT")
+JAEGER_PORTS = (
+    "JAEGER_GRPC_PORT", "JAEGER_HTTP_PORT", "JAEGER_HEALTH_PORT", "JAEGER_UI_PORT", "JAEGER_QUERY_GRPC_PORT",
+    "JAEGER_METRICS_PORT",
+)  # fmt: skip
+
+RECIPES = {
+    "collector": Recipe(
+        COLLECTOR_PORTS,
+        lambda environ, folder: collector_arguments(*environ["FILES"].split()),
+        "http://127.0.0.1:{COLLECTOR_HEALTH_PORT}",
+        # a gateway listens on all addresses, but not in a test
+        {
+            "COLLECTOR_HOST": "127.0.0.1", "COLLECTOR_FILES": "{folder}/files", "AGENT_QUEUE": "{folder}/queue",
+            "GATEWAY_QUEUE": "{folder}/queue", "COLLECTOR_FLUSH": "200ms", "SPAN_METRICS_INTERVAL": "1s",
+            "COLLECTOR_METRICS_INTERVAL_MS": "1000", "AGENT_RETRY_MAX": "1s",
+        },
+    ),
+    "prometheus": Recipe(("PROMETHEUS_PORT",), prometheus_arguments, "http://127.0.0.1:{PROMETHEUS_PORT}/-/ready", {}),
+    "jaeger": Recipe(
+        JAEGER_PORTS,
+        lambda environ, folder: ["--config", str(SHIPPED / "jaeger.yaml")],
+        "http://127.0.0.1:{JAEGER_HEALTH_PORT}/status",
+        {},
+    ),
+    "loki": Recipe(
+        ("LOKI_PORT", "LOKI_GRPC_PORT"), loki_arguments, "http://127.0.0.1:{LOKI_PORT}/ready", {"LOKI_DATA": "{folder}/data"}
+    ),
+}  # fmt: skip
+
+
+class Running:
+    """One program, from entering the context to leaving it.
+
+    name: of `RECIPES`. folder: for its log and its data. variables: the environment on top of the recipe's; of a Collector,
+    `FILES` are the shipped files that it gets, in order.
+
+    Raises:
+        build.Missing: the program has not been built.
+        RuntimeError: it does not become healthy.
+    """
+
+    def __init__(self, name: str, folder: Path, **variables: str) -> None:
+        self.name, self.folder, self.recipe = name, folder, RECIPES[name]
+        self.program = find(name)
+        own = {key: value.format(folder=folder) for key, value in self.recipe.environment.items()}
+        self.variables = own | dict(zip(self.recipe.ports, free_ports(len(self.recipe.ports)), strict=True)) | variables
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Running:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def url(self, port: str, path: str = "") -> str:
+        """Where it listens, by the name of the port's variable."""
+        return f"http://127.0.0.1:{self.variables[port]}{path}"
+
+    @property
+    def address(self) -> str:
+        """Where it takes data: its first port."""
+        return f"127.0.0.1:{self.variables[self.recipe.ports[0]]}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start it, also again after `stop` or `kill`, and wait until it is healthy."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")} | self.variables
+        command = [str(self.program), *self.recipe.command(self.variables, self.folder)]
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(command, cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT)
+        self._process = process
+        health = self.recipe.health.format(**self.variables)
+        with suppress(TimeoutError):
+            eventually(lambda: answers(health) or process.poll() is not None, timeout=120)
+        if not answers(health):
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise RuntimeError(f"{self.name} is not healthy at {health}; the end of {self.log}:\n{tail}")
+
+    def stop(self) -> None:
+        """End it as a service manager would: SIGTERM, and wait until what it holds is written."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without a chance to do anything."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """It takes connections, by the kernel, and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._signal(number)
+        self._signal(signal.SIGCONT)  # a paused one would not hear it
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def free_ports(number: int) -> list[str]:
+    """So many different ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [str(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def answers(url: str) -> bool:
+    """Whether there is a 2xx answer."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return 200 <= answer.status < 300
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], object], timeout: float = 60) -> None:
+    """Ask until the answer is true: what arrives at a server cannot be waited for in another way.
+
+    Raises:
+        TimeoutError: it never was.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout:.0f} s")
+        time.sleep(0.1)

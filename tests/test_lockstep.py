@@ -1,0 +1,180 @@
+"""A reference and its port side by side: the fault in hand, and every independent one in a single run."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import otel_torch
+from otel_torch import lockstep
+from tests.support import recording
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o(torch.softmax(self.q(x) @ self.k(x).mT / 4, -1) @ self.v(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(16), Attention()
+        self.norm2, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Reference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class PortBlock(nn.Module):
+    """The same with other names, and faults where they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre, self.post = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.faults: set[str] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.pre(x)
+        scale = 3 if "scale" in self.faults else 4
+        h = torch.softmax(self.query(h) @ self.key(h).mT / scale, -1) @ self.value(h)
+        x = x + self.out(h)
+        h = self.fc1(self.post(x))
+        return x + self.fc2(nn.functional.gelu(h, approximate="tanh") if "gelu" in self.faults else nn.functional.gelu(h))
+
+
+class Port(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(8, 16)
+        self.layers = nn.ModuleList(PortBlock() for _ in range(3))
+        self.final, self.proj = nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patch(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.proj(self.final(x))
+
+
+RENAMED = {
+    "embed": "patch", "blocks": "layers", "norm1": "pre", "norm2": "post", "attn.q": "query", "attn.k": "key", "attn.v": "value",
+    "attn.o": "out", "up": "fc1", "down": "fc2", "norm": "final", "head": "proj",
+}  # fmt: skip
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+
+
+def pair() -> tuple[Reference, Port]:
+    torch.manual_seed(0)
+    reference, port = Reference().eval(), Port().eval()
+    for parameter in reference.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    state = {}
+    for name, value in reference.state_dict().items():
+        for old, new in RENAMED.items():
+            name = ".".join(name.split(".")).replace(f"{old}.", f"{new}.") if f".{old}." in f".{name}" else name
+        state[name] = value
+    port.load_state_dict(state)
+    return reference, port
+
+
+def test_a_clean_port_has_no_fault() -> None:
+    reference, port = pair()
+    found = lockstep(reference, port, X)
+    assert found.faults == [] and found.compared > 40 and torch.allclose(found.result, reference(X), atol=1e-5)
+    assert str(found).startswith("no fault\n")
+
+
+def test_it_stops_at_the_first_fault_with_both_tensors_in_hand() -> None:
+    reference, port = pair()
+    port.layers[1].faults.add("scale")
+    (fault,) = lockstep(reference, port, X).faults
+    # what stands in front of the projection is wrong: the code between the modules made it
+    assert (fault.module, fault.tensor, fault.kind, fault.reference_module) == (
+        "layers.1.out",
+        "in[0]",
+        "input",
+        "blocks.1.attn.o",
+    )
+    assert fault.error > 100 * fault.limit and fault.reference.shape == fault.port.shape == (2, 5, 16)
+    seen = []
+    reference.blocks[1].attn.o.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    reference(X)
+    assert torch.allclose(fault.reference, seen[0], atol=1e-5)
+    assert "layers.1.out (blocks.1.attn.o of the reference), in[0], call 0: made in front of this module" in str(fault)
+
+
+def test_healed_it_lists_every_independent_fault_once() -> None:
+    reference, port = pair()
+    port.layers[0].faults.add("gelu")
+    port.layers[2].faults.add("scale")
+    with torch.no_grad():
+        port.final.bias += 0.1
+    exact = reference(X)
+    found = lockstep(reference, port, {"x": X}, heal=True)
+    assert [(fault.module, fault.kind) for fault in found.faults] == [
+        ("layers.0.fc2", "input"), ("layers.2.out", "input"), ("final", "output"),
+    ]  # fmt: skip
+    assert torch.allclose(found.result, exact, atol=1e-5)
+
+
+def test_inputs_may_differ_and_names_be_told() -> None:
+    reference, port = pair()
+    found = lockstep(reference, port, (X,), port_inputs=lambda model: model(x=X.clone()))
+    assert found.faults == []
+
+
+def test_a_real_model_and_a_planted_bug() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=3, n_head=2, n_embd=32, vocab_size=50)
+    reference = GPT2LMHeadModel(config).eval()
+    for parameter in reference.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    port = GPT2LMHeadModel(config).eval()
+    port.load_state_dict(reference.state_dict())
+    port.transformer.h[1].mlp.act = nn.GELU()
+    found = lockstep(reference, port, {"input_ids": torch.tensor([[1, 2, 3, 4]])}, heal=True)
+    assert [fault.module for fault in found.faults][:1] == ["transformer.h.1.mlp.act"]
+    assert len({fault.module.split(".")[2] for fault in found.faults}) == 1
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    reference, port = pair()
+    with pytest.raises(ValueError, match="nothing "):
+        lockstep(reference, nn.Sequential(nn.Linear(3, 3), nn.Tanh()), X, port_inputs=torch.ones(2, 3))
+    with recording(), pytest.raises(RuntimeError, match=r"call otel_torch\.stop\(\) first"):
+        lockstep(reference, port, X)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        lockstep(reference, port, torch.ones(2, 5))
+
+
+def test_nothing_is_left_behind() -> None:
+    reference, port = pair()
+    for _ in range(3):
+        lockstep(reference, port, X)
+    gc.collect()
+    for module in (*reference.modules(), *port.modules()):
+        assert not (module._forward_hooks or module._forward_pre_hooks)
+        assert otel_torch.ModuleHookManager.get_from(module) is None
