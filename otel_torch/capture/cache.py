@@ -106,6 +106,7 @@ class Cache:
         """Remove every hook; what was kept stays."""
         for module, hook in self._hooked:
             remove_hooks([module], hook.name())
+        _calls.open = [(hook, entry) for hook, entry in _calls.open if hook.cache is not self]  # what raised
         self._hooked.clear()
         self._unguard()
         self._unguard = lambda: None

@@ -6,6 +6,7 @@ debuggers are lost in it, and a name is not what it seems. Here the body runs wh
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -25,7 +26,7 @@ from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.names import named_modules
 
-_HOOK = "otel_torch.interleave"
+_numbers = itertools.count()
 _OURS = frozenset({"output", "input", "inputs", "grad", "next"})
 
 
@@ -35,6 +36,7 @@ class Interleaver:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.result: Any = None
+        self.hook_name = f"otel_torch.interleave.{next(_numbers)}"
         self._cache: list[Cache] = []
         self._users = 0
         self._lock = threading.Lock()
@@ -66,9 +68,11 @@ class Interleaver:
             self._asked, self._only = set(), only
             try:
                 with self.invoke(*args, **kwargs) as invocation:
-                    return body(invocation)
+                    found = body(invocation)
+                only = frozenset(self._asked)
+                return found
             finally:
-                only, self._asked, self._only = frozenset(self._asked), None, None
+                self._asked = self._only = None
 
         return run
 
@@ -96,11 +100,11 @@ class Interleaver:
                 return
             for name, module in named_modules(self.model):
                 manager = ModuleHookManager.get_from_or_default(module)
-                known = manager.get_forward_hook(_HOOK)
                 wanted = self._only is None or name in self._only
-                if wanted and known is None:  # a shared module goes by its first name
-                    manager.append_forward_hook(_InterleaveHook(name))
+                if wanted and manager.get_forward_hook(self.hook_name) is None:  # a shared module goes by its first name
+                    manager.append_forward_hook(_InterleaveHook(self, name))
                     self._hooked.append(module)
+                manager.remove_if_empty()
             for cache in self._cache:
                 cache.attach(self.model)
 
@@ -109,7 +113,7 @@ class Interleaver:
         with self._lock:
             self._users -= 1
             if not self._users:
-                remove_hooks(self._hooked, _HOOK)
+                remove_hooks(self._hooked, self.hook_name)
                 self._hooked.clear()
                 for cache in self._cache:
                     cache.detach()
@@ -351,29 +355,32 @@ class _InterleaveHook(ForwardHook):
 
     intervenes = True
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, interleaver: Interleaver, title: str) -> None:
+        self.interleaver, self.title = interleaver, title
 
-    @classmethod
-    def name(cls) -> str:
-        return _HOOK
+    def name(self) -> str:  # type: ignore[override]
+        """A module may be in the models of several interleavers."""
+        return self.interleaver.hook_name
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if torch.compiler.is_compiling() and torch_private.is_exporting():
-            return args, kwargs
-        found: tuple[tuple[Any, ...], dict[str, Any]] = _meet(self.title, "inputs", (args, kwargs))
+        found: tuple[tuple[Any, ...], dict[str, Any]] = self._met("inputs", (args, kwargs))
         return found
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return self._met("output", output)
+
+    def _met(self, what: str, value: Any) -> Any:
         if torch.compiler.is_compiling() and torch_private.is_exporting():
-            return output
-        return _meet(self.title, "output", output)
+            return value
+        return _meet(self.interleaver, self.title, what, value)
 
 
 @eager
-def _meet(title: str, what: str, value: Any) -> Any:
+def _meet(interleaver: Interleaver, title: str, what: str, value: Any) -> Any:
     run = current()
-    return value if run is None else run.meet(title, what, run.calls(title, what), value)
+    if run is None or run.interleaver is not interleaver:
+        return value
+    return run.meet(title, what, run.calls(title, what), value)
 
 
 def interleave(model: nn.Module) -> Interleaver:

@@ -155,12 +155,27 @@ def _find_meetings(
 def _record(path: Path, model: nn.Module, call: Callable[[nn.Module], Any]) -> None:
     if session.current() is not None:
         raise RuntimeError("lockstep records a forward of each model itself: call otel_torch.stop() first")
-    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("OTEL_", "FASTVIDEO_T"))}
+    with _plain_environment():
+        try:
+            bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
+            call(model)
+        finally:
+            bootstrap.stop()
+
+
+@contextlib.contextmanager
+def _plain_environment() -> Iterator[None]:
+    """Inside, no variable selects, samples or sends; afterwards all are what they were."""
+
+    def take() -> dict[str, str]:
+        ours = [name for name in os.environ if name.startswith(("OTEL_", "FASTVIDEO_T"))]
+        return {name: os.environ.pop(name) for name in ours}
+
+    before = take()
     try:
-        bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
-        call(model)
+        yield
     finally:
-        bootstrap.stop()
+        take()
         os.environ.update(before)
 
 

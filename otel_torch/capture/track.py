@@ -195,7 +195,7 @@ class Tracker:
             return _Place(len(tensors) - 1)
 
         places = replace_leaves(output, Tensor, leave_a_place)
-        if not isinstance(output, (tuple, list, dict)) and isinstance(output, Tensor):
+        if isinstance(output, Tensor):
             places = (places,)
 
         def arrived(gradients: Sequence[Tensor | None]) -> None:
