@@ -29,11 +29,15 @@ class Progress:
             sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def clear(self) -> None:
+        """Wipe the line, for a message that is to stay."""
         if self._shown:
             self._shown = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()

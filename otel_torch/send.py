@@ -463,7 +463,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
 
         def tell(text: str) -> None:
-            progress.__exit__()  # wipes its line off the terminal
+            progress.clear()
             if text not in told:
                 told.add(text)
                 say(text)
