@@ -10,7 +10,7 @@ PYTEST := -m pytest -n 2 --dist loadfile
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs pictures clean
+.PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show what was recorded"
 	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench           what recording costs beside what others cost, into docs/performance.md; BENCH=diff chooses"
 	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
 	@echo "make docs            rewrite docs/configuration.md from the settings table"
+	@echo "make dashboards      make collector-config/grafana/dashboards anew, from the names of the metrics"
 	@echo "make pictures        take the pictures of docs/pictures-without-a-server.md anew, with a browser"
 
 # $(call install,VENV,CONSTRAINTS,WHAT)
@@ -81,6 +82,9 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
+
+dashboards: $(VENV)/installed-test
+	$(VENV)/bin/python collector-config/grafana/make_dashboards.py
 
 # needs a Chromium: Debian's `chromium`, or the one that BROWSER_FOR_TESTS names
 pictures: $(VENV)/installed-test

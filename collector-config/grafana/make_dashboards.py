@@ -1,0 +1,449 @@
+"""Makes the dashboards from the names of the metrics, with Grafana's own foundation SDK: `make dashboards`.
+
+A panel is a line of a table: what it shows, and the query. Written by hand, forty queries would soon name what nobody sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    dashboard,
+    heatmap,
+    logs,
+    loki,
+    prometheus,
+    stat,
+    statushistory,
+    table,
+    tempo,
+    timeseries,
+)
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    VariableOption,
+    VariableRefresh,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from otel_torch.settings import STATISTICS
+
+FOLDER = Path(__file__).parent / "dashboards"
+SOURCES = {kind: DataSourceRef(kind, kind) for kind in ("prometheus", "loki", "tempo")}
+
+# metrics, as Prometheus writes them
+GAUGE = "torch_module_activation_${statistic}"
+ABS_MEAN = "torch_module_activation_abs_mean"
+NONFINITE = "torch_module_activation_nonfinite_total"
+MAGNITUDE = "torch_module_activation_magnitude"
+REGION = "torch_region_duration_seconds"
+# what no gauge is made of
+NO_GAUGE = frozenset({"nonfinite", "numel", "histogram", "sketch", "row_sketch", "shape", "dtype"})
+GAUGES = [name for name in STATISTICS if name not in NO_GAUGE]
+
+HERE = 'job=~"$job", otel_torch_run_id=~"$run", dl_rank=~"$rank"'
+MODULES = f'{HERE}, torch_module=~"$module", torch_tensor=~"$tensor"'
+PLACE = "torch_model, torch_module, torch_tensor, torch_phase"
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is asked, of which data source. form: how Prometheus answers: time_series, table or heatmap."""
+
+    text: str
+    legend: str = ""
+    source: str = "prometheus"
+    form: str = "time_series"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel. kind: the visualisation. width: of 24."""
+
+    title: str
+    kind: str
+    queries: tuple[Query, ...]
+    about: str = ""
+    width: int = 12
+    height: int = 9
+    unit: str = ""
+    transformations: tuple[tuple[str, dict[str, Any]], ...] = ()
+    coloured: bool = False
+
+
+@dataclass(frozen=True)
+class Board:
+    """A dashboard. variables: (name, label, query, all of them by default); choices: (name, label, values)."""
+
+    uid: str
+    title: str
+    about: str
+    rows: dict[str, tuple[Panel, ...]]
+    variables: tuple[tuple[str, str, str, bool], ...]
+    choices: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    texts: tuple[tuple[str, str, str], ...] = field(default=())
+
+
+def of(metric: str, label: str, selector: str = "") -> str:
+    """The values of a label."""
+    return f"label_values({metric}{{{selector}}}, {label})"
+
+
+def by(labels: str, metric: str, selector: str = HERE, how: str = "sum") -> str:
+    """A metric, added up by labels; or the largest of it."""
+    return f"{how} by ({labels}) ({metric}{{{selector}}})"
+
+
+def quantile(share: float, inner: str) -> str:
+    """Of a histogram."""
+    return f"histogram_quantile({share}, {inner})"
+
+
+def asked(text: str, form: str = "table") -> tuple[Query]:
+    """One query, for a panel with one."""
+    return (Query(text, form=form),)
+
+
+_RUN = (
+    ("job", "service", of(ABS_MEAN, "job"), True),
+    ("run", "run", of(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),
+    ("rank", "rank", of(ABS_MEAN, "dl_rank", 'job=~"$job", otel_torch_run_id=~"$run"'), True),
+)
+_MATRIX = {"columnField": "torch_step", "rowField": "torch_module", "valueField": "Value", "emptyValue": "null"}
+_STEP_OF = f"{PLACE}, torch_step, dl_rank"
+_MAGNITUDES = by("torch_module", MAGNITUDE, MODULES)
+
+ACTIVATIONS = Board(
+    "otel-torch-activations",
+    "Activations",
+    "What the numbers did: one statistic of every module, step by step; magnitudes; what is not finite; one run against another.",
+    {
+        "Not finite": (
+            Panel(
+                "NaN and infinite elements",
+                "stat",
+                (Query(f"sum({NONFINITE}{{{MODULES}}})"),),
+                "In all, of what is chosen above.",
+                width=6,
+                height=6,
+            ),
+            Panel(
+                "Where they are",
+                "table",
+                asked(f"topk(50, {by(PLACE, NONFINITE, MODULES)})"),
+                "The places with the most, as counted so far. The earliest one is in the recording: `otel-torch show`.",
+                width=18,
+                height=6,
+            ),
+        ),
+        "Module by step": (
+            Panel(
+                "$statistic over time",
+                "statushistory",
+                (Query(by("torch_module", GAUGE, MODULES, "max"), "{{torch_module}}"),),
+                "Training and other loops without an end: a step's value is a sample at the step's time.",
+                width=24,
+                height=14,
+                coloured=True,
+            ),
+            Panel(
+                "$statistic, module by step",
+                "table",
+                asked(by("torch_module, torch_step", GAUGE, MODULES, "max")),
+                "Bounded loops, where the step is a label: a row a module, a column a step.",
+                width=24,
+                height=14,
+                transformations=(("groupingToMatrix", _MATRIX),),
+                coloured=True,
+            ),
+            Panel(
+                "$statistic",
+                "timeseries",
+                (Query(f"{GAUGE}{{{MODULES}}}", "{{torch_module}} {{torch_tensor}} {{torch_step}}"),),
+                width=24,
+            ),
+        ),
+        "Magnitudes": (
+            Panel(
+                "Magnitudes of the chosen modules",
+                "heatmap",
+                asked(f"sum({MAGNITUDE}{{{MODULES}}})", "heatmap"),
+                "abs_mean of each record so far, as a native histogram.",
+            ),
+            Panel(
+                "Median and 99th percentile",
+                "timeseries",
+                (
+                    Query(quantile(0.5, _MAGNITUDES), "{{torch_module}} median"),
+                    Query(quantile(0.99, _MAGNITUDES), "{{torch_module}} 99 %"),
+                ),
+            ),
+            Panel(
+                "Modules that jumped",
+                "table",
+                asked(
+                    f"topk(20, max by ({PLACE}) (max_over_time({ABS_MEAN}{{{MODULES}}}[$__range]))"
+                    f" / quantile by ({PLACE}) (0.5, quantile_over_time(0.5, {ABS_MEAN}{{{MODULES}}}[$__range])))"
+                ),
+                "The largest abs_mean over the median one.",
+                width=24,
+            ),
+        ),
+        "One run against another": (
+            Panel(
+                "$statistic of $run, relative to $other",
+                "table",
+                asked(
+                    f'topk(100, abs({GAUGE}{{job=~"$job", otel_torch_run_id=~"$run", torch_module=~"$module"}}'
+                    f" / on ({_STEP_OF}) group_left "
+                    + by(_STEP_OF, GAUGE, 'otel_torch_run_id=~"$other", torch_module=~"$module"', "max")
+                    + " - 1))"
+                ),
+                "How far each place is off, the farthest first. Where a port first goes wrong is what `otel-torch diff` says.",
+                width=24,
+                height=12,
+            ),
+        ),
+        "Events": (
+            Panel(
+                "Activation events",
+                "logs",
+                (Query('{service_name=~"$job"} | torch_module=~"$module" | torch_tensor=~"$tensor"', source="loki"),),
+                "With OTEL_TORCH_SIGNALS=…,log_events. Each leads to the trace of its step.",
+                width=24,
+                height=10,
+            ),
+        ),
+    },
+    (
+        *_RUN,
+        ("other", "other run", of(ABS_MEAN, "otel_torch_run_id"), True),
+        ("tensor", "tensor", of(ABS_MEAN, "torch_tensor", 'job=~"$job"'), True),
+    ),
+    (("statistic", "statistic", tuple(GAUGES)),),
+    (("module", "module (regular expression)", ".*"),),
+)
+
+_REGION_SUM, _REGION_COUNT = by("torch_region", f"{REGION}_sum"), by("torch_region", f"{REGION}_count")
+_SPANS = 'service_name=~"$job"'
+_SPAN_TIMES = by("span_name", "traces_span_metrics_duration_seconds", _SPANS)
+
+REGIONS = Board(
+    "otel-torch-regions",
+    "Regions",
+    "Where the time goes: registered regions, stages and steps, by rank; from the program's own histogram and from its spans.",
+    {
+        "Regions": (
+            Panel("Time in each region", "bargauge", (Query(_REGION_SUM, "{{torch_region}}"),), unit="s"),
+            Panel("How often", "bargauge", (Query(_REGION_COUNT, "{{torch_region}}"),)),
+            Panel(
+                "Mean and 95th percentile",
+                "timeseries",
+                (
+                    Query(f"{_REGION_SUM} / {_REGION_COUNT}", "{{torch_region}} mean"),
+                    Query(quantile(0.95, by("le, torch_region", f"{REGION}_bucket")), "{{torch_region}} 95 %"),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "By rank",
+                "bargauge",
+                (Query(by("dl_rank, torch_region", f"{REGION}_sum"), "rank {{dl_rank}} {{torch_region}}"),),
+                "A rank that waits for others shows here.",
+                unit="s",
+            ),
+        ),
+        "Steps": (
+            Panel(
+                "The step that each rank is at",
+                "timeseries",
+                (Query(f"torch_step{{{HERE}}}", "{{torch_model}} rank {{dl_rank}}"),),
+            ),
+            Panel(
+                "Duration of spans",
+                "timeseries",
+                (
+                    Query(quantile(0.5, _SPAN_TIMES), "{{span_name}} median"),
+                    Query(quantile(0.95, _SPAN_TIMES), "{{span_name}} 95 %"),
+                ),
+                "Counted by the Collector, with exemplars that lead to traces.",
+                unit="s",
+            ),
+            Panel("Spans", "bargauge", (Query(by("span_name", "traces_span_metrics_calls_total", _SPANS), "{{span_name}}"),)),
+        ),
+        "Host against device": (
+            Panel(
+                "Regions with a measured device time",
+                "table",
+                (
+                    Query(
+                        '{resource.service.name =~ "$job" && span.torch.device.duration != nil}'
+                        " | select(span.torch.device.duration)",
+                        source="tempo",
+                    ),
+                ),
+                "A span's own duration is the host's, torch.device.duration the device's, in seconds.",
+                width=24,
+                height=10,
+            ),
+        ),
+    },
+    _RUN,
+)
+
+_COLLECTOR = 'job="otel-collector"'
+_ITEMS = {"spans": "spans", "metric_points": "points", "log_records": "log records"}
+
+
+def _of_collector(what: str, after: str = "") -> tuple[Query, ...]:
+    """A count of the Collector's, of each kind of item."""
+    return tuple(Query(f"sum(otelcol_{what}_{items}_total{{{_COLLECTOR}}}){after}", label) for items, label in _ITEMS.items())
+
+
+HEALTH = Board(
+    "otel-torch-telemetry-health",
+    "Telemetry health",
+    "Whether all of it arrives: what programs lost, what the Collector took, sent, and keeps waiting.",
+    {
+        "Programs": (
+            Panel(
+                "Lost by programs",
+                "stat",
+                (Query(f"sum(otel_torch_records_dropped_total{{{HERE}}}) or vector(0)"),),
+                "Everything that did not arrive.",
+                width=6,
+                height=7,
+            ),
+            Panel(
+                "What was lost, and why",
+                "table",
+                asked(by("job, what, reason", "otel_torch_records_dropped_total")),
+                "The reasons are explained in docs/opentelemetry-names.md.",
+                width=18,
+                height=7,
+            ),
+        ),
+        "Collector": (
+            Panel("Accepted", "timeseries", _of_collector("receiver_accepted"), "Items since the Collector was started."),
+            Panel(
+                "Refused",
+                "timeseries",
+                _of_collector("receiver_refused", " or vector(0)"),
+                "What it could not take; senders try again, and count what they give up.",
+            ),
+            Panel(
+                "Sent, by backend",
+                "timeseries",
+                tuple(
+                    Query(by("exporter", f"otelcol_exporter_sent_{items}_total", _COLLECTOR), f"{{{{exporter}}}} {label}")
+                    for items, label in _ITEMS.items()
+                ),
+            ),
+            Panel(
+                "Waiting, by backend",
+                "timeseries",
+                (Query(by("exporter", "otelcol_exporter_queue_size", _COLLECTOR), "{{exporter}}"),),
+                "In the queues to the backends.",
+            ),
+        ),
+    },
+    _RUN,
+)
+
+BOARDS = (ACTIVATIONS, REGIONS, HEALTH)
+_KINDS: dict[str, Any] = {
+    "stat": stat.Panel, "table": table.Panel, "timeseries": timeseries.Panel, "heatmap": heatmap.Panel,
+    "statushistory": statushistory.Panel, "bargauge": bargauge.Panel, "logs": logs.Panel,
+}  # fmt: skip
+
+
+def _target(query: Query, number: int) -> Any:
+    letter = chr(ord("A") + number)
+    if query.source == "loki":
+        return loki.Dataquery().expr(query.text).ref_id(letter).datasource(SOURCES["loki"])
+    if query.source == "tempo":
+        return tempo.TempoQuery().query(query.text).query_type("traceql").ref_id(letter).datasource(SOURCES["tempo"])
+    asked = (
+        prometheus.Dataquery()
+        .expr(query.text)
+        .ref_id(letter)
+        .format(PromQueryFormat(query.form))
+        .datasource(SOURCES["prometheus"])
+    )
+    asked = asked.legend_format(query.legend) if query.legend else asked
+    return asked.instant() if query.form == "table" else asked.range()
+
+
+def _panel(panel: Panel) -> Any:
+    built = _KINDS[panel.kind]().title(panel.title).span(panel.width).height(panel.height)
+    built = built.datasource(SOURCES[panel.queries[0].source])
+    if panel.about:
+        built = built.description(panel.about)
+    if panel.unit:
+        built = built.unit(panel.unit)
+    for number, query in enumerate(panel.queries):
+        built = built.with_target(_target(query, number))
+    for name, options in panel.transformations:
+        built = built.with_transformation(DataTransformerConfig(name, options=options))
+    if panel.coloured:
+        scheme = DynamicConfigValue("color", {"mode": "continuous-BlYlRd"})
+        background = DynamicConfigValue("custom.cellOptions", {"type": "color-background", "mode": "gradient"})
+        built = built.override_by_regexp(".*", [scheme, background] if panel.kind == "table" else [scheme])
+    return built
+
+
+def make(board: Board) -> str:
+    """A dashboard as JSON."""
+    built = dashboard.Dashboard(board.title).uid(board.uid).description(board.about).tags(["otel_torch"])
+    built = built.time("now-6h", "now").refresh("30s").timezone("browser").editable()
+    for name, label, query, everything in board.variables:
+        variable = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCES["prometheus"])
+        variable = (
+            variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).multi(everything).include_all(everything).all_value(".*")
+        )
+        built = built.with_variable(variable.current(VariableOption(True, "All", "$__all")))
+    for name, label, values in board.choices:
+        chosen = VariableOption(True, values[0], values[0])
+        built = built.with_variable(dashboard.CustomVariable(name).label(label).values(",".join(values)).current(chosen))
+    for name, label, value in board.texts:
+        built = built.with_variable(dashboard.TextBoxVariable(name).label(label).default_value(value))
+    link = (
+        dashboard.DashboardLink("otel_torch")
+        .type(DashboardLinkType.DASHBOARDS)
+        .tags(["otel_torch"])
+        .keep_time(True)
+        .include_vars(True)
+    )
+    built = built.links([link])
+    for title, panels in board.rows.items():
+        built = built.with_row(dashboard.Row(title))
+        for panel in panels:
+            built = built.with_panel(_panel(panel))
+    return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(built.build())), indent=1, sort_keys=True) + "\n"
+
+
+def queries(boards: Iterable[Board] = BOARDS) -> list[tuple[str, Panel, Query]]:
+    """(dashboard, panel, query) of everything that is asked."""
+    return [
+        (board.title, panel, query) for board in boards for row in board.rows.values() for panel in row for query in panel.queries
+    ]
+
+
+def files() -> dict[Path, str]:
+    """Where each dashboard lies, and what is in it."""
+    return {FOLDER / f"{board.uid.removeprefix('otel-torch-')}.json": make(board) for board in BOARDS}
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text)
+        print(path.relative_to(Path(__file__).parents[2]))

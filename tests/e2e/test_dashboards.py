@@ -1,0 +1,75 @@
+"""Every query of every dashboard and every alert, asked of the real Prometheus and Loki, returns data."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e import apis
+from tests.e2e.conftest import Stack
+from tests.e2e.stack import SHIPPED, eventually
+from tests.support import environment, run_python
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MADE = runpy.run_path(str(SHIPPED / "grafana" / "make_dashboards.py"))
+QUERIES = [(f"{board}: {panel.title}, {at}", query) for at, (board, panel, query) in enumerate(MADE["queries"]())]
+RULES = [rule for group in yaml.safe_load((SHIPPED / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+# what a person has chosen when a dashboard is opened
+CHOSEN = {"statistic": "abs_mean", "__range": "1h"}
+
+# a model without weights: after a while its numbers are fifty times as large, then not finite; and more series than allowed
+TROUBLED = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Identity())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+for step in range(12):
+    x = torch.ones(2, 4) * (50.0 if step == 8 else float("nan") if step == 10 else 1.0)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def chosen(text: str) -> str:
+    return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN.get(match[1], ".*"), text)
+
+
+@pytest.fixture(scope="module")
+def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A bounded loop with regions, a training with log events, and one in trouble that loses records on purpose."""
+    for name, program, variables in (
+        ("bounded", EXAMPLES / "quickstart.py", {}),
+        ("training", EXAMPLES / "transformers_train.py", {"OTEL_TORCH_SIGNALS": "spans,log_events,metrics"}),
+        ("troubled", TROUBLED, {"OTEL_TORCH_METRIC_SERIES": "24"}),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        run_python(folder, program, **(stack.environment(f"dashboards-{name}") | variables))
+        assert environment(folder)
+    yield stack
+
+
+@pytest.mark.parametrize("query", [query for _, query in QUERIES], ids=[name for name, _ in QUERIES])
+def test_a_query_returns_data(sent: Stack, query: object) -> None:
+    if query.source == "tempo":
+        pytest.skip("Tempo cannot be built here: its query was not asked")
+    text = chosen(query.text)
+    if query.source == "loki":
+        eventually(lambda: apis.log_events(sent.loki, text))
+    else:
+        eventually(lambda: apis.series(sent.prometheus, text))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object]) -> None:
+    eventually(lambda: apis.series(sent.prometheus, rule["expr"]))
+    labels = [labels for labels, _ in apis.series(sent.prometheus, rule["expr"])]
+    assert {one["job"] for one in labels} >= {"dashboards-troubled"}
+    assert not any(one["job"] in ("dashboards-bounded", "dashboards-training") for one in labels)
+    # the rules of the shipped file are loaded, and Prometheus itself raises them
+    eventually(lambda: apis.series(sent.prometheus, f'ALERTS{{alertname="{rule["alert"]}", job="dashboards-troubled"}}'))
