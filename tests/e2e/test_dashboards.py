@@ -1,4 +1,4 @@
-"""Every query of every dashboard and every alert, asked of the real Prometheus and Loki, returns data."""
+"""Every query of every dashboard, every alert and every page of the docs, asked of the real Prometheus and Loki, returns data."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MADE = runpy.run_path(str(SHIPPED / "grafana" / "make_dashboards.py"))
 QUERIES = [(f"{board}: {panel.title}, {at}", query) for at, (board, panel, query) in enumerate(MADE["queries"]())]
 RULES = [rule for group in yaml.safe_load((SHIPPED / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+BACKENDS = Path(__file__).parents[2] / "docs" / "backends"
 # what a person has chosen when a dashboard is opened
 CHOSEN = {"statistic": "abs_mean", "__range": "1h"}
 
@@ -36,6 +37,18 @@ for step in range(12):
 """
 
 
+# what a reader replaces by what is theirs
+THEIRS = (("\\|", "|"), ('="my-model"', '=~"dashboards-.+"'), ('dl_rank="1"', 'dl_rank="0"'))
+
+
+def documented(page: str) -> list[str]:
+    """The queries of a page's table, about what was sent here."""
+    found = re.findall(r"^\| [^|`]+ \| `(.+?)`(?: \||:)", (BACKENDS / f"{page}.md").read_text(), re.M)
+    for old, new in THEIRS:
+        found = [query.replace(old, new) for query in found]
+    return [query for query in found if "…" not in query]
+
+
 def chosen(text: str) -> str:
     return re.sub(r"\$\{?(\w+)\}?", lambda match: CHOSEN.get(match[1], ".*"), text)
 
@@ -46,7 +59,7 @@ def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     for name, program, variables in (
         ("bounded", EXAMPLES / "quickstart.py", {}),
         ("training", EXAMPLES / "transformers_train.py", {"OTEL_TORCH_SIGNALS": "spans,log_events,metrics"}),
-        ("troubled", TROUBLED, {"OTEL_TORCH_METRIC_SERIES": "24"}),
+        ("troubled", TROUBLED, {"OTEL_TORCH_METRIC_SERIES": "24", "OTEL_TORCH_SIGNALS": "spans,log_events,metrics"}),
     ):
         folder = tmp_path_factory.mktemp(name)
         run_python(folder, program, **(stack.environment(f"dashboards-{name}") | variables))
@@ -73,3 +86,16 @@ def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object])
     assert not any(one["job"] in ("dashboards-bounded", "dashboards-training") for one in labels)
     # the rules of the shipped file are loaded, and Prometheus itself raises them
     eventually(lambda: apis.series(sent.prometheus, f'ALERTS{{alertname="{rule["alert"]}", job="dashboards-troubled"}}'))
+
+
+@pytest.mark.parametrize("query", documented("prometheus"))
+def test_what_the_page_about_prometheus_asks(sent: Stack, query: str) -> None:
+    eventually(lambda: apis.series(sent.prometheus, query))
+
+
+@pytest.mark.parametrize("query", documented("loki"))
+def test_what_the_page_about_loki_asks(sent: Stack, query: str) -> None:
+    if query.startswith("sum"):
+        eventually(lambda: apis.log_count(sent.loki, query))
+    else:
+        eventually(lambda: apis.log_events(sent.loki, query))
