@@ -63,7 +63,7 @@ test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 # one process, as all tests share one of each program
-e2e: $(VENV)/installed-test
+e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build
 	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python -m pytest -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
 
