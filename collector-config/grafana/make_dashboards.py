@@ -113,6 +113,8 @@ def asked(text: str, form: str = "table") -> tuple[Query]:
     return (Query(text, form=form),)
 
 
+# what "all" of a variable is, where it is not `.*`: Loki refuses a stream that may have no label at all
+ALL = {"job": ".+"}
 _RUN = (
     ("job", "service", of(ABS_MEAN, "job"), True),
     ("run", "run", of(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),

@@ -45,10 +45,17 @@ def spans(jaeger: Running, service: str) -> list[dict[str, Any]]:
 
 
 def series(prometheus: Running, query: str) -> list[tuple[dict[str, str], list[float]]]:
-    """(labels, values in order of time) of what an instant query finds; with a range, `name[1h]`, every single sample."""
+    """(labels, values in order of time) of what an instant query finds; with a range, `name[1h]`, every single sample; of a
+    native histogram its sum."""
     found = ask(prometheus.url("PROMETHEUS_PORT", "/api/v1/query"), query=query)["data"]["result"]
-    values = [[float(value) for _, value in one["values"]] if "values" in one else [float(one["value"][1])] for one in found]
+    values = [_values(one) for one in found]
     return [(one["metric"], number) for one, number in zip(found, values, strict=True)]
+
+
+def _values(one: dict[str, Any]) -> list[float]:
+    if "values" in one:
+        return [float(value) for _, value in one["values"]]
+    return [float(one["value"][1] if "value" in one else one["histogram"][1]["sum"])]
 
 
 def log_events(loki: Running, query: str) -> list[tuple[str, dict[str, str]]]:
