@@ -121,6 +121,19 @@ def document(
     )
 
 
+def grid_axes(step: str, module: str, by: tuple[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The axes of a grid of modules by steps: across and down. step, module: the fields with their names; by: what sorts each."""
+    across = {
+        "field": step,
+        "type": "nominal",
+        "title": "step",
+        "sort": {"field": by[0]},
+        "axis": {"labelAngle": 0, "labelOverlap": True},
+    }
+    down = {"field": module, "type": "nominal", "title": None, "sort": {"field": by[1]}, "axis": {"labelLimit": 360}}
+    return across, down
+
+
 def plot_of(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
     """A Vega-Lite plot as wide as the page, in the page's colours."""
     axis = {

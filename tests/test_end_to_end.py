@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.otlp_receiver import Receiver
-from tests.support import environment, lines, metadata, run_python
+from tests.support import TURNS_NAN, environment, lines, metadata, run_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 KEY = ("model", "module", "tensor", "loop", "step", "call", "phase")
@@ -107,20 +107,9 @@ def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> N
 
 
 def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
-    code = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-x = torch.ones(2, 4)
-for step in range(4):
-    if step == 2:
-        with torch.no_grad():
-            model[0].weight[0, 0] = float("nan")
-    with torch.no_grad():
-        model(x)
-"""
     with Receiver() as receiver:
         signals = "spans,span_events,log_events,metrics"
-        run_python(tmp_path, code, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf"))
+        run_python(tmp_path, TURNS_NAN, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf"))
     from otel_torch import read_recording
 
     rows = read_recording(tmp_path / "run.jsonl")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from otel_torch.page import code, document, escaped, plot_of, sentence, table
+from otel_torch.page import code, document, escaped, grid_axes, plot_of, sentence, table
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
 from otel_torch.parity.report import (
     CURVE,
@@ -275,14 +275,7 @@ def _heat(report: Report) -> _Drawn | None:
         }
         for (row, column), pair in cells.items()
     ]
-    x = {
-        "field": "step",
-        "type": "nominal",
-        "title": "step",
-        "sort": {"field": "column"},
-        "axis": {"labelAngle": 0, "labelOverlap": True},
-    }
-    y = {"field": "module", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}}
+    x, y = grid_axes("step", "module", ("column", "row"))
     tooltip = {"field": "text", "type": "nominal"}
     colour = {
         "field": "heat",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_torch.page import plot_of, sentence
+from otel_torch.page import grid_axes, plot_of, sentence
 from otel_torch.show.grid import COUNTS, Grid
 
 # the field of a plot that has a line for each of its values
@@ -184,14 +184,7 @@ def section(grid: Grid) -> list[str]:
 
 def templates(columns: int) -> dict[str, Any]:
     """The plots without their values, which the script puts in."""
-    step = {
-        "field": "step",
-        "type": "nominal",
-        "title": "step",
-        "sort": {"field": "column"},
-        "axis": {"labelAngle": 0, "labelOverlap": True},
-    }
-    module = {"field": "module", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}}
+    step, module = grid_axes("step", "module", ("column", "row"))
     tooltip = {"field": "text", "type": "nominal"}
     # few steps are no reason for cells as wide as the page
     narrow = {"width": {"step": 40}, "autosize": "pad"} if columns <= 12 else {}
@@ -218,14 +211,7 @@ def templates(columns: int) -> dict[str, Any]:
             },
         ],
     )  # fmt: skip
-    at_step = {
-        "field": "name",
-        "type": "nominal",
-        "title": "step",
-        "sort": {"field": "at"},
-        "axis": {"labelAngle": 0, "labelOverlap": True},
-    }
-    at_module = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "at"}, "axis": {"labelLimit": 360}}
+    at_step, at_module = grid_axes("name", "name", ("at", "at"))
 
     def spread(position: str, name: str, **along: Any) -> dict[str, Any]:
         return {position: {"field": name, "type": "quantitative"}, **along}

@@ -15,7 +15,7 @@ from otel_torch.settings import STATISTICS
 from tests.e2e import apis
 from tests.e2e.conftest import Stack, start
 from tests.e2e.stack import eventually
-from tests.support import environment, lines, metadata, run_python
+from tests.support import TURNS_NAN, environment, lines, metadata, run_python
 from tests.telemetry_support import drive
 from tests.test_telemetry_delivery import BURST, lost
 
@@ -228,19 +228,6 @@ def test_log_events_in_loki(tmp_path: Path, stack: Stack) -> None:
     eventually(lambda: any(span["span_id"] == found[1]["span_id"] for span in apis.spans(stack.jaeger, "logged")))
     (span,) = [span for span in apis.spans(stack.jaeger, "logged") if span["span_id"] == found[1]["span_id"]]
     assert (span["trace_id"], span["name"], span["attributes"]["torch.step"]) == (found[1]["trace_id"], "torch.step", 3)
-
-
-TURNS_NAN = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-x = torch.ones(2, 4)
-for step in range(4):
-    if step == 2:
-        with torch.no_grad():
-            model[0].weight[0, 0] = float("nan")
-    with torch.no_grad():
-        model(x)
-"""
 
 
 def test_a_run_that_turns_nan_through_every_api(tmp_path: Path, stack: Stack) -> None:
