@@ -9,6 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import otel_torch
 from otel_torch import lockstep
+from otel_torch.capture.interleave import Interleaver
+from otel_torch.capture.lockstep import Lockstep, _Meeting, _Together
+from otel_torch.capture.run import Run
+from otel_torch.parity.tolerance import Tolerance
 from tests.support import recording
 
 
@@ -144,6 +148,17 @@ def test_inputs_may_differ_and_names_be_told() -> None:
     reference, port = pair()
     found = lockstep(reference, port, (X,), port_inputs=lambda model: model(x=X.clone()))
     assert found.faults == []
+
+
+def test_a_tensor_of_the_reference_that_belongs_to_places_far_apart() -> None:
+    reference = nn.Sequential(*[nn.Identity() for _ in range(12)])
+    port = nn.Sequential(*[nn.Identity() for _ in range(12)])
+    # what the reference's first module returns stands in the port's first place and in its last
+    places = [("0" if at in (0, 11) else str(at)) for at in range(12)]
+    meetings = [_Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}) for at, place in enumerate(places)]
+    runs = [Run(Interleaver(model), model, (X,), {}) for model in (reference, port)]
+    found = _Together(Tolerance(), True, Lockstep()).run(*runs, meetings)
+    assert found.faults == [] and found.compared == 12
 
 
 def test_a_real_model_and_a_planted_bug() -> None:

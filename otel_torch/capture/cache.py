@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from otel_torch import torch_private
 from otel_torch.capture import cache_dict
 from otel_torch.capture.cache_dict import CacheDict
+from otel_torch.capture.names import without_root
 from otel_torch.capture.spill import Spill
-from otel_torch.capture.structure import replace_leaves
+from otel_torch.capture.structure import flat_value, replace_leaves
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.names import named_modules
@@ -149,7 +150,7 @@ class Cache:
         match = re.fullmatch(r"(.*?)\.?(output|input|inputs)(\.i\d+)?", provider)
         if match is None:
             raise ValueError(f"{provider!r} names neither an output nor an input of a module")
-        name = "" if match[1] == "model" else match[1].removeprefix("model.")
+        name = without_root(match[1])
         if match[2] == "output":
             self.left(self.cache.last_without_output(name), name, value)
         else:
@@ -201,8 +202,9 @@ class Cache:
             by_place = tuple(tensor for label, tensor in tensors if not label.startswith("in."))
             self.entered(place.title, by_place, named)
         else:
-            output = tensors[0][1] if len(tensors) == 1 else [tensor for _, tensor in tensors]
-            self.left(self.cache.last_without_output(place.title) if self.include_inputs else None, place.title, output)
+            self.left(
+                self.cache.last_without_output(place.title) if self.include_inputs else None, place.title, flat_value(tensors)
+            )
 
 
 _numbers = itertools.count()
@@ -252,6 +254,6 @@ class _CacheHook(ForwardHook):
 
 def _no_match(wanted: str | re.Pattern[str], model: nn.Module, names: list[str]) -> str:
     text = wanted.pattern if isinstance(wanted, re.Pattern) else wanted
-    close = difflib.get_close_matches(text.removeprefix("model."), [name for name in names if name], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(without_root(text), [name for name in names if name], n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; there are {len(names)}, see named_modules()"
     return f"no module of {type(model).__name__} matches {text!r}{meant}"

@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from otel_torch.capture.names import candidates, title, without_root
 from otel_torch.capture.spill import OnDisk
-from otel_torch.capture.structure import replace_leaves
-
-_ROOT = "model"
+from otel_torch.capture.structure import first_argument, replace_leaves
 
 
 class Entry:
@@ -40,7 +39,7 @@ class Entry:
     def input(self) -> Any:
         """The first positional argument, else the first by keyword, else None."""
         args, kwargs = self.inputs or ((), {})
-        return args[0] if args else next(iter(kwargs.values()), None)
+        return first_argument(args, kwargs)
 
     def set_output(self, output: Any) -> None:
         """End the call."""
@@ -137,17 +136,12 @@ class CacheDict(Mapping[str, "CacheDict"]):
 
     def _no_call(self, what: str) -> str:
         below = ", ".join(list(self)[:3]) or "nothing"
-        return f"no call of {self._title(self._place)} was kept, so it has no {what}; from here down: {below}"
+        return f"no call of {title(self._place)} was kept, so it has no {what}; from here down: {below}"
 
     def resolve(self, path: str) -> str | None:
         """The canonical name of a module by any of its names, from here or from the root; None for no module."""
-        bare = "" if path == _ROOT else path.removeprefix(f"{_ROOT}.")
-        for start in (f"{self._place}." if self._place else "", ""):
-            for candidate in dict.fromkeys((path, bare)):
-                found = self._walk(start + candidate)
-                if found is not None:
-                    return found
-        return None
+        found = (self._walk(candidate) for candidate in candidates(self._place, path))
+        return next((name for name in found if name is not None), None)
 
     def _walk(self, path: str) -> str | None:
         """A path with each component as it is or as it was renamed."""
@@ -155,7 +149,7 @@ class CacheDict(Mapping[str, "CacheDict"]):
             return path
         for new, old in self._paths.items():
             if path == new or path.startswith(f"{new}."):
-                found = old.removeprefix(f"{_ROOT}.") + path[len(new) :]
+                found = without_root(old) + path[len(new) :]
                 return found if found in self._names else None
         at = ""
         old_of = {new: old for old, new in self._components.items()}
@@ -191,35 +185,31 @@ class CacheDict(Mapping[str, "CacheDict"]):
             return self._at(found)
         entries = [name for name in self._children() if name.rpartition(".")[2].isdecimal()]
         if not entries:
-            raise TypeError(f"{self._title(self._place)} is no list of modules; .calls is the list of its calls")
+            raise TypeError(f"{title(self._place)} is no list of modules; .calls is the list of its calls")
         if isinstance(key, slice):
             return [self._at(name) for name in entries[key]]
         try:
             return self._at(entries[key])
         except IndexError:
-            raise IndexError(f"{self._title(self._place)} has {len(entries)} entries, not one at {key}") from None
+            raise IndexError(f"{title(self._place)} has {len(entries)} entries, not one at {key}") from None
 
     def _children(self) -> list[str]:
         return [name for name in self._names if name and name.rpartition(".")[0] == self._place]
 
     def _nothing(self, name: str) -> str:
         children = [child.rpartition(".")[2] for child in self._children()]
-        return f"{self._title(self._place)} has no module {name!r}; it has {', '.join(children[:8]) or 'none'}"
-
-    @staticmethod
-    def _title(name: str) -> str:
-        return f"{_ROOT}.{name}" if name else _ROOT
+        return f"{title(self._place)} has no module {name!r}; it has {', '.join(children[:8]) or 'none'}"
 
     def __iter__(self) -> Iterator[str]:
         inside = f"{self._place}." if self._place else ""
-        return (self._title(name) for name in self._calls if name == self._place or name.startswith(inside))
+        return (title(name) for name in self._calls if name == self._place or name.startswith(inside))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __contains__(self, key: object) -> bool:
         found = self.resolve(key) if isinstance(key, str) else None
-        return found is not None and self._title(found) in list(self)
+        return found is not None and title(found) in list(self)
 
     # -- showing -------------------------------------------------------------------------------------------------------
 
@@ -227,13 +217,13 @@ class CacheDict(Mapping[str, "CacheDict"]):
         rows = []
         for name in self._names:
             inside = not self._place or name == self._place or name.startswith(f"{self._place}.")
-            if inside and any(self._title(name) == key or key.startswith(f"{self._title(name)}.") for key in self):
+            if inside and any(title(name) == key or key.startswith(f"{title(name)}.") for key in self):
                 calls = self._calls.get(name, [])
                 times = f"  ({len(calls)} calls)" if len(calls) > 1 else ""
                 depth = name.count(".") + bool(name) - (self._place.count(".") + bool(self._place))
-                last = name.rpartition(".")[2] or _ROOT
+                last = name.rpartition(".")[2] or title("")
                 rows.append(f"{'  ' * depth}{last}  {calls[-1].describe() if calls else ''}{times}".rstrip())
-        return "\n".join(rows) or f"{self._title(self._place)}: nothing was kept"
+        return "\n".join(rows) or f"{title(self._place)}: nothing was kept"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -290,7 +280,7 @@ class CacheDict(Mapping[str, "CacheDict"]):
         loaded._components, loaded._paths = facts["components"], facts["paths"]
         for key, entries in facts["calls"].items():
             for output, inputs, has_output in entries:
-                entry = loaded.append(key.removeprefix(_ROOT).removeprefix("."), Entry(inputs=whole(inputs)))
+                entry = loaded.append(without_root(key), Entry(inputs=whole(inputs)))
                 if has_output:
                     entry.set_output(whole(output))
         return loaded

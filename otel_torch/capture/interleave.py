@@ -21,6 +21,7 @@ from otel_torch.capture.cache_dict import CacheDict
 from otel_torch.capture.eager import eager
 from otel_torch.capture.names import find_name, no_module
 from otel_torch.capture.run import InterleaveError, Run, current
+from otel_torch.capture.structure import first_argument
 from otel_torch.capture.thread_state import carried
 from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
@@ -281,7 +282,7 @@ class Invocation:
     def input(self) -> Any:
         """The first positional argument, else the first by keyword, else None."""
         args, kwargs = self._ask("inputs")
-        return args[0] if args else next(iter(kwargs.values()), None)
+        return first_argument(args, kwargs)
 
     @input.setter
     def input(self, value: Any) -> None:

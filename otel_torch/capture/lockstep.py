@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,12 +215,15 @@ class _Together:
     found: Lockstep
 
     def run(self, reference: Run, port: Run, meetings: list[_Meeting]) -> Lockstep:
-        reference.keep({theirs[:3] for meeting in meetings for theirs in meeting.tensors.values()})
-        with _entered(reference), _entered(port):
-            for at, meeting in enumerate(meetings):
+        # a tensor of the reference may belong to several places of the port, however far apart
+        awaited = Counter(theirs[:3] for meeting in meetings for theirs in meeting.tensors.values())
+        reference.keep(awaited)
+        with reference, port:
+            for meeting in meetings:
                 self._meet(reference, port, meeting)
                 for theirs in meeting.tensors.values():
-                    if not any(theirs in later.tensors.values() for later in meetings[at + 1 : at + 9]):
+                    awaited[theirs[:3]] -= 1
+                    if not awaited[theirs[:3]]:
                         reference.forget(*theirs[:3])
                 port.forget(*meeting[:3])
                 if self.found.faults and not self.heal:
@@ -269,15 +273,3 @@ def _distance(right: Tensor, own: Tensor) -> float:
     if torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()):
         return 0.0
     return float((one - other).norm() / one.norm().clamp_min(1e-30))
-
-
-@contextlib.contextmanager
-def _entered(run: Run) -> Iterator[None]:
-    run.begin()
-    try:
-        yield
-    except BaseException as error:
-        run.end(error)
-        raise
-    else:
-        run.end(None)

@@ -7,15 +7,36 @@ from torch import nn
 from otel_torch.sources.names import core
 
 
+def title(name: str) -> str:
+    """What people call a module: with the root's name in front.
+
+    >>> title("h.0"), title("")
+    ('model.h.0', 'model')
+    """
+    return f"model.{name}" if name else "model"
+
+
+def without_root(path: str) -> str:
+    """The other way round.
+
+    >>> without_root("model.h.0"), without_root("model"), without_root("h")
+    ('h.0', '', 'h')
+    """
+    return "" if path == "model" else path.removeprefix("model.")
+
+
+def candidates(place: str, path: str) -> list[str]:
+    """The names that `path`, said at `place`, may mean: below it, then below the root; as it is, then without the root's."""
+    return [
+        ".".join(part for part in (start, one) if part)
+        for start in dict.fromkeys((place, ""))
+        for one in dict.fromkeys((path, without_root(path)))
+    ]
+
+
 def find_name(model: nn.Module, place: str, path: str) -> str | None:
     """The canonical name of the module at `path` below `place`, or below the root; None where there is none."""
-    bare = "" if path == "model" else path.removeprefix("model.")
-    for start in dict.fromkeys((place, "")):
-        for one in dict.fromkeys((path, bare)):
-            name = ".".join(part for part in (start, one) if part)
-            if _exists(model, name):
-                return name
-    return None
+    return next((name for name in candidates(place, path) if _exists(model, name)), None)
 
 
 def no_module(model: nn.Module, place: str, path: str) -> str:

@@ -9,11 +9,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from otel_torch import session
+from otel_torch.capture.names import title
 from otel_torch.capture.structure import rmap_tensor
 from otel_torch.capture.thread_state import carried
 from otel_torch.records import Scope
@@ -74,6 +76,13 @@ class Run:
 
     # -- the body's side -----------------------------------------------------------------------------------------------
 
+    def __enter__(self) -> Run:
+        self.begin()
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.end(exc)
+
     def begin(self) -> None:
         """Make the model's thread, which stands still until something is asked for."""
         if self._thread is not None:
@@ -89,7 +98,7 @@ class Run:
         event = module, what, call
         if event in self._seen:
             return self._seen[event]
-        if self._passed.get((module, what), 0) > call:
+        if self.calls(module, what) > call:
             raise InterleaveError(self._too_late(event))
         self._go_on(event)
         if event not in self._seen:
@@ -104,7 +113,7 @@ class Run:
             self._gradients[event] = value
             return
         if self._held != event:
-            if event in self._seen or self._passed.get((module, what), 0) > call:
+            if event in self._seen or self.calls(module, what) > call:
                 raise InterleaveError(self._too_late(event))
             self.ask(*event)
         self._seen[event] = self._going_on = value
@@ -197,7 +206,7 @@ class Run:
                 raise _Abandoned
             value, self._going_on, self._held = self._going_on, None, None
         if what == "output" and (event in self._seen or self._wanted == (module, "grad", call)):
-            value = self._watch_gradient(module, call, value)
+            self._watch_gradient(module, call, value)
         return value
 
     def gradient(self, event: _Event, gradient: Tensor) -> Tensor | None:
@@ -211,7 +220,7 @@ class Run:
         """How often the model has come to these events."""
         return self._passed.get((module, what), 0)
 
-    def _watch_gradient(self, module: str, call: int, value: Any) -> Any:
+    def _watch_gradient(self, module: str, call: int, value: Any) -> None:
         event = module, "grad", call
         tensors: list[Tensor] = []
         rmap_tensor(value, tensors.append)
@@ -225,21 +234,20 @@ class Run:
                 return None if here is None else here.gradient(event, gradient)
 
             first.register_hook(arrived)  # type: ignore[no-untyped-call]
-        return value
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
     def _too_late(self, event: _Event) -> str:
         module, what, call = event
-        stands = f"the model stands at {_title(self._held[0])}.{self._held[1]}" if self._held else "the model is beyond it"
-        return f"{_title(module)}.{what} of call {call} has already passed ({stands}); ask in the order of the forward"
+        stands = f"the model stands at {title(self._held[0])}.{self._held[1]}" if self._held else "the model is beyond it"
+        return f"{title(module)}.{what} of call {call} has already passed ({stands}); ask in the order of the forward"
 
     def _never(self, event: _Event) -> str:
         module, what, call = event
         if what == "grad":
-            return f"no gradient came to {_title(module)}: call backward() first, on a result that it is part of"
+            return f"no gradient came to {title(module)}: call backward() first, on a result that it is part of"
         count = self.calls(module, what)
-        return f"{_title(module)}.{what} of call {call} never came: the forward has ended, and called it {count} times"
+        return f"{title(module)}.{what} of call {call} never came: the forward has ended, and called it {count} times"
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
@@ -260,7 +268,3 @@ class Run:
         running = session.current()
         if running is not None and self._scope is not None:
             running.recorder.close(self._scope, error)
-
-
-def _title(name: str) -> str:
-    return f"model.{name}" if name else "model"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +42,16 @@ def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
                 object.__setattr__(rebuilt, field.name, replace_leaves(getattr(value, field.name), kind, change))
         return rebuilt
     return value
+
+
+def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The first positional argument of a call, else the first by keyword, else None."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def flat_value(tensors: Sequence[tuple[str, Tensor]]) -> Any:
+    """What a compiled program hands over, as a value: a tensor, or a list of all tensors in it."""
+    return tensors[0][1] if len(tensors) == 1 else [tensor for _, tensor in tensors]
 
 
 def rmap_tensor(value: Any, fn: Callable[[Tensor], Any]) -> Any:

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.capture.frame import Statistics, frame_of_recording, frame_of_stashes
-from otel_torch.capture.structure import replace_leaves, rmap_tensor
+from otel_torch.capture.structure import flat_value, replace_leaves, rmap_tensor
 from otel_torch.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
@@ -226,10 +226,9 @@ class Tracker:
 
     def seen(self, place: _TrackHook, tensors: list[tuple[str, Tensor]], *, entering: bool, differentiable: bool) -> None:
         """A compiled program hands over what a module returned: a tensor, or a list of all tensors in it."""
-        value = tensors[0][1] if len(tensors) == 1 else [tensor for _, tensor in tensors]
         module = place.module
         if module is not None:
-            self.take(Event(place.title, module, False, value, (), {}, torch_private.graph_task_id() != -1))
+            self.take(Event(place.title, module, False, flat_value(tensors), (), {}, torch_private.graph_task_id() != -1))
         if differentiable and place.grad:
             say_once("track: gradients inside compiled code are not seen; TORCHDYNAMO_DISABLE=1 runs it eagerly")
 
