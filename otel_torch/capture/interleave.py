@@ -25,7 +25,7 @@ from otel_torch.capture.structure import first_argument
 from otel_torch.capture.thread_state import carried
 from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.names import named_modules
+from otel_torch.sources.names import first_names, named_modules
 
 _numbers = itertools.count()
 _OURS = frozenset({"output", "input", "inputs", "grad", "next"})
@@ -99,13 +99,10 @@ class Interleaver:
             self._users += 1
             if self._users > 1:
                 return
-            for name, module in named_modules(self.model):
-                manager = ModuleHookManager.get_from_or_default(module)
-                wanted = self._only is None or name in self._only
-                if wanted and manager.get_forward_hook(self.hook_name) is None:  # a shared module goes by its first name
-                    manager.append_forward_hook(_InterleaveHook(self, name))
+            for name, module in first_names(self.model):
+                if self._only is None or name in self._only:
+                    ModuleHookManager.get_from_or_default(module).append_forward_hook(_InterleaveHook(self, name))
                     self._hooked.append(module)
-                manager.remove_if_empty()
             for cache in self._cache:
                 cache.attach(self.model)
 

@@ -27,7 +27,7 @@ from otel_torch.capture.structure import flat_value, replace_leaves, rmap_tensor
 from otel_torch.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.names import named_modules
+from otel_torch.sources.names import first_names
 
 if TYPE_CHECKING:
     import pandas
@@ -146,16 +146,16 @@ class Tracker:
         its first name. Where nothing matches, one line says so.
         """
         wanted, unwanted = (re.compile(one) if isinstance(one, str) else one for one in (include, exclude))
-        found = {id(one): (name, one) for name, one in reversed(named_modules(module))}
+        found = first_names(module)
         chosen = [
             (name, one)
-            for name, one in reversed(found.values())
+            for name, one in found
             if (wanted is None or wanted.search(name)) and not (unwanted is not None and unwanted.search(name))
         ]
         for name, one in chosen:
             self.register(one, name, grad, parameters=parameters)
         if not chosen:
-            example = next((name for name, _ in reversed(found.values()) if name), "")
+            example = next((name for name, _ in found if name), "")
             say_once(f"no module of {type(module).__name__} is tracked ({len(found)} modules, for example {example!r})")
 
     def unregister(self) -> None:

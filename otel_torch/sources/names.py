@@ -64,3 +64,9 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
     walk(root, "", frozenset())
     return found
+
+
+def first_names(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The same with every module once, by its first name."""
+    found = {id(module): (name, module) for name, module in reversed(named_modules(root))}
+    return list(reversed(found.values()))
