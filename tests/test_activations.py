@@ -268,6 +268,7 @@ def test_a_causal_language_model_that_trains_and_generates_has_unique_keys() -> 
             num_hidden_layers=2,
             num_attention_heads=2,
             max_position_embeddings=64,
+            eos_token_id=None,  # whatever the weights, three tokens are generated
         )
         model = transformers.LlamaForCausalLM(config)
         model.gradient_checkpointing_enable()
