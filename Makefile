@@ -16,7 +16,7 @@ help:
 	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
 	@echo "make test-fastvideo  the tests that run the real FastVideo, and all others that take long"
 	@echo "make test-oldest     the tests on the oldest torch that is claimed, in $(OLDEST)"
-	@echo "make e2e             builds Collector, Prometheus, Jaeger and Loki with Go, once (half an hour), and reads back from them"
+	@echo "make e2e             builds Collector, Prometheus, Jaeger and Loki with Go, once (a quarter of an hour), and reads back from them"
 	@echo "make bench           what recording costs beside what others cost, into docs/performance.md; BENCH=diff chooses"
 	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
 	@echo "make docs            rewrite docs/configuration.md from the settings table"
@@ -62,10 +62,10 @@ test-fastvideo: $(VENV)/installed-fastvideo
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
-# one process, as all tests share one of each program
+# two processes, each with programs of its own, as most of the time is spent waiting for them
 e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build
-	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python -m pytest -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
+	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
 
 # the real FastVideo is measured where `make test-fastvideo` has installed it
 bench: $(VENV)/installed-bench

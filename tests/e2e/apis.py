@@ -78,10 +78,14 @@ _WAYS = {
 }
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file but for one that is being written; none where there is no file yet."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
 def items(folder: Path, signal: str) -> Iterator[dict[str, Any]]:
     """The spans, log records or metrics in a Collector's files."""
-    path = folder / f"{signal}.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in whole_lines(folder / f"{signal}.jsonl"):
         resources, scopes, last = _WAYS[signal]
         for resource in json.loads(line).get(resources, []):
             for scope in resource[scopes]:
