@@ -44,9 +44,9 @@ def test_variables_are_settings(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_make_targets_exist(page):
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert (
-        set(re.findall(r"`make ([a-z-]+)", page.read_text())) | set(re.findall(r"^make ([a-z-]+)", page.read_text(), re.M))
+        set(re.findall(r"`make ([a-z0-9-]+)", page.read_text())) | set(re.findall(r"^make ([a-z0-9-]+)", page.read_text(), re.M))
         <= targets
     )
 
@@ -116,3 +116,13 @@ def test_commands_run(page, tmp_path):
         result = subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, f"{block}\n{result.stdout}\n{result.stderr}"
         assert not re.search("Traceback|unrecorded|nothing is recorded", result.stderr), result.stderr
+
+
+def test_the_code_of_the_readme_runs(tmp_path):
+    """Elsewhere such blocks are pieces; here they are all that is needed."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        result = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, f"{block}\n{result.stderr}"
+        assert result.stdout.splitlines()[-2:-1] == ["torch.Size([1, 8])"]
