@@ -185,10 +185,11 @@ def test_what_cannot_be_done_is_said() -> None:
         lockstep(reference, port, torch.ones(2, 5))
 
 
-def test_nothing_is_left_behind() -> None:
+def test_nothing_is_left_behind_nor_said(capsys: pytest.CaptureFixture[str]) -> None:
     reference, port = pair()
     for _ in range(3):
         lockstep(reference, port, X)
+    assert capsys.readouterr().err == ""
     gc.collect()
     for module in (*reference.modules(), *port.modules()):
         assert not (module._forward_hooks or module._forward_pre_hooks)

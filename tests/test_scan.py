@@ -14,11 +14,13 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from otel_torch import cli, scan
 from otel_torch.sources.names import named_modules
 from otel_torch.sources.values import walk
+from tests.otlp_receiver import Receiver
 from tests.support import recording
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -79,7 +81,18 @@ def build_vae():
     return AutoencoderKL(block_out_channels=(32,), norm_num_groups=8), (torch.ones(1, 3, 8, 8),), {}
 
 
-MODELS = (build_gpt2, build_llama, build_mixture_of_experts, build_t5_encoder, build_wan, build_vae)
+def build_unet():
+    from diffusers import UNet2DConditionModel
+
+    unet = UNet2DConditionModel(
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, cross_attention_dim=16,
+        attention_head_dim=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    return unet, (torch.ones(2, 4, 8, 8), torch.tensor(500), torch.ones(2, 7, 16)), {}
+
+
+MODELS = (build_gpt2, build_llama, build_mixture_of_experts, build_t5_encoder, build_wan, build_unet, build_vae)
 
 
 def run_really(model, args, kwargs):
@@ -98,11 +111,17 @@ def run_really(model, args, kwargs):
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda m, a, name=name: enter(m, a, name)))
         handles.append(module.register_forward_hook(lambda m, a, o, name=name: leave(m, a, o, name)))
-    with FlopCounterMode(display=False) as counter:
-        model(*args, **kwargs)
+    model(*args, **kwargs)
     for handle in handles:
         handle.remove()
-    return calls, counter.get_total_flops()
+    return calls
+
+
+def count_flops(model, args, kwargs):
+    """What torch's own counter counts; it does not know the CPU's attention, but the products that it stands for."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(*args, **kwargs)
+    return counter.get_total_flops()
 
 
 def outline(found):
@@ -113,17 +132,19 @@ def outline(found):
 def test_a_scan_says_what_a_real_run_does(build):
     model, args, kwargs = build()
     model.eval()
-    calls, flops = run_really(model, args, kwargs)
+    calls = run_really(model, args, kwargs)
     found = scan(model, *args, **kwargs)
+    with torch.no_grad():
+        assert scan(model, *args, **kwargs).flops == found.flops
     assert found.ended is None
     names = {id(module): name for name, module in reversed(named_modules(model))}
     first = {name: names[id(module)] for name, module in named_modules(model)}  # a shared module has several names
     assert [(first[name], *rest) for name, *rest in outline(found)] == calls
-    if build is not build_mixture_of_experts:  # torch's own counter does not know the product of all experts at once
-        assert found.flops == flops > 0
     assert [call.order for call in found.calls] == list(range(len(calls)))
     assert found.parameter_bytes == sum(p.nbytes for p in model.parameters())
     assert found.buffer_bytes == sum(b.nbytes for b in model.buffers())
+    if build is not build_mixture_of_experts:  # torch's own counter does not know the product of all experts at once
+        assert found.flops == count_flops(model, args, kwargs) > 0
 
 
 @pytest.mark.parametrize("build", MODELS)
@@ -135,6 +156,36 @@ def test_no_weights_are_needed(build):
     found = scan(empty.train(model.training), *args, **kwargs)
     assert found == scan(model, *args, **kwargs)
     json.dumps(found.as_json(), allow_nan=False)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru, self.linear = nn.LSTM(32, 64, 2), nn.GRU(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.linear(self.gru(self.lstm(x)[0])[0][0, 0])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_products_that_have_an_operator_of_their_own_are_counted(grad):
+    model, x = Recurrent(), torch.ones(7, 3, 32)
+    with torch.set_grad_enabled(grad):
+        found = scan(model, x)
+    assert [call.flops for call in found.calls] == [3_441_024, 2_408_448, 1_032_192, 384]
+    q, k = torch.empty(2, 8, 16, 32), torch.empty(2, 2, 24, 32)  # fewer heads of keys than of queries
+    attention = Calls(lambda q, k: nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+    with torch.set_grad_enabled(grad):
+        assert scan(attention, q, k).flops == 2 * 2 * 8 * 16 * 24 * (32 + 32)
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
 
 
 GLOBAL = torch.zeros(3)
@@ -243,6 +294,19 @@ def test_a_model_that_depends_on_its_data_gives_everything_up_to_there(capfd):
     assert found.ended.endswith("what comes next depends on the data")
     assert "! the scan ended in the root" in str(found)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_condition_over_several_lines_is_shown_whole():
+    class Careful(nn.Module):
+        def forward(self, x):
+            if torch.any(
+                x > 0
+            ):  # fmt: skip
+                return x
+            return -x
+
+    found = scan(Careful(), torch.ones(3, 4))
+    assert "`if torch.any(x > 0 ):" in found.ended
 
 
 class Reads(nn.Module):
@@ -386,23 +450,85 @@ def test_autocast_and_grad_mode_are_the_callers():
     assert found.ended is None and found.flops == 8
 
 
-@pytest.mark.parametrize("capture", ["outputs", "inputs,outputs", "outputs,gradients,parameters"])
+@pytest.mark.parametrize("capture", ["outputs", "inputs,outputs", "parity", "outputs,gradients,parameters"])
 def test_the_cost_is_that_of_a_recording(tmp_path, capture):
+    pytest.importorskip("safetensors")
     model, _, _ = build_gpt2()
     model.eval()
     selection = {"modules": r"^transformer\.h\.\d+", "exclude": "dropout", "capture": capture}
-    cost = scan(model, IDS).select(**selection).cost
-    path = tmp_path / "run.jsonl"
-    with recording(**selection, jsonl=str(path)) as sink:
+    found = scan(model, IDS).select(**selection)
+    folders = {"otlp_file": str(tmp_path / "otlp"), "tensors": str(tmp_path / "tensors"), "jsonl": str(tmp_path / "run.jsonl")}
+    with recording(**selection, **folders, signals="spans,span_events,log_events,metrics", run_id="mine") as sink:
         output = model(IDS).logits
         if "gradients" in capture:
             optimizer = torch.optim.SGD(model.parameters(), 0.0)
             output.sum().backward()
             optimizer.step()
     once = [record for record in sink.records if record.phase == "attach"]
-    assert (cost.records, cost.records_once) == (len(sink.records) - len(once), len(once))
-    assert cost.jsonl_bytes + cost.jsonl_bytes_once == pytest.approx(path.stat().st_size, rel=0.1)
-    assert (cost.read_bytes > 0) and (cost.read_bytes_once > 0) == ("parameters" in capture)
+    cost, once_cost = found.cost, found.cost_once
+    assert (cost.records, once_cost.records) == (len(sink.records) - len(once), len(once))
+    assert (once_cost.records > 0) == (capture != "outputs" and capture != "inputs,outputs")
+
+    def written(path):
+        return sum(file.stat().st_size for file in tmp_path.glob(path))
+
+    def told(name):
+        return getattr(cost, name) + getattr(once_cost, name)
+
+    assert told("jsonl_bytes") == pytest.approx(written("run.jsonl"), rel=0.05)
+    assert told("tensor_bytes") == pytest.approx(written("tensors/**/*.safetensors"), rel=0.05)
+    # beside the events there are spans, beside the points the histogram and the counters
+    for name, file in (("span_event", "traces"), ("log_event", "logs"), ("metric", "metrics")):
+        assert 0.8 < told(f"{name}_file_bytes") / written(f"otlp/{file}.jsonl") < 1.02
+        assert told(f"{name}_bytes") < told(f"{name}_file_bytes") / 2
+
+
+def test_a_comparison_records_buffers_as_well():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).eval()
+    found = scan(model, torch.ones(2, 3)).select(capture="parity")
+    with recording(capture="parity") as sink:
+        model(torch.ones(2, 3))
+    once = [record.tensor for record in sink.records if record.phase == "attach"]
+    assert found.cost_once.records == len(once) == 5 and "buffer.running_mean" in once
+
+
+def test_what_is_sent_is_as_large_as_it_was_told(monkeypatch):
+    model, _, _ = build_gpt2()
+    cost = scan(model.eval(), IDS).cost
+    with Receiver() as receiver:
+        for name, value in receiver.environment().items():
+            monkeypatch.setenv(name, value)
+        with recording(signals="spans,span_events,log_events,metrics"):
+            model(IDS)
+
+    def sizes(signal, *fields, only=bool):
+        found = receiver.requests[signal]
+        for field in fields:
+            found = [inside for one in found for inside in getattr(one, field)]
+        return [one.ByteSize() + 3 for one in found if only(one)]  # what holds it says which field it is, and its length
+
+    events = sizes("traces", "resource_spans", "scope_spans", "spans", "events")
+    logs = sizes("logs", "resource_logs", "scope_logs", "log_records")
+    names = {f"torch.module.activation.{name}" for name in ("abs_mean", "sum", "min", "max", "mean", "std")}
+    gauges = sizes("metrics", "resource_metrics", "scope_metrics", "metrics", only=lambda metric: metric.name in names)
+    assert cost.records == len(events) == len(logs)
+    assert cost.span_event_bytes == pytest.approx(sum(events), rel=0.03)
+    assert cost.log_event_bytes == pytest.approx(sum(logs), rel=0.03)
+    assert cost.metric_bytes == pytest.approx(sum(gauges), rel=0.15)  # the step may be an attribute of a point
+
+
+def test_a_tensor_has_one_number_wherever_it_passes():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.ReLU(inplace=True))
+    root, linear, identity, relu = scan(model, torch.ones(2, 4)).calls
+    assert root.inputs[0].number == linear.inputs[0].number
+    assert linear.outputs[0].number == identity.inputs[0].number == identity.outputs[0].number == relu.inputs[0].number
+    # what a module has changed in place is another one
+    assert relu.outputs[0].number == root.outputs[0].number != relu.inputs[0].number
+
+
+def test_running_and_reporting_do_not_import_each_other():
+    check = "import sys, otel_torch.capture.fake_run; sys.exit('otel_torch.capture.scan' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=240).returncode == 0
 
 
 def test_a_selection_can_be_tried_again_and_again():
@@ -501,10 +627,28 @@ def test_the_variables_apply(program, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_TORCH_MODULES", "linear")
     assert cli.main(["scan", f"{program}:build"]) == 0
     shown = capsys.readouterr().out
-    assert "selected: 1 of 2 modules, 1 calls; recording outputs: 1 records" in shown and "(root)" not in shown
+    assert "selected: 1 of 2 modules, 1 calls\nrecording outputs, a forward: 1 records, 32 B of tensors read\n" in shown
+    assert "(root)" not in shown
     assert cli.main(["scan", f"{program}:build", "--all"]) == 0
     assert "(root)" in capsys.readouterr().out
     assert cli.main(["scan", f"{program}:build", "--exclude", "linear"]) == 2
+
+
+def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, monkeypatch):
+    assert cli.main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
+    shown = capsys.readouterr().out
+    assert "recording outputs, 1,000 forwards: 2,000 records, 64 kB of tensors read\n  JSONL " in shown and "!" not in shown
+    assert "OTLP span events" in shown and "log events" not in shown
+    monkeypatch.setenv("OTEL_TORCH_MAX_BYTES", "100kB")
+    monkeypatch.setenv("OTEL_TORCH_SIGNALS", "log_events")
+    assert cli.main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
+    shown = capsys.readouterr().out
+    assert "writing ends at OTEL_TORCH_MAX_BYTES, 100 kB" in shown and "OTLP log events" in shown and "metrics" not in shown
+    assert cli.main(["scan", f"{program}:build", "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert cost["records"] == 2 and 0 < cost["log_event_bytes"] < cost["log_event_file_bytes"]
+    assert cli.main(["scan", f"{program}:build", "--forwards", "0"]) == 2
+    assert "'0' is no number from 1 on" in capsys.readouterr().err
 
 
 def test_a_selection_of_modules_that_never_run_is_loud(capsys, tmp_path, program):

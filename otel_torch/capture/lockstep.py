@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from otel_torch import bootstrap, session
+from otel_torch import bootstrap, console, session
 from otel_torch.capture.interleave import Interleaver
 from otel_torch.capture.run import InterleaveError, Run
 from otel_torch.capture.structure import replace_leaves
@@ -156,7 +156,7 @@ def _find_meetings(
 def _record(path: Path, model: nn.Module, call: Callable[[nn.Module], Any]) -> None:
     if session.current() is not None:
         raise RuntimeError("lockstep records a forward of each model itself: call otel_torch.stop() first")
-    with _plain_environment():
+    with _plain_environment(), console.hidden(str(path)):
         try:
             bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
             call(model)

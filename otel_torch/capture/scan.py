@@ -1,7 +1,8 @@
 """What a model would do and what recording it would cost, before a costly run: `scan` and the command `otel-torch scan`.
 
 For the person whose pattern matches nothing, or everything: both show only after an hour of loading, or in a full disk.
-Knows the rows and the report; how a model runs without its numbers is in `fake_run`, what the command scans in `target`.
+Knows the selection and the report; how a model runs without its numbers is in `fake_run`, what records cost in `cost`, what
+the command scans in `target`.
 """
 
 from __future__ import annotations
@@ -9,108 +10,39 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from otel_torch.capture.cost import Cost, cost_of_forward, cost_of_parameters
+from otel_torch.capture.scan_rows import Call, Forward, Module, Value
 from otel_torch.console import say, say_once
-from otel_torch.records import Record
 from otel_torch.settings import Settings
 from otel_torch.table import Line, colourful, escape, paint, render, write
 
 SCHEMA = "otel_torch.scan/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One tensor. shape: a size that depends on the data is -1, and then `bytes` is None. dtype: without `torch.`.
-    requires_grad: whether it has a gradient in a backward pass."""
+@dataclass
+class Scan(Forward):
+    """A forward of a model that was not run, and what recording it would cost. `str()` is a table of the selected calls,
+    `as_json()` everything; the fields are those of `Forward`. The selection is `select`'s to change."""
 
-    label: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int | None
-    requires_grad: bool = False
-
-
-@dataclass(slots=True)
-class Call:
-    """One call of one module, with everything that happened inside it.
-
-    call: how often the module had run before in this forward. order: place among all calls, by entering, from 0.
-    depth: how many other calls it lies in.
-    parameter_bytes, buffer_bytes: of the module and all in it. flops: floating-point operations of matrix products,
-    convolutions and attention, a multiply-add counted as two; a lower bound where `dynamic` (sizes depend on the data).
-    finished: False where the scan ended in here. selected: whether a session would record the call.
-    """
-
-    module: str
-    class_name: str
-    call: int
-    order: int
-    depth: int
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    parameter_bytes: int
-    buffer_bytes: int
-    flops: int = 0
-    dynamic: bool = False
-    finished: bool = False
-    selected: bool = True
-
-
-@dataclass(slots=True)
-class Module:
-    """One module of the model, called or not. parameters: its own, without those of the modules in it; a shared module
-    has them under the first of its names."""
-
-    name: str
-    class_name: str
-    parameter_bytes: int
-    buffer_bytes: int
-    parameters: tuple[Value, ...]
-    selected: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What recording the selection costs. records, jsonl_bytes, read_bytes: of one forward (with its backward, where
-    gradients are recorded): records, bytes that they add to the recording, bytes of tensors that the statistics read.
-    records_once, jsonl_bytes_once, read_bytes_once: likewise, of the parameters, before the first forward."""
-
-    records: int = 0
-    jsonl_bytes: int = 0
-    read_bytes: int = 0
-    records_once: int = 0
-    jsonl_bytes_once: int = 0
-    read_bytes_once: int = 0
-
-
-@dataclass(slots=True)
-class Scan:
-    """A forward of a model that was not run. `str()` is a table of the selected calls, `as_json()` everything.
-
-    model: the class of the root. modules: each of its names once; calls: in order of entering. flops: of all of it, a
-    lower bound where `dynamic`, as in `Call`.
-    ended: None, or where and why the forward could not go on; failed: it ended with an error that a real run has too,
-    not because a value was asked for. cost: of recording the selection, which `select` changes.
-    """
-
-    model: str
-    modules: list[Module]
-    calls: list[Call]
-    parameter_bytes: int
-    buffer_bytes: int
-    flops: int
-    dynamic: bool
-    ended: str | None
-    failed: bool
-    cost: Cost = field(default_factory=Cost)
     settings: Settings = field(default_factory=Settings.from_env, repr=False)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """Of recording one forward, with its backward where gradients are recorded."""
+        return cost_of_forward(self, self.settings)
+
+    @cached_property
+    def cost_once(self) -> Cost:
+        """Of recording the parameters, which is done once."""
+        return cost_of_parameters(self, self.settings)
 
     @property
     def selected(self) -> list[Call]:
@@ -135,14 +67,19 @@ class Scan:
             "ended": self.ended,
             "failed": self.failed,
             "cost": dataclasses.asdict(self.cost),
+            "cost_once": dataclasses.asdict(self.cost_once),
             "modules": [_plain(module) for module in self.modules],
             "calls": [_plain(call) for call in self.calls],
         }
 
-    def render(self, *, everything: bool = False, colour: bool = False) -> str:
-        """The report as text. everything: also the calls that are not selected, which are then dim."""
+    def render(self, *, everything: bool = False, forwards: int = 1, colour: bool = False) -> str:
+        """The report as text. everything: also the calls that are not selected, which are then dim. forwards: of how many
+        the cost is told; a step is two of them under guidance, and as many as are accumulated in training."""
         shown = self.calls if everything else self.selected
-        lines = [escape(text) for text in self._heading()]
+        lines = [escape(text) for text in (*self._heading(), *self._costs(forwards))]
+        if (full := self._disk_bytes(forwards)) > self.settings.max_bytes:
+            limit = f"OTEL_TORCH_MAX_BYTES, {_size(self.settings.max_bytes)}"
+            lines.append(paint(f"! the disk would get {_size(full)}; writing ends at {limit}", "yellow", colour))
         if self.ended is not None:
             lines.append(paint(escape(f"! the scan ended {self.ended}"), "yellow", colour))
         if shown:
@@ -167,33 +104,66 @@ class Scan:
                 and selects(settings, name)
             )
 
-        scan = dataclasses.replace(
+        return dataclasses.replace(
             self,
             settings=settings,
             modules=[dataclasses.replace(module, selected=chosen(module.name)) for module in self.modules],
             calls=[dataclasses.replace(call, selected=chosen(call.module)) for call in self.calls],
         )
-        scan.cost = _find_cost(scan)
-        return scan
 
     def _heading(self) -> list[str]:
-        cost, capture = self.cost, ", ".join(self.settings.capture) or "nothing"
         matching = sum(module.selected for module in self.modules)
         lines = [
             f"{self.model}: {len(self.modules)} modules, {len(self.calls)} calls, parameters {_size(self.parameter_bytes)}, "
             f"buffers {_size(self.buffer_bytes)}, {'at least ' if self.dynamic else ''}{_number(self.flops)}FLOP a forward",
-            f"selected: {matching} of {len(self.modules)} modules, {len(self.selected)} calls; recording {capture}: "
-            f"{cost.records} records and {_size(cost.jsonl_bytes)} of JSONL a forward, {_size(cost.read_bytes)} of tensors read",
+            f"selected: {matching} of {len(self.modules)} modules, {len(self.selected)} calls",
         ]
-        if cost.records_once:
-            lines.append(
-                f"parameters, once: {cost.records_once} records and {_size(cost.jsonl_bytes_once)} of JSONL, "
-                f"{_size(cost.read_bytes_once)} of tensors read"
-            )
         never = len(self.modules) - len({call.module for call in self.calls})
         if never and self.ended is None:
             lines.append(f"not called by this forward: {never} of the modules")
         return lines
+
+    def _costs(self, forwards: int) -> list[str]:
+        capture = ", ".join(name for name in self.settings.capture if name != "parity") or "nothing"
+        often = "a forward" if forwards == 1 else f"{forwards:,} forwards"
+        lines = _describe_cost(f"recording {capture}, {often}", self.cost, forwards, self.settings)
+        if self.cost_once.records:
+            lines += _describe_cost("parameters, once", self.cost_once, 1, self.settings)
+        return lines
+
+    def _disk_bytes(self, forwards: int) -> int:
+        """What would be written with these settings."""
+        settings, total = self.settings, 0
+        for cost, times in ((self.cost, forwards), (self.cost_once, 1)):
+            files = sum(getattr(cost, f"{field}_file_bytes") for field, _ in _sent(settings)) if settings.otlp_file else 0
+            tensors = cost.tensor_bytes if settings.tensors else 0
+            total += times * (files + tensors + (cost.jsonl_bytes if settings.jsonl else 0))
+        return total
+
+
+# what is sent for each record: the signal, the beginning of its fields in `Cost`, what it is called
+_SIGNALS = (
+    ("span_events", "span_event", "span events"),
+    ("log_events", "log_event", "log events"),
+    ("metrics", "metric", "metrics"),
+)
+
+
+def _sent(settings: Settings) -> list[tuple[str, str]]:
+    """The signals that are chosen: their fields and words."""
+    return [(field, words) for signal, field, words in _SIGNALS if signal in settings.signals]
+
+
+def _describe_cost(what: str, cost: Cost, times: int, settings: Settings) -> list[str]:
+    def size(*names: str) -> str:
+        return _size(times * sum(getattr(cost, name) for name in names))
+
+    sizes = [f"JSONL {size('jsonl_bytes')}"]
+    if chosen := _sent(settings):
+        signals = ", ".join(f"{words} {size(f'{field}_bytes')}" for field, words in chosen)
+        sizes.append(f"OTLP {signals} (in files {size(*(f'{field}_file_bytes' for field, _ in chosen))})")
+    sizes.append(f"whole tensors {size('tensor_bytes')}")
+    return [f"{what}: {times * cost.records:,} records, {size('read_bytes')} of tensors read", f"  {'; '.join(sizes)}"]
 
 
 def scan(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Scan:
@@ -216,7 +186,8 @@ def scan(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Scan:
     from otel_torch.capture.fake_run import run_fake
 
     running = session.current()
-    found = run_fake(model, args, kwargs)
+    forward = run_fake(model, args, kwargs)
+    found = Scan(**{one.name: getattr(forward, one.name) for one in dataclasses.fields(forward)})
     return found._with(running.settings if running is not None else _read_settings({}))
 
 
@@ -228,68 +199,6 @@ def _read_settings(chosen: dict[str, str]) -> Settings:
             raise TypeError(f"select() knows no setting {name!r}; it takes {', '.join(rows)}")
         environ[rows[name].metadata["name"]] = value
     return Settings.from_env(environ, say_once)
-
-
-# -- cost --------------------------------------------------------------------------------------------------------------
-
-
-def _find_cost(scan: Scan) -> Cost:
-    """Count what a session with these settings takes from one forward."""
-    capture = scan.settings.capture
-    forward: list[_Planned] = []
-    once: list[_Planned] = []
-    for call in scan.selected:
-        if "inputs" in capture:
-            forward += [(call.module, call.call, "forward", value) for value in call.inputs]
-        if "outputs" in capture:
-            forward += [(call.module, call.call, "forward", value) for value in call.outputs]
-        if "gradients" in capture:
-            forward += [(call.module, call.call, "backward", _gradient(value)) for value in call.outputs if value.requires_grad]
-    for module in scan.modules:
-        if module.selected and "parameters" in capture:
-            once += [(module.name, 0, "attach", value) for value in module.parameters]
-            if "gradients" in capture:
-                forward += [(module.name, 0, "backward", _gradient(value)) for value in module.parameters if value.requires_grad]
-    return Cost(*_sum_up(scan, forward), *_sum_up(scan, once))
-
-
-# of one element, so that the statistics have as many digits as those of a real tensor
-_TYPICAL = {
-    "min": -3.051757812500123,
-    "max": 3.141592653589793,
-    "sum": -0.577215664901532,
-    "squares": 1.047197551196597,
-    "magnitudes": 0.797884560802865,
-}
-# a record to be: module, call, phase, tensor
-_Planned = tuple[str, int, str, Value]
-
-
-def _gradient(value: Value) -> Value:
-    kind, rest = re.fullmatch(r"(out|param)(.*)", value.label, re.S).groups()  # type: ignore[union-attr]
-    return dataclasses.replace(value, label={"out": "grad", "param": "param_grad"}[kind] + rest)
-
-
-def _sum_up(scan: Scan, planned: list[_Planned]) -> tuple[int, int, int]:
-    lines = sum(_measure_line(scan, *record) for record in planned)
-    return len(planned), lines, sum(value.bytes or 0 for *_, value in planned)
-
-
-def _measure_line(scan: Scan, module: str, call: int, phase: str, value: Value) -> int:
-    """Bytes of one line of a recording, encoded as it would be, with numbers as long as they usually are."""
-    from otel_torch.sinks.jsonl import encode
-    from otel_torch.statistics.columns import SUMS, WIDE
-    from otel_torch.statistics.measure import Measured
-    from otel_torch.statistics.table import derive, primitives_of
-
-    names = scan.settings.stats
-    primitives = primitives_of(names)
-    numel = math.prod(map(abs, value.shape))
-    measured = Measured(None, primitives, numel, numel, list(value.shape), f"torch.{value.dtype}")
-    row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SUMS]
-    row += [0.0] * sum(WIDE.get(name, 0) for name in primitives)
-    stats = derive(names, row if numel else None, measured)
-    return len(encode([Record(module, value.label, 0, call, 0, scan.model, phase, None, stats, 0)]))
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -364,8 +273,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", metavar="NAME", help="run this method of the model instead of its forward, as decode")
     parser.add_argument("--modules", metavar="REGEX", help="select modules, in place of OTEL_TORCH_MODULES")
     parser.add_argument("--exclude", metavar="REGEX", help="leave modules out, in place of OTEL_TORCH_EXCLUDE")
+    parser.add_argument(
+        "--forwards", type=_positive, default=1, metavar="N",
+        help="tell the cost of so many forwards; 30 denoise steps with guidance are 60",
+    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list the calls that are not selected too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -390,7 +309,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(sys.stdout, json.dumps(found.as_json(), allow_nan=False))
     else:
-        write(sys.stdout, found.render(everything=arguments.all, colour=colourful(sys.stdout)))
+        write(sys.stdout, found.render(everything=arguments.all, forwards=arguments.forwards, colour=colourful(sys.stdout)))
     if found.failed:
         say(f"the forward of {found.model} failed {found.ended}")
         return 2
