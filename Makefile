@@ -57,7 +57,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
-	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py tests/test_docs.py $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py tests/test_docs.py tests/test_growth.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)

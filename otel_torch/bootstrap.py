@@ -270,9 +270,10 @@ class _Running:
         }
         isolated = {} if self.isolation is None else {"isolated": self.isolation.describe()}
         budget = {} if self.clock.cadence is None else {"budget": self.clock.cadence.describe()}
-        from otel_torch.statistics import native
+        from otel_torch.statistics import gpu, native
 
-        return {"versions": versions, "kernels": native.describe(), "models": models} | isolated | budget
+        kernels = f"{native.describe()}; on a GPU: {gpu.describe()}" if gpu.prepared() else native.describe()
+        return {"versions": versions, "kernels": kernels, "models": models} | isolated | budget
 
     def forked(self) -> None:
         """In a forked child: the same sources, sinks of its own once there is something to record."""

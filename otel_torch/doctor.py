@@ -53,11 +53,11 @@ def find_versions(environ: Environ) -> Iterator[Finding]:
 
 
 def _kernel(environ: Environ) -> str:
-    """What would compute the statistics of a CPU's tensors."""
+    """What would compute the statistics of a CPU's tensors, and of a GPU's."""
     try:
-        native = importlib.import_module("otel_torch.statistics.native")
+        gpu, native = (importlib.import_module(f"otel_torch.statistics.{name}") for name in ("gpu", "native"))
         native.choose(Settings.from_env(environ).kernel)
-        return str(native.describe())
+        return f"{native.describe()}; on a GPU: {gpu.try_out()}"
     except (ImportError, Unusable) as error:
         return f"nothing: {error}"
 

@@ -457,10 +457,11 @@ class Settings:
 
     kernel: str = _setting(
         "OTEL_TORCH_KERNEL",
-        choice("auto", "native", "torch"),
+        choice("auto", "native", "triton", "torch"),
         "auto",
-        "What computes the statistics of a CPU's tensors: the compiled kernel, or plain torch, which is slower by ten times; "
-        "`auto` is the kernel where there is one.",
+        "What computes the statistics: the compiled kernel of a CPU (`native`; `auto`: where there is one), that and Triton's of "
+        "a GPU (`triton`, which has been compiled and interpreted, but not run on a GPU yet), or plain torch, ten times slower "
+        "on a CPU.",
     )
 
     @classmethod

@@ -19,7 +19,7 @@ from tests.benchmarks.pairing import BARE, Rounds, interleave, plainly
 pytestmark = pytest.mark.scoreboard
 
 driver = importlib.import_module("tests.benchmarks.__main__")
-MINE = ["six_statistics", "small_tensors", "gpu", "regions", "telemetry", "startup", "large", "bandwidth", "peers"]
+MINE = ["six_statistics", "small_tensors", "gpu", "regions", "telemetry", "startup", "large", "bandwidth", "peers", "growth"]
 # why a figure may be missing
 EXCUSES = ("no GPU here", "is not installed here")
 

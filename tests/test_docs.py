@@ -98,7 +98,7 @@ def test_every_name_that_arrives_is_in_its_page(tmp_path):
 
 
 # pages whose commands take longest: they run with the other long tests
-LONG = {"port-a-model.md", "large-recordings.md", "sampling.md", "zoom.md"}
+LONG = {"growth.md", "port-a-model.md", "large-recordings.md", "sampling.md", "zoom.md"}
 WITH_COMMANDS = [
     pytest.param(page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name in LONG))
     for page in PAGES

@@ -30,7 +30,7 @@ from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
 from otel_torch.statistics import native
-from otel_torch.statistics.measure import Measured, measure
+from otel_torch.statistics.measure import Measured, measure, prepare
 from otel_torch.statistics.read import Rows
 from otel_torch.statistics.table import derive, primitives_of
 
@@ -195,6 +195,8 @@ class Activations:
         self._matched += len(chosen)
         if hooked:
             self._unproven.append(model)
+            root = model.root()
+            prepare(() if root is None else root.parameters(), self._primitives)
         if not chosen and not any(self.selects(name) for site in model.sites.values() for name, _ in site.names):
             example = next((name for site in reversed(sites) for name, _ in site.names if name), "")
             say(

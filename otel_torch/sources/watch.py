@@ -19,7 +19,7 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk
 from otel_torch.statistics.columns import NONFINITE
-from otel_torch.statistics.measure import Measured, measure
+from otel_torch.statistics.measure import Measured, measure, prepare
 from otel_torch.statistics.read import Rows
 
 _HOOK = "otel_torch.watch"
@@ -67,6 +67,7 @@ class Watch:
             try:
                 ModuleHookManager.get_from_or_default(root).append_forward_hook(_RootHook(self, site))
                 self._attached.append(site.module)
+                prepare(root.parameters(), _PRIMITIVES)
             except Exception as error:
                 say_once(f"{model.name} is not watched between recorded steps: {type(error).__name__}: {error}")
 

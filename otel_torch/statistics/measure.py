@@ -2,28 +2,29 @@
 
 FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a forward, and a wrong standard
 deviation where the mean is large. Here a tensor becomes one row of numbers. On a CPU a compiled kernel reads its memory
-once; elsewhere the row stays on the device and is read with all others of its step.
+once; on a GPU a Triton kernel does, and elsewhere torch's operators; the row stays on the device and is read with all
+others of its step.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics import native
+from otel_torch.statistics import gpu, native
 from otel_torch.statistics.columns import MAX, MIN, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.device_rows import take
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.reduce import split, sums
 from otel_torch.statistics.sketch import row_sketch, sketch
-from otel_torch.torch_private import is_plain_memory, unobserved
+from otel_torch.torch_private import is_plain_memory, unobserved, unseen_by_function_modes
 
 # what numbers without their positions do not have
 _POSITIONED = frozenset({"sketch", "row_sketch"})
@@ -77,6 +78,23 @@ def _plan(primitives: tuple[str, ...]) -> _Plan:
     return _Plan(columns, tuple(name for name in columns if name not in WIDE), wanted, whole)
 
 
+@unseen_by_function_modes
+def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
+    """Have the kernel of the GPUs that `tensors` lie on, or that is current, compiled and tested for tensors like these,
+    so that `measure` never has to in a forward. Waits for those devices; where there are none this costs nothing."""
+    dtypes, devices = {torch.float32, torch.bfloat16}, set()  # mixed precision shows in no parameter
+    for tensor in tensors:
+        if tensor.is_cuda:
+            dtypes.add(tensor.dtype)
+            devices.add(tensor.device)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices.add(torch.device("cuda", torch.cuda.current_device()))
+        if torch.is_autocast_enabled("cuda"):
+            dtypes.add(torch.get_autocast_dtype("cuda"))
+    for device in devices:
+        gpu.prepare(device, dtypes, [_plan(tuple(primitives)).wanted])
+
+
 def measure(tensor: Tensor, primitives: Sequence[str] = SUMS) -> Measured:
     """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
 
@@ -119,6 +137,8 @@ def _measure(tensor: Tensor, plan: _Plan) -> Measured:
 def _row(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | list[float]:
     if values.is_cpu and values.dtype in native.CODES and (kernel := native.load()) is not None:
         return _row_of_kernel(kernel, values, plan, shard)
+    if values.is_cuda and plan.whole and (of_gpu := _row_of_gpu(values, plan, shard)) is not None:
+        return of_gpu
     row = _row_of_torch(values, plan, shard)
     return row.tolist() if row.is_cpu else row
 
@@ -155,6 +175,15 @@ def _combine(rows: Sequence[Sequence[float]]) -> list[float]:
         column = columns[index]
         combined[index] = math.nan if any(number != number for number in column) else extreme(column)
     return combined
+
+
+def _row_of_gpu(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | None:
+    """None where the device's kernel, if it has one, cannot read the tensor."""
+    if not plan.wanted & native.SKETCH:
+        return gpu.measure(values, plan.wanted)
+    if shard is not None and list(shard.shape[1:]) != list(values.shape[1:]):
+        return None  # its sketch is that of the whole, with zeros around it
+    return gpu.measure(values, plan.wanted, _positioned(values, shard)[1])
 
 
 def _row_of_torch(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor:

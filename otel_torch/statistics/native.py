@@ -176,11 +176,16 @@ _chosen = "auto"
 
 
 def choose(choice: str) -> None:
-    """From here on this process measures with the kernel where there is one (`auto`, `native`), or never (`torch`)."""
+    """From here on this process measures with the kernel where there is one (`auto`, `native`, `triton`), or never (`torch`)."""
     global _chosen
     _chosen = choice
     if choice == "native" and _loaded()[0] is None:
         say_once(f"OTEL_TORCH_KERNEL='native': statistics are by {describe()}")
+
+
+def chosen() -> str:
+    """What `choose` was told last; `auto` until then."""
+    return _chosen
 
 
 def load() -> Kernel | None:

@@ -129,6 +129,12 @@ class Running:
         return f"127.0.0.1:{self.variables[self.recipe.ports[0]]}"
 
     @property
+    def pid(self) -> int:
+        """Of the process, which has been started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> Path:
         return self.folder / f"{self.name}.log"
 
