@@ -4,6 +4,8 @@ VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
 BENCH ?=
+# where tests are that run the real FastVideo or take long
+LONG := $(addprefix tests/,fastvideo parity $(addsuffix .py,test_benchmarks test_capture_memory test_docs test_examples_in_code test_growth))
 # two processes, each with whole files: most tests start programs and wait for them
 PYTEST := -m pytest -n 2 --dist loadfile
 # more threads than cores only fight each other in tests of tiny tensors
@@ -57,7 +59,7 @@ test: $(VENV)/installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
-	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" tests/fastvideo tests/parity tests/test_benchmarks.py tests/test_docs.py tests/test_growth.py $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "fastvideo or scoreboard" $(LONG) $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)

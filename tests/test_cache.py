@@ -136,6 +136,8 @@ def test_inputs_are_kept_with_their_names() -> None:
     assert Cache.Entry(inputs=((), {})).input is None and Cache.Entry(inputs=((), {"x": 1})).input == 1
     with pytest.raises(ValueError, match="would stay empty"):
         Cache(include_output=False)
+    with pytest.raises(RuntimeError, match=r"on no model: write `with Cache\(…\)\.attach\(model\)"), Cache():
+        pass
 
 
 def test_only_floating_numbers_are_cast() -> None:

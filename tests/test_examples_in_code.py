@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import lines, run_python
 
+pytestmark = pytest.mark.scoreboard
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

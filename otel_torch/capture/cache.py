@@ -96,9 +96,12 @@ class Cache:
         named = named_modules(model)
         self.cache.learn(name for name, _ in named)
         chosen = self._choose(model, named)
-        self._unguard = compiled.guard_hooks()
-        for module, name in chosen.items():
-            hook = _CacheHook(self, name)
+        if not self._hooked:
+            self._unguard = compiled.guard_hooks()
+        kind = _CallHook if self.include_inputs else _CacheHook  # without a hook in front of forward where nobody needs it
+        hooks = [kind(self, name) for name in chosen.values()]
+        for module, hook, number in zip(chosen, hooks, compiled.numbers(hooks, self), strict=True):
+            hook.number = number
             ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
             self._hooked.append((module, hook))
         return self
@@ -113,6 +116,8 @@ class Cache:
         self._unguard = lambda: None
 
     def __enter__(self) -> CacheDict:
+        if not self._hooked:
+            raise RuntimeError("this cache is on no model: write `with Cache(…).attach(model) as cache:`")
         return self.cache
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
@@ -157,7 +162,7 @@ class Cache:
             self.entered(name, *value)
 
     def entered(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> cache_dict.Entry | None:
-        """A module begins a call; the entry that its output belongs to."""
+        """A module begins a call; the entry that its output belongs to, None where inputs are not kept."""
         return self.cache.append(name, cache_dict.Entry(inputs=self._kept((args, dict(kwargs))))) if self.include_inputs else None
 
     def left(self, entry: cache_dict.Entry | None, name: str, output: Any) -> None:
@@ -170,18 +175,26 @@ class Cache:
                 entry.set_output(kept)
 
     def _kept(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy(value)
         copies: dict[int, Any] = {}  # a tensor that stands in a value twice is one
-        return replace_leaves(value, Tensor, lambda tensor: self._copy(tensor, copies))
 
-    def _copy(self, tensor: Tensor, copies: dict[int, Any]) -> Any:
-        if id(tensor) not in copies:
-            kept = tensor.detach() if self.detach_tensors else tensor
-            device = kept.device if self.device is None else self.device
-            # nothing but floating numbers is cast: token ids stay whole
-            dtype = self.dtype if self.dtype is not None and kept.is_floating_point() else kept.dtype
-            kept = kept.to(device, dtype) if (kept.device, kept.dtype) != (device, dtype) else kept.clone()
-            copies[id(tensor)] = self._within_budget(kept)
-        return copies[id(tensor)]
+        def once(tensor: Tensor) -> Any:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self._copy(tensor)
+            return copies[id(tensor)]
+
+        return replace_leaves(value, Tensor, once)
+
+    def _copy(self, tensor: Tensor) -> Any:
+        kept = tensor.detach() if self.detach_tensors else tensor
+        # nothing but floating numbers is cast: token ids stay whole
+        dtype = self.dtype if self.dtype is not None and kept.is_floating_point() else None
+        if dtype is None and (self.device is None or kept.device == self.device):
+            kept = kept.clone()
+        else:  # "cuda" is where a tensor on "cuda:0" is already
+            kept = kept.to(kept.device if self.device is None else self.device, dtype or kept.dtype, copy=True)
+        return self._within_budget(kept)
 
     def _within_budget(self, tensor: Tensor) -> Any:
         size = tensor.numel() * tensor.element_size()
@@ -219,37 +232,46 @@ _calls = _Calls()
 
 
 class _CacheHook(ForwardHook):
-    """Hands a cache the calls of one module."""
+    """Hands a cache what one module returns."""
+
+    number: Tensor  # what stands for it in compiled graphs
 
     def __init__(self, cache: Cache, title: str) -> None:
         self.cache, self.title = cache, title
         self._own_name = f"otel_torch.cache.{next(_numbers)}"
-        self._number = compiled.number(self, cache)
 
     def name(self) -> str:  # type: ignore[override]
         """A module may be in several caches."""
         return self._own_name
 
+    def post_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.cache.left(self.entry(), self.title, output)
+        elif not torch_private.is_exporting():
+            compiled.outputs(self.number, output)
+
+    def entry(self) -> cache_dict.Entry | None:
+        """The entry to which the output of the call that ends belongs, None for one of its own."""
+        return None
+
+
+class _CallHook(_CacheHook):
+    """Hands a cache the calls of one module: what it takes, and what it returns for that."""
+
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if torch.compiler.is_compiling():
-            if self.cache.include_inputs and not torch_private.is_exporting():
-                compiled.inputs(self._number, args, kwargs)
-        else:
+        if not torch.compiler.is_compiling():
             _calls.open.append((self, self.cache.entered(self.title, args, kwargs)))
+        elif not torch_private.is_exporting():
+            compiled.inputs(self.number, args, kwargs)
         return args, kwargs
 
-    def post_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            if not torch_private.is_exporting():
-                compiled.outputs(self._number, output)
-            return
-        entry = None
+    def entry(self) -> cache_dict.Entry | None:
         for depth in reversed(range(len(_calls.open))):
             if _calls.open[depth][0] is self:
                 entry = _calls.open[depth][1]
                 del _calls.open[depth:]  # what is above it has raised
-                break
-        self.cache.left(entry, self.title, output)
+                return entry
+        return None
 
 
 def _no_match(wanted: str | re.Pattern[str], model: nn.Module, names: list[str]) -> str:

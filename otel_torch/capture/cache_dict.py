@@ -93,13 +93,16 @@ class CacheDict(Mapping[str, "CacheDict"]):
     def learn(self, names: Iterable[str]) -> None:
         """Take in the modules of a model."""
         for name in names:
-            parts = name.split(".")
-            for depth in range(len(parts)):  # what holds it first, as the model has them
-                self._names.setdefault(".".join(parts[: depth + 1]))
+            missing = []
+            while name not in self._names:
+                missing.append(name)
+                name = name.rpartition(".")[0]
+            self._names |= dict.fromkeys(reversed(missing))  # what holds it first, as the model has them
 
     def append(self, name: str, entry: Entry) -> Entry:
         """One more call of a module."""
-        self.learn([name])
+        if name not in self._names:
+            self.learn([name])
         self._calls.setdefault(name, []).append(entry)
         return entry
 

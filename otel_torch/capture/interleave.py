@@ -6,8 +6,11 @@ debuggers are lost in it, and a name is not what it seems. Here the body runs wh
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -44,8 +47,10 @@ class Interleaver:
         self._hooked: list[nn.Module] = []
         self._asked: set[str] | None = None  # while a compiled body finds out what it needs
         self._only: frozenset[str] | None = None
-        self._barriers: list[Barrier] = []
-        self._bodies = 0
+        self._barriers: weakref.WeakSet[Barrier] = weakref.WeakSet()
+        self._began = self._bodies = 0  # that run as functions: so far, and now
+        self._awaited = 0  # how often somebody waits for the end of one
+        self.changed = threading.Condition()  # guards these and what stands at barriers
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -88,7 +93,7 @@ class Interleaver:
     def barrier(self, count: int) -> Barrier:
         """A point that `count` bodies pass together: `barrier()` in each. For bodies that run by `Invocation.do`."""
         barrier = Barrier(self, count)
-        self._barriers.append(barrier)
+        self._barriers.add(barrier)
         return barrier
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -113,7 +118,7 @@ class Interleaver:
             if not self._users:
                 remove_hooks(self._hooked, self.hook_name)
                 self._hooked.clear()
-                for cache in self._cache:
+                for cache in reversed(self._cache):
                     cache.detach()
 
     def note(self, name: str) -> None:
@@ -128,15 +133,35 @@ class Interleaver:
 
     def body_began(self) -> None:
         """Another body runs as a function."""
-        with self._lock:
+        with self.changed:
+            self._began += 1
             self._bodies += 1
 
     def body_ended(self) -> None:
-        """It has ended: who waits for it at a barrier waits in vain."""
-        with self._lock:
+        """It has ended."""
+        with self.changed:
             self._bodies -= 1
-        for barrier in self._barriers:
-            barrier.check(self._bodies)
+            self.release_stuck()
+
+    @contextlib.contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Inside, somebody waits for a body to end, and starts no other."""
+        with self.changed:
+            self._awaited += 1
+            self.release_stuck()
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._awaited -= 1
+
+    def release_stuck(self) -> None:
+        """Where all bodies stand at barriers and the rest waits for them, nobody is left to come; with `changed` held."""
+        standing = [barrier.standing(True) for barrier in self._barriers]
+        others = sum(barrier.standing(False) for barrier in self._barriers)
+        if self._began and sum(standing) == self._bodies and (self._awaited or others):
+            for barrier in self._barriers:
+                barrier.give_up()
 
 
 class Invocation:
@@ -179,6 +204,7 @@ class Invocation:
         self._run.interleaver.body_began()
 
         def work() -> None:
+            _here.is_body = True
             value: tuple[Any, BaseException | None]
             try:
                 with self:
@@ -198,7 +224,8 @@ class Invocation:
         """What a body that runs by `do` returns; raises what it raises."""
         if self._thread is None:
             raise InterleaveError("no body runs: give one to `do` first")
-        self._thread.join()
+        with self._run.interleaver.awaiting():
+            self._thread.join()
         value, error = self._value
         if error is not None:
             raise error
@@ -324,28 +351,54 @@ class Invocation:
             say_once(f"{self._name or 'the model'} has a module called {what!r}; .{what} is its value, run[{full!r}] that module")
 
 
+class _Here(threading.local):
+    is_body = False
+
+
+_here = _Here()
+
+
 class Barrier:
-    """Where bodies wait for each other; reusable. Raises InterleaveError where too few are left to come."""
+    """Where bodies wait for each other; reusable. Raises InterleaveError where nobody is left to come."""
 
     def __init__(self, interleaver: Interleaver, count: int) -> None:
         self._interleaver, self.count = interleaver, count
-        self._barrier = threading.Barrier(count)
+        self._meeting = _Meeting()
 
     def __call__(self) -> None:
-        try:
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            reached = self._reached
-            raise InterleaveError(f"barrier({self.count}) was reached by {reached} bodies; the others have ended") from None
+        changed = self._interleaver.changed
+        with changed:
+            meeting = self._meeting
+            meeting.there.append(_here.is_body)
+            if len(meeting.there) == self.count:
+                self._end(came_all=True)
+            else:
+                self._interleaver.release_stuck()
+            changed.wait_for(lambda: meeting.came_all is not None)
+        if not meeting.came_all:
+            reached = len(meeting.there)
+            raise InterleaveError(f"barrier({self.count}) was reached by {reached} bodies; the others have ended")
 
-    _reached = 0
+    def standing(self, bodies: bool) -> int:
+        """How many bodies, or others, wait here."""
+        return self._meeting.there.count(bodies)
 
-    def check(self, alive: int) -> None:
-        """A body has ended; `alive` are left."""
-        waiting = self._barrier.n_waiting
-        if waiting and alive < self.count:
-            self._reached = waiting
-            self._barrier.abort()
+    def give_up(self) -> None:
+        """Whoever waits here waits in vain."""
+        if self._meeting.there:
+            self._end(came_all=False)
+
+    def _end(self, came_all: bool) -> None:
+        self._meeting.came_all, self._meeting = came_all, _Meeting()
+        self._interleaver.changed.notify_all()
+
+
+@dataclasses.dataclass
+class _Meeting:
+    """One use of a barrier. there: who has come, True for a body; came_all: None while that is open."""
+
+    there: list[bool] = dataclasses.field(default_factory=list)
+    came_all: bool | None = None
 
 
 class _InterleaveHook(ForwardHook):

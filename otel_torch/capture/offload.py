@@ -32,6 +32,9 @@ class LayerwiseOffloadState:
     One thread at a time may run the model.
     """
 
+    # What is copied in a forward under inference mode must be no tensor of inference mode: a layer that is whole again is
+    # trained, and autograd refuses those.
+
     def __init__(
         self,
         async_copy_stream: torch.Stream | None,
@@ -50,6 +53,7 @@ class LayerwiseOffloadState:
         self._state_dict_hook: Any = None
 
     @eager
+    @torch.inference_mode(False)
     def on_init(self, module: nn.Module) -> None:
         """Take the tensors of `module` home, and leave an empty one of the same rank in each one's place."""
         self.module_ref = module
@@ -62,6 +66,7 @@ class LayerwiseOffloadState:
             self._state_dict_hook = module.register_state_dict_post_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
+    @torch.inference_mode(False)
     def wait_and_replace_params(self) -> None:
         """Put the tensors on the device in their places; waits for a copy that is on its way, copies what is not."""
         for other in self.on_device - {self}:
@@ -79,6 +84,7 @@ class LayerwiseOffloadState:
                 self._versions[name] = tensor._version
 
     @eager
+    @torch.inference_mode(False)
     def prefetch_params(self) -> None:
         """Begin to copy the tensors to the device; those that are there already stay."""
         self.on_device.add(self)
@@ -93,6 +99,7 @@ class LayerwiseOffloadState:
         self.gpu_named_parameters |= fetched
 
     @eager
+    @torch.inference_mode(False)
     def release_gpu_params(self) -> None:
         """Leave the device; what a forward has changed (a running mean) is copied home first."""
         for name, tensor in self._tensors():

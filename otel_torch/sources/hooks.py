@@ -12,7 +12,6 @@ from typing import Any
 from weakref import ref
 
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 
@@ -70,7 +69,9 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-_managers: Any = WeakIdKeyDictionary()  # by identity: modules may be equal
+# by identity, for modules may be equal; each goes with its module. A `WeakIdKeyDictionary` asks a module for an attribute that it
+# has not whenever it looks one up: 12 us
+_managers: dict[int, ModuleHookManager] = {}
 
 
 class ModuleHookManager:
@@ -82,37 +83,37 @@ class ModuleHookManager:
     def __init__(self, module: nn.Module) -> None:
         self.module_hooks: dict[str, ForwardHook] = {}
         self._handles: list[Any] = []
-        self._reference = ref(module)
+        identity = id(module)
+        self._reference = ref(module, lambda _: _managers.pop(identity, None))
 
     @classmethod
     def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
         """The module's manager, or None."""
-        manager: ModuleHookManager | None = _managers.get(module)
-        return manager
+        return _managers.get(id(module))
 
     @classmethod
     def get_from_or_default(cls, module: nn.Module) -> ModuleHookManager:
         """The module's manager, attached now if there was none."""
         manager = cls.get_from(module)
         if manager is None:
-            manager = _managers[module] = cls(module)
+            manager = _managers[id(module)] = cls(module)
         return manager
 
     @staticmethod
     def remove_from_manager(module: nn.Module) -> None:
         """Detach the module's manager and every hook in it. Raises ValueError where there is none."""
-        manager = _managers.get(module)
+        manager = _managers.get(id(module))
         if manager is None:
             raise ValueError(f"{type(module).__name__} has no hook manager")
         for name in list(manager.module_hooks):
             manager.remove_forward_hook(name)
-        _managers.pop(module, None)
+        _managers.pop(id(module), None)
 
     def remove_if_empty(self) -> None:
         """Detach this manager from its module if no hook is left in it."""
         module = self._reference()
-        if module is not None and not self.module_hooks and _managers.get(module) is self:
-            del _managers[module]
+        if module is not None and not self.module_hooks and _managers.get(id(module)) is self:
+            del _managers[id(module)]
 
     def get_forward_hook(self, name: str) -> ForwardHook | None:
         """The hook of that name, or None."""
@@ -157,7 +158,7 @@ class ModuleHookManager:
 
     def _module(self) -> nn.Module:
         module = self._reference()
-        if module is not None and _managers.get(module) is self:
+        if module is not None and _managers.get(id(module)) is self:
             return module
         raise ValueError("this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)")
 
@@ -165,11 +166,13 @@ class ModuleHookManager:
         """Register with torch just what is overridden: a module whose inputs nobody wants pays for no pre-hook."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
         hooks = tuple(self.module_hooks.values())
+        if not hooks:
+            return
         first, last = (sorted(order, key=lambda hook: not hook.intervenes) for order in (hooks, reversed(hooks)))
         before = tuple(hook for hook in first if type(hook).pre_forward is not ForwardHook.pre_forward)
         after = tuple(hook for hook in last if type(hook).post_forward is not ForwardHook.post_forward)
-        self._handles = []
         if before:
             self._handles.append(module.register_forward_pre_hook(_Before(before), with_kwargs=True))
         if after:

@@ -1,0 +1,155 @@
+"""What keeping every output of a model costs, once: hooks put on, one forward, hooks taken off, as ten lines of one's own do.
+
+References alone are no cache: what a later operation changes in place is changed in them too. So the goal is the time of one's
+own hooks that keep copies. nnsight's cache keeps references. On a GPT-2 and on a small UNet of diffusers, with random weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import otel_torch
+from tests.benchmarks.figures import Figure, Size, command
+from tests.benchmarks.pairing import BARE, CONTROL, interleave, plainly
+from tests.benchmarks.sides import one_thread
+
+REFERENCES, COPIES, NNSIGHT = "own hooks, references", "own hooks, copies", "nnsight's cache"
+CACHE, INTERLEAVE = "Cache", "interleave(…).cache"
+Inputs = dict[str, Any]
+
+
+def gpt2(size: Size) -> tuple[nn.Module, Inputs]:
+    """The smallest GPT-2 there is, 164 modules, 1 × 64 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=size.of(12, 2), n_embd=size.of(768, 24))
+    tokens = torch.randint(config.vocab_size, (1, size.of(64, 4)))
+    return GPT2LMHeadModel(config).eval(), {"input_ids": tokens, "use_cache": False}
+
+
+def unet(size: Size) -> tuple[nn.Module, Inputs]:
+    """A UNet with cross attention on latents of 32 × 32."""
+    from diffusers import UNet2DConditionModel
+
+    model = UNet2DConditionModel(
+        sample_size=32, layers_per_block=size.of(2, 1), attention_head_dim=8, norm_num_groups=8,
+        block_out_channels=[size.of(64, 16)] * 2, down_block_types=["CrossAttnDownBlock2D"] * 2, cross_attention_dim=64,
+        up_block_types=["CrossAttnUpBlock2D"] * 2,
+    ).eval()  # fmt: skip
+    return model, {
+        "sample": torch.randn(1, 4, 32, 32), "timestep": torch.tensor([500]), "encoder_hidden_states": torch.randn(1, 16, 64),
+    }  # fmt: skip
+
+
+def copied(value: Any) -> Any:
+    """As people write it: what is no container of tensors stays what it is."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(copied(one) for one in value)
+    return value
+
+
+def own_hooks(model: nn.Module, inputs: Inputs, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Keep `change(output)` of every module by PyTorch's own hooks."""
+    kept: dict[str, Any] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            kept[name] = change(output)
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return kept
+
+
+def cached(model: nn.Module, inputs: Inputs) -> Any:
+    """The same by `Cache`."""
+    with torch.no_grad(), otel_torch.Cache().attach(model) as cache:
+        model(**inputs)
+    return cache
+
+
+def interleaved(model: nn.Module, inputs: Inputs) -> Any:
+    """The same beside a body that asks for nothing."""
+    beside = otel_torch.interleave(model)
+    cache = beside.cache()
+    with torch.no_grad(), beside.invoke(**inputs):
+        pass
+    return cache
+
+
+def traced_by_nnsight(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
+    """The same by nnsight, which leaves no model as it was: on a copy."""
+    import nnsight
+
+    wrapped = nnsight.NNsight(copy.deepcopy(model))
+
+    def trace() -> object:
+        with torch.no_grad(), wrapped.trace(**inputs) as tracer:
+            cache = tracer.cache().save()
+        return cache
+
+    return trace
+
+
+def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size: Size, times: int) -> list[Figure]:
+    """One model: what `Cache` and a run beside a body take, over own hooks that copy."""
+    one_thread()
+    model, inputs = make(size)
+
+    def bare() -> None:
+        with torch.no_grad():
+            model(**inputs)
+
+    sides = {
+        BARE: bare,
+        CONTROL: bare,
+        REFERENCES: lambda: own_hooks(model, inputs, lambda output: output),
+        COPIES: lambda: own_hooks(model, inputs, copied),
+        CACHE: lambda: cached(model, inputs),
+        INTERLEAVE: lambda: interleaved(model, inputs),
+    }
+    if importlib.util.find_spec("nnsight"):
+        sides[NNSIGHT] = traced_by_nnsight(model, inputs)
+    found = interleave({side: plainly(body) for side, body in sides.items()}, rounds=size.count(15), times=size.of(times, 1))
+    modules = len(list(model.modules()))
+    over = "; ".join(f"{side} {found.cpu.overhead(side)}" for side in sides if side != BARE)
+
+    def figure(side: str, goal: float | None, more: str = "") -> Figure:
+        ratio = found.cpu.ratio(side, COPIES)
+        detail = f"{ratio}; on the wall {found.wall.ratio(side, COPIES)}{more}"
+        return Figure(f"all outputs of a {label}, {side}: time over own hooks with copies", ratio.value, goal, detail)
+
+    figures = [figure(CACHE, 1.0, f"; {modules} modules; over bare: {over}"), figure(INTERLEAVE, 1.0)]
+    if NNSIGHT in sides:
+        figures.append(figure(NNSIGHT, None))
+    return figures
+
+
+def measure(size: Size) -> list[Figure]:
+    """Both models."""
+    return [*compared(gpt2, "GPT-2", size, 1), *compared(unet, "UNet", size, 2)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and tell."""
+    return command(__doc__, measure, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
