@@ -18,6 +18,7 @@ from otel_torch import Cache, CacheDict, Event, Stash, Tracker, interleave, rmap
 
 pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
+pytestmark = pytest.mark.scoreboard
 
 
 @dataclasses.dataclass

@@ -17,6 +17,7 @@ from otel_torch.parity.recording import RecordingError, load_recording, metadata
 from tests.support import environment, run_python
 
 pytest.importorskip("duckdb")
+pytestmark = pytest.mark.scoreboard
 
 PROGRAM = """
 import os

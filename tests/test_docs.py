@@ -97,10 +97,9 @@ def test_every_name_that_arrives_is_in_its_page(tmp_path):
     assert {name for name in written if f"`{name}`" not in page} == set()
 
 
-# pages whose commands take longest: they run with the other long tests
-LONG = {"growth.md", "port-a-model.md", "large-recordings.md", "sampling.md", "zoom.md"}
+# but for the first page, which is tried at once, they run with the other long tests
 WITH_COMMANDS = [
-    pytest.param(page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name in LONG))
+    pytest.param(page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name != "README.md"))
     for page in PAGES
     if "```sh\n" in page.read_text()
 ]

@@ -29,6 +29,7 @@ from tests.support import environment, run_python
 from tests.test_otlp_file import ALL, PROGRAM
 from tests.test_telemetry_delivery import closed_port
 
+pytestmark = pytest.mark.scoreboard
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 

@@ -35,6 +35,7 @@ for step in range(100):
 """
 
 
+@pytest.mark.scoreboard
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_burst_of_a_hundred_thousand_records_arrives_whole_and_fits_into_messages(tmp_path, protocol):
     with Receiver() as receiver:

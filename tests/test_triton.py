@@ -43,8 +43,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     return found
 
 
+@pytest.mark.scoreboard
 def test_the_interpreter_finds_the_numbers_of_torch(triton, tmp_path):
-    options = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "-rs"]
+    options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore", "-rs"]
     command = [sys.executable, "-m", "pytest", *options, "tests/triton_interpreted.py"]
     variables = environment(tmp_path, TRITON_INTERPRET="1", OTEL_TORCH_ENABLED="0")
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)

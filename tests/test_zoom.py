@@ -27,6 +27,7 @@ from tests.support import environment, lines, metadata, recording, run_python
 pytest.importorskip("safetensors")
 
 # One model, written twice: other names, another cut of the attention, a fused activation. Bugs of the port by name.
+pytestmark = pytest.mark.scoreboard
 PROGRAM = """
 import hashlib, sys, torch
 from torch import nn
