@@ -166,6 +166,11 @@ def _tables() -> tuple[Tensor, Tensor, Tensor]:
 _kernels: dict[torch.device, Kernel | str] = {}  # or why there is none
 
 
+def chosen() -> bool:
+    """Whether this process asked for Triton."""
+    return native.chosen() == "triton"
+
+
 @unobserved
 def prepare(device: torch.device, dtypes: Iterable[torch.dtype], choices: Iterable[int]) -> None:
     """Compile and test the kernel for tensors of `device`, before a forward; waits for the device. Never raises.
@@ -198,7 +203,7 @@ def prepare(device: torch.device, dtypes: Iterable[torch.dtype], choices: Iterab
 def measure(values: Tensor, wanted: int, start: int = 0) -> Tensor | None:
     """As `Kernel.measure`; None too where the device has no kernel. Never raises."""
     kernel = _kernels.get(values.device)
-    if not isinstance(kernel, Kernel) or native.chosen() != "triton":
+    if not isinstance(kernel, Kernel) or not chosen():
         return None
     try:
         return kernel.measure(values, wanted, start)
@@ -222,7 +227,7 @@ def try_out() -> str:
 
 def describe() -> str:
     """What measures tensors of GPUs, and why, in a few words: `triton 3.7.1`, or `torch (no Triton kernel: …)`."""
-    if native.chosen() != "triton":
+    if not chosen():
         return "torch"
     try:
         triton = f"triton {version('triton')}"

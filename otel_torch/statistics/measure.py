@@ -81,7 +81,10 @@ def _plan(primitives: tuple[str, ...]) -> _Plan:
 @unseen_by_function_modes
 def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
     """Have the kernel of the GPUs that `tensors` lie on, or that is current, compiled and tested for tensors like these,
-    so that `measure` never has to in a forward. Waits for those devices; where there are none this costs nothing."""
+    so that `measure` never has to in a forward. Waits for those devices; where there are none, or Triton was not chosen, this
+    costs nothing."""
+    if not gpu.chosen():
+        return
     dtypes, devices = {torch.float32, torch.bfloat16}, set()  # mixed precision shows in no parameter
     for tensor in tensors:
         if tensor.is_cuda:
