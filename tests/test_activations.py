@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import ListSink, lines, recording, run_python
+from tests.support import ListSink, lines, recording, run_ranks
 
 EVERYTHING = "inputs,outputs,gradients,parameters"
 
@@ -192,10 +192,7 @@ Net()(torch.tensor([[1.0, 1.0], [5.0, 5.0]]))
 dist.barrier()
 dist.destroy_process_group()
 """
-    script = tmp_path / "sharded.py"
-    script.write_text(code)
-    run_python(tmp_path, "import torch.distributed.run as r; r.main()", "--standalone", "--nproc-per-node=2", str(script),
-               OTEL_TORCH_CAPTURE="inputs,outputs", OTEL_TORCH_JSONL_RANKS="1")  # fmt: skip
+    run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="inputs,outputs", OTEL_TORCH_JSONL_RANKS="1")
     (path,) = tmp_path.glob("run*.jsonl")
     found = {(row["module"], row["tensor"]): row for row in lines(path)}
     assert (found["inner", "out"]["mean"], found["inner", "out"]["sum"]) == (10.0, 20.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from otel_torch.parity import ranks
 from otel_torch.parity.compare import compare
 from otel_torch.parity.recording import RecordingError, load_recording, metadata_path
-from tests.support import environment, run_python
+from tests.support import run_python, run_ranks
 
 pytest.importorskip("duckdb")
 pytestmark = pytest.mark.scoreboard
@@ -78,24 +77,16 @@ if dist.is_initialized():
 WORLD = 3
 
 
-def run_ranks(folder: Path, kind: str) -> Path:
-    """The recordings of all ranks of a real run, in a folder of their own."""
-    script, out = folder / "program.py", folder / kind
-    script.write_text(PROGRAM)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
-    env = environment(folder, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(out / "run.jsonl"))
-    subprocess.run([*launcher, str(script), kind], env=env, cwd=folder, check=True, capture_output=True, timeout=240)
-    assert len(list(out.glob("*.jsonl"))) == WORLD
-    return out
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """One process's recording, reference.jsonl, and folders of ranks: sharded, wrong, replicated."""
     folder = tmp_path_factory.mktemp("ranks")
     run_python(folder, PROGRAM, "alone", OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(folder / "reference.jsonl"))
     for kind in ("sharded", "wrong", "replicated"):
-        run_ranks(folder, kind)
+        run_ranks(
+            folder, PROGRAM, kind, ranks=WORLD, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(folder / kind / "run.jsonl")
+        )
+        assert len(list((folder / kind).glob("*.jsonl"))) == WORLD
     return folder
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from otel_torch.sources.names import class_name, named_modules
-from tests.support import recording, run_python
+from tests.support import lines, metadata, recording, run_ranks
 
 X = torch.ones(2, 3)
 
@@ -355,12 +355,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp1", "fsdp2"])
 def test_distributed_wrappers_are_looked_through(tmp_path, wrapper: str) -> None:
-    from tests.support import lines, metadata
-
-    script = tmp_path / "ranked.py"
-    script.write_text(RANKED)
-    run_python(tmp_path, "import torch.distributed.run as r; r.main()", "--standalone", "--nproc-per-node=2",
-               str(script), wrapper)  # fmt: skip
+    run_ranks(tmp_path, RANKED, wrapper)
     for rank in range(2):
         path = tmp_path / f"run.rank{rank}.jsonl"
         keys = [(row["model"], row["module"], row["step"]) for row in lines(path) if row["phase"] == "forward"]

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from otel_torch.settings import Settings
 from otel_torch.torch_private import COMPILER_TELLS
-from tests.support import lines, metadata, recording, run_python
+from tests.support import lines, metadata, recording, run_python, run_ranks
 
 PROGRAM = """
 import random
@@ -270,9 +270,8 @@ def test_noise_never_raises_into_the_program(transform: str, capfd: pytest.Captu
 
 
 def test_a_distributed_tensor_is_changed_shard_by_shard(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text("""
-import os, torch, torch.distributed as dist
+    code = """
+import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 dist.init_process_group("gloo")
@@ -293,10 +292,8 @@ assert torch.equal(nn.Identity()(part).to_local(), whole)
 print("fine", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-os._exit(0)  # gloo's threads may still hold a gathered tensor, and abort an interpreter that ends meanwhile
-""")
-    run = "import torch.distributed.run as r; r.main()"
-    done = run_python(tmp_path, run, "--standalone", "--nproc-per-node=2", str(script), OTEL_TORCH_NOISE="1")
+"""
+    done = run_ranks(tmp_path, code, OTEL_TORCH_NOISE="1")
     assert done.stdout.count("fine") == 2
     assert "gets no noise: nothing can be added to its DTensor" in done.stderr
 

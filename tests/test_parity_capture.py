@@ -19,7 +19,7 @@ from otel_torch.records import Record
 from otel_torch.settings import PARITY_STATISTICS
 from otel_torch.telemetry.attributes import describe_activation
 from otel_torch.telemetry.wire import span_events
-from tests.support import ListSink, lines, metadata, recording, run_python
+from tests.support import ListSink, lines, metadata, recording, run_python, run_ranks
 from tests.test_neutral import ALL_STATS, assert_neutral, train
 
 
@@ -148,8 +148,7 @@ def test_what_is_not_a_number_is_one_tensor_under_inference_mode_too() -> None:
 
 
 def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text("""
+    code = """
 import torch, torch.distributed as dist
 from torch import nn
 dist.init_process_group("gloo")
@@ -164,9 +163,8 @@ class Net(nn.Module):
 Net()(torch.ones(3))
 dist.barrier()
 dist.destroy_process_group()
-""")
-    run = "import torch.distributed.run as r; r.main()"
-    run_python(tmp_path, run, "--standalone", "--nproc-per-node=2", str(script), OTEL_TORCH_CAPTURE="parity")
+"""
+    run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="parity")
     found = {(row["module"], row["tensor"]): row for row in lines(tmp_path / "run.rank0.jsonl")}
     assert (found["part", "out"]["sum"], found["rest", "in[0]"]["sum"]) == (3.0, 6.0)
     assert found["part", "in[0]"]["value"] == found["part", "out"]["value"] != found["rest", "in[0]"]["value"]
