@@ -120,9 +120,13 @@ def run_python(
     return done
 
 
-def run_ranks(tmp_path: Path, code: str, *arguments: str, ranks: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code that takes part in a gloo group under torchrun, as `run_python` would."""
+def run_ranks(
+    tmp_path: Path, code: str | Path, *arguments: str, ranks: int = 2, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script, or code, that takes part in a gloo group under torchrun, as `run_python` would."""
     script = tmp_path / "ranks.py"
+    if isinstance(code, Path):
+        code = f"import runpy\nrunpy.run_path({str(code)!r}, run_name='__main__')\n"
     script.write_text(code + LEAVE)
     launch = "import torch.distributed.run as r; r.main()"
     return run_python(tmp_path, launch, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments, **variables)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.otlp_receiver import Receiver
-from tests.support import TURNS_NAN, environment, lines, metadata, run_python
+from tests.support import TURNS_NAN, lines, metadata, run_python, run_ranks
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 KEY = ("model", "module", "tensor", "loop", "step", "call", "phase")
@@ -90,11 +90,7 @@ def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
 
 def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> None:
     with Receiver() as receiver:
-        environ = environment(tmp_path, **receiver.environment("grpc"))
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [sys.executable, *launcher, str(EXAMPLES / "two_ranks.py")]
-        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+        run_ranks(tmp_path, EXAMPLES / "two_ranks.py", **receiver.environment("grpc"))
     paths = [tmp_path / f"run.rank{rank}.jsonl" for rank in range(2)]
     assert keys_on_disk(paths[0]) == keys_on_disk(paths[1])
     runs = receiver.spans("torch.run")

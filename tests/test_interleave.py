@@ -364,3 +364,47 @@ def test_nothing_is_left_behind() -> None:
     assert len(gc.get_objects()) - before < 200
     assert torch.equal(pickle.loads(pickle.dumps(model))(X), copy.deepcopy(model)(X))
     assert otel_torch.ModuleHookManager.get_from(model) is None
+
+
+def test_a_body_that_asks_for_nothing_needs_no_thread_and_no_hook() -> None:
+    net, seen = Net(), []
+
+    def look(module: nn.Module, args: object) -> None:
+        ours = [len(part._forward_pre_hooks) for part in net.modules() if part is not net.head]
+        seen.append((threading.current_thread() is threading.main_thread(), torch.is_grad_enabled(), sum(ours)))
+
+    net.head.register_forward_pre_hook(look)
+    it = interleave(net)
+    cache = it.cache()
+    with torch.no_grad(), it.invoke(torch.ones(1, 4)) as run:
+        torch.set_grad_enabled(True)  # the forward has what held where the run was entered
+    assert seen == [(True, False, 0)] and len(cache) == 8
+    assert torch.equal(cache["head"].output, it.result)
+    with it.invoke(torch.ones(1, 4)) as run:
+        assert run.h[0].output.requires_grad
+    assert seen[1] == (False, True, len(list(net.modules())) - 1)
+
+
+def test_a_run_inside_the_forward_of_another_leaves_that_one_as_it_was() -> None:
+    net, inner = Net(), interleave(Net())
+
+    def look(module: nn.Module, args: object) -> None:
+        with inner.invoke(torch.ones(1, 4)):
+            pass
+
+    net.h[1].register_forward_pre_hook(look)
+    with interleave(net).invoke(torch.ones(1, 4)) as run:
+        first, last = run.h[0].output, run.h[2].output
+        assert torch.equal(run.result, net.head(last)) and not torch.equal(first, last)
+    assert inner.result.shape == (1, 2)
+
+
+def test_a_run_that_cannot_be_entered_leaves_nothing_behind() -> None:
+    net = Net()
+    it = interleave(net)
+    it.cache()
+    it.cache("no.such.module")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"no module of Net matches 'no\.such\.module'"), it.invoke(torch.ones(1, 4)):
+            pass
+    assert not any(part._forward_hooks for part in net.modules())

@@ -24,7 +24,7 @@ from otel_torch.capture.names import without_root
 from otel_torch.capture.spill import Spill
 from otel_torch.capture.structure import flat_value, replace_leaves
 from otel_torch.sources import compiled
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.names import named_modules
 
 Modules = nn.Module | str | re.Pattern[str]
@@ -82,7 +82,7 @@ class Cache:
         self.bytes = 0
         self.cache = CacheDict(rename=rename, alias=alias)
         self._spill = Spill() if overflow == "disk" else None
-        self._hooked: list[tuple[nn.Module, _CacheHook]] = []
+        self._hooks: list[_CacheHook] = []
         self._unguard: Callable[[], None] = lambda: None
 
     # -- attaching -----------------------------------------------------------------------------------------------------
@@ -96,27 +96,27 @@ class Cache:
         named = named_modules(model)
         self.cache.learn(name for name, _ in named)
         chosen = self._choose(model, named)
-        if not self._hooked:
+        if not self._hooks:
             self._unguard = compiled.guard_hooks()
         kind = _CallHook if self.include_inputs else _CacheHook  # without a hook in front of forward where nobody needs it
-        hooks = [kind(self, name) for name in chosen.values()]
-        for module, hook, number in zip(chosen, hooks, compiled.numbers(hooks, self), strict=True):
+        hooks = [kind(self, module, name) for module, name in chosen.items()]
+        for hook, number in zip(hooks, compiled.numbers(hooks, self), strict=True):
             hook.number = number
-            ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
-            self._hooked.append((module, hook))
+            ModuleHookManager.get_from_or_default(hook.module).append_forward_hook(hook)
+            self._hooks.append(hook)
         return self
 
     def detach(self) -> None:
         """Remove every hook; what was kept stays."""
-        for module, hook in self._hooked:
-            remove_hooks([module], hook.name())
+        for hook in self._hooks:
+            remove_hook(hook.module, hook.name())
         _calls.open = [(hook, entry) for hook, entry in _calls.open if hook.cache is not self]  # what raised
-        self._hooked.clear()
+        self._hooks.clear()
         self._unguard()
         self._unguard = lambda: None
 
     def __enter__(self) -> CacheDict:
-        if not self._hooked:
+        if not self._hooks:
             raise RuntimeError("this cache is on no model: write `with Cache(…).attach(model) as cache:`")
         return self.cache
 
@@ -236,8 +236,8 @@ class _CacheHook(ForwardHook):
 
     number: Tensor  # what stands for it in compiled graphs
 
-    def __init__(self, cache: Cache, title: str) -> None:
-        self.cache, self.title = cache, title
+    def __init__(self, cache: Cache, module: nn.Module, title: str) -> None:
+        self.cache, self.module, self.title = cache, module, title
         self._own_name = f"otel_torch.cache.{next(_numbers)}"
 
     def name(self) -> str:  # type: ignore[override]

@@ -98,20 +98,27 @@ class Interleaver:
 
     # -- attaching -----------------------------------------------------------------------------------------------------
 
-    def hook(self) -> None:
-        """Attach, with the first run that is entered."""
-        with self._lock:
+    def enter(self) -> None:
+        """Attach what keeps, with the first run that is entered."""
+        with self._lock, contextlib.ExitStack() as undo:
+            if not self._users:
+                for cache in self._cache:
+                    undo.callback(cache.detach)
+                    cache.attach(self.model)
             self._users += 1
-            if self._users > 1:
+            undo.pop_all()
+
+    def hook(self) -> None:
+        """Attach what tells the runs where their models are, with the first that asks: before its model has begun."""
+        with self._lock:
+            if self._hooked:
                 return
             for name, module in first_names(self.model):
                 if self._only is None or name in self._only:
                     ModuleHookManager.get_from_or_default(module).append_forward_hook(_InterleaveHook(self, name))
                     self._hooked.append(module)
-            for cache in self._cache:
-                cache.attach(self.model)
 
-    def unhook(self) -> None:
+    def leave(self) -> None:
         """Detach, with the last run that is left."""
         with self._lock:
             self._users -= 1

@@ -52,7 +52,8 @@ class Run:
     """One call of a model, or of anything that calls it, and what a body asks of it; made by `Interleaver.invoke`.
 
     Turns are handed over by two semaphores, so that exactly one side runs: the model from a request of the body until
-    the event that was asked for, which it holds until the next.
+    the event that was asked for, which it holds until the next. The first request makes the model's thread; a body that
+    ends without one needs none, and no hook either.
     """
 
     def __init__(self, interleaver: Interleaver, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -61,6 +62,7 @@ class Run:
         self.shifts: dict[str, int] = {}  # of modules that were moved on by themselves
         self._function, self._args, self._kwargs = function, args, kwargs
         self._model_may, self._body_may = threading.Semaphore(0), threading.Semaphore(0)
+        self._forward: Callable[[], None] | None = None  # to be called in any thread; None until the run is entered
         self._thread: threading.Thread | None = None
         self._wanted: _Event | None = None
         self._held: _Event | None = None  # where the model stands
@@ -84,13 +86,12 @@ class Run:
         self.end(exc)
 
     def begin(self) -> None:
-        """Make the model's thread, which stands still until something is asked for."""
-        if self._thread is not None:
+        """Keep what the forward is to find in its thread; it stands still until something is asked for."""
+        if self._forward is not None:
             raise InterleaveError("a run is entered once; invoke again for another")
-        self.interleaver.hook()
+        self.interleaver.enter()
         self._open_span()
-        self._thread = threading.Thread(target=carried(self._run), name="otel_torch interleave", daemon=True)
-        self._thread.start()
+        self._forward = carried(self._run)
 
     def ask(self, module: str, what: str, call: int) -> Any:
         """The value of an event; the model runs until it comes. Raises InterleaveError where it has passed or never comes,
@@ -151,20 +152,27 @@ class Run:
                 self._models_turn = True
                 self._model_may.release()
             self._thread.join()
+        elif self._forward is not None and not self._abandoned:
+            self._forward()
         self._seen.clear()
         self._gradients.clear()
-        self.interleaver.unhook()
+        self.interleaver.leave()
         self._close_span(error or self._error)
         if error is None and self._error is not None and already is None:
             raise self._error
 
     def _go_on(self, event: _Event) -> None:
-        if self._thread is None or self._free:
+        if self._forward is None or self._free:
             raise InterleaveError("nothing can be asked of a run outside its `with`")
         if not self._ended:
             began = time.time_ns()
             self._wanted, self._models_turn = event, True
-            self._model_may.release()
+            if self._thread is None:
+                self.interleaver.hook()
+                self._thread = threading.Thread(target=self._forward, name="otel_torch interleave", daemon=True)
+                self._thread.start()
+            else:
+                self._model_may.release()
             self._body_may.acquire()
             self._note(began, event)
         if self._error is not None:
@@ -173,17 +181,15 @@ class Run:
     # -- the model's side ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        _current.run = self
-        self._model_may.acquire()
+        outer, _current.run = _current.run, self
         try:
-            if not self._abandoned:
-                self._result = self._function(*self._args, **self._kwargs)
+            self._result = self._function(*self._args, **self._kwargs)
         except _Abandoned:
             pass
         except BaseException as error:
             self._error = error
         finally:
-            _current.run = None
+            _current.run = outer
             self._args = self._kwargs = None
             self._ended, self._held, self._models_turn = True, None, False
             self._body_may.release()

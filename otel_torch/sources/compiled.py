@@ -7,7 +7,6 @@ layer, whose call it is. It is defined by its schema, not by `custom_op`, whose 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import weakref
@@ -34,7 +33,16 @@ class Observer(Protocol):
         `number`. differentiable: whether gradients would flow, of which nothing is seen."""
 
 
-_places: dict[int, tuple[weakref.ref[Any], weakref.ref[Observer]]] = {}
+class _Place(weakref.ref[Any]):
+    """A place, which is not kept alive, and who is told of it: one object each, for the garbage collector counts them."""
+
+    __slots__ = ("number", "observer")
+
+    number: int
+    observer: weakref.ref[Observer]
+
+
+_places: dict[int, _Place] = {}
 _numbers = itertools.count()
 # distributed tensors, which refuse operators that torch does not know: empty until the program imports them
 _shards: tuple[type, ...] = ()
@@ -50,14 +58,15 @@ def numbers(places: Sequence[Any], observer: Observer) -> list[torch.Tensor]:
     """The same for many places, in a fifth of the time: that of one goes into saying what holds for all."""
     told, found = weakref.ref(observer), list(itertools.islice(_numbers, len(places)))
     for one, place in zip(found, places, strict=True):
-        _places[one] = weakref.ref(place, functools.partial(_forget, one)), told
+        kept = _places[one] = _Place(place, _forget)
+        kept.number, kept.observer = one, told
     with torch.inference_mode(False):
         # each with memory of its own: views of one tensor would alias each other in a graph
         return [one.clone() for one in torch.tensor(found, dtype=torch.int64, device="cpu")[:, None]]
 
 
-def _forget(found: int, reference: object) -> None:
-    _places.pop(found, None)
+def _forget(place: _Place) -> None:
+    _places.pop(place.number, None)
 
 
 _guarding: list[object] = []  # who wants the compiler to look at hooks, and what it was told before the first of them came
@@ -121,8 +130,8 @@ _library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_l
 
 
 def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
-    where, who = _places.get(int(site.item()), (lambda: None, lambda: None))
-    place, observer = where(), who()
+    known = _places.get(int(site.item()))
+    place, observer = (None, None) if known is None else (known(), known.observer())
     if place is not None and observer is not None:
         observer.seen(place, list(zip(labels, tensors, strict=True)), entering=entering, differentiable=differentiable)
 

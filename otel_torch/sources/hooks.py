@@ -6,7 +6,7 @@ are traced once for all layers; a copy or a pickle of the module carries in thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 from weakref import ref
@@ -74,17 +74,33 @@ class TorchHook:
 _managers: dict[int, ModuleHookManager] = {}
 
 
+class _Module(ref[nn.Module]):
+    """A module that may go, and where its manager is found. What stays for each module is kept to few objects: the more there
+    are, the more often the garbage collector walks the whole program."""
+
+    __slots__ = ("identity",)
+
+    identity: int
+
+
+def _forget(module: _Module) -> None:
+    _managers.pop(module.identity, None)
+
+
 class ModuleHookManager:
     """The forward hooks of one module, by name, in the order in which they were appended.
 
     Use `get_from_or_default`; a manager made by hand is not attached and refuses hooks.
     """
 
+    __slots__ = ("__weakref__", "_after", "_before", "_reference", "module_hooks")
+
     def __init__(self, module: nn.Module) -> None:
         self.module_hooks: dict[str, ForwardHook] = {}
-        self._handles: list[Any] = []
-        identity = id(module)
-        self._reference = ref(module, lambda _: _managers.pop(identity, None))
+        self._before: _Hooks | None = None
+        self._after: _Hooks | None = None
+        self._reference = _Module(module, _forget)
+        self._reference.identity = id(module)
 
     @classmethod
     def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
@@ -163,49 +179,75 @@ class ModuleHookManager:
         raise ValueError("this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)")
 
     def _arrange(self, module: nn.Module) -> None:
-        """Register with torch just what is overridden: a module whose inputs nobody wants pays for no pre-hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        hooks = tuple(self.module_hooks.values())
-        if not hooks:
-            return
-        first, last = (sorted(order, key=lambda hook: not hook.intervenes) for order in (hooks, reversed(hooks)))
-        before = tuple(hook for hook in first if type(hook).pre_forward is not ForwardHook.pre_forward)
-        after = tuple(hook for hook in last if type(hook).post_forward is not ForwardHook.post_forward)
-        if before:
-            self._handles.append(module.register_forward_pre_hook(_Before(before), with_kwargs=True))
-        if after:
-            self._handles.append(module.register_forward_hook(_After(after)))
-        if called := tuple(hook for hook in hooks if type(hook).post_call is not ForwardHook.post_call):
-            self._handles.append(module.register_forward_hook(_AfterCall(called), with_kwargs=True))
+        """Have torch call just what is overridden: a module whose inputs nobody wants pays for no pre-hook."""
+        before: list[ForwardHook] = []
+        after: list[ForwardHook] = []
+        called: list[ForwardHook] = []
+        for hook in self.module_hooks.values():
+            kind = type(hook)
+            if kind.pre_forward is not ForwardHook.pre_forward:
+                before.append(hook)
+            if kind.post_forward is not ForwardHook.post_forward:
+                after.insert(0, hook)
+            if kind.post_call is not ForwardHook.post_call:
+                called.append(hook)
+        before.sort(key=_comes_second)
+        after.sort(key=_comes_second)
+        self._before = _arranged(self._before, _Before, module, before)
+        self._after = _arranged(self._after, _After, module, after, called)
+
+
+def _comes_second(hook: ForwardHook) -> bool:
+    return not hook.intervenes
+
+
+def remove_hook(module: nn.Module, name: str) -> None:
+    """Remove the forward hook of that name if the module has it, and its manager with the last of its hooks."""
+    manager = _managers.get(id(module))
+    if manager is not None:
+        if name in manager.module_hooks:
+            manager.remove_forward_hook(name)
+        manager.remove_if_empty()
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
     """Remove the forward hooks of these names from all modules that have them, and managers with their last hook."""
     for module in list(modules):
-        manager = ModuleHookManager.get_from(module)
-        if manager is not None:
-            for name in names:
-                if manager.get_forward_hook(name) is not None:
-                    manager.remove_forward_hook(name)
-            manager.remove_if_empty()
+        for name in names:
+            remove_hook(module, name)
 
 
 class _Hooks(TorchHook):
-    """A compiled program looks at every attribute on the way to a hook before each call: so there are few."""
+    """What torch calls for all hooks of a module, once registered until none is left: a forward under way has taken up what is
+    registered, so a hook that comes or goes changes what is called here. A compiled program looks at every attribute on the way
+    to a hook before each call: so there are few."""
 
-    __slots__ = ("hooks",)
+    __slots__ = ("called", "handle", "hooks")
 
-    def __init__(self, hooks: tuple[ForwardHook, ...]) -> None:
-        self.hooks = hooks
+    handle: Any
+
+    def __init__(self, hooks: Sequence[ForwardHook], called: Sequence[ForwardHook] = ()) -> None:
+        self.arrange(hooks, called)
+
+    def arrange(self, hooks: Sequence[ForwardHook], called: Sequence[ForwardHook] = ()) -> None:
+        """Call these from now on."""
+        self.hooks, self.called = tuple(hooks), tuple(called)
+
+    def register(self, module: nn.Module) -> Any:
+        """Have torch call this; returns what takes it off."""
+        raise NotImplementedError
 
 
 class _Before(_Hooks):
     __slots__ = ()
 
+    def register(self, module: nn.Module) -> Any:
+        return module.register_forward_pre_hook(self, with_kwargs=True)
+
     @torch_private.keep_out_of_frames
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if kwargs is None:  # torch gives none to a hook that was taken off by one before it, and calls it all the same
+            return None
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
         return args, kwargs
@@ -214,17 +256,31 @@ class _Before(_Hooks):
 class _After(_Hooks):
     __slots__ = ()
 
+    def register(self, module: nn.Module) -> Any:
+        return module.register_forward_hook(self, with_kwargs=True)
+
     @torch_private.keep_out_of_frames
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any) -> Any:
+        if not outputs:  # the same
+            return None
+        (output,) = outputs
         for hook in self.hooks:
             output = hook.post_forward(module, output)
+        for hook in self.called:
+            hook.post_call(module, args, kwargs, output)
         return output
 
 
-class _AfterCall(_Hooks):
-    __slots__ = ()
-
-    @torch_private.keep_out_of_frames
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        for hook in self.hooks:
-            hook.post_call(module, args, kwargs, output)
+def _arranged(known: _Hooks | None, kind: type[_Hooks], module: nn.Module, *hooks: Sequence[ForwardHook]) -> _Hooks | None:
+    """What is registered once these are all that are to be called."""
+    if not any(hooks):
+        if known is not None:
+            known.arrange(())
+            known.handle.remove()
+        return None
+    if known is None:
+        known = kind(*hooks)
+        known.handle = known.register(module)
+    else:
+        known.arrange(*hooks)
+    return known

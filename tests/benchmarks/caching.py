@@ -21,7 +21,7 @@ from tests.benchmarks.pairing import BARE, CONTROL, interleave, plainly
 from tests.benchmarks.sides import one_thread
 
 REFERENCES, COPIES, NNSIGHT = "own hooks, references", "own hooks, copies", "nnsight's cache"
-CACHE, INTERLEAVE = "Cache", "interleave(…).cache"
+CACHE, INTERLEAVE, ASKING = "Cache", "interleave(…).cache", "interleave(…).cache and a body that asks"
 Inputs = dict[str, Any]
 
 
@@ -84,12 +84,13 @@ def cached(model: nn.Module, inputs: Inputs) -> Any:
     return cache
 
 
-def interleaved(model: nn.Module, inputs: Inputs) -> Any:
-    """The same beside a body that asks for nothing."""
+def interleaved(model: nn.Module, inputs: Inputs, asked: str | None = None) -> Any:
+    """The same beside a body that asks for one module's output, or for nothing."""
     beside = otel_torch.interleave(model)
     cache = beside.cache()
-    with torch.no_grad(), beside.invoke(**inputs):
-        pass
+    with torch.no_grad(), beside.invoke(**inputs) as run:
+        if asked is not None:
+            assert run[asked].output is not None
     return cache
 
 
@@ -111,6 +112,7 @@ def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size:
     """One model: what `Cache` and a run beside a body take, over own hooks that copy."""
     one_thread()
     model, inputs = make(size)
+    called = list(cached(model, inputs))
 
     def bare() -> None:
         with torch.no_grad():
@@ -123,6 +125,7 @@ def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size:
         COPIES: lambda: own_hooks(model, inputs, copied),
         CACHE: lambda: cached(model, inputs),
         INTERLEAVE: lambda: interleaved(model, inputs),
+        ASKING: lambda: interleaved(model, inputs, called[len(called) // 2]),
     }
     if importlib.util.find_spec("nnsight"):
         sides[NNSIGHT] = traced_by_nnsight(model, inputs)
@@ -135,7 +138,7 @@ def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size:
         detail = f"{ratio}; on the wall {found.wall.ratio(side, COPIES)}{more}"
         return Figure(f"all outputs of a {label}, {side}: time over own hooks with copies", ratio.value, goal, detail)
 
-    figures = [figure(CACHE, 1.0, f"; {modules} modules; over bare: {over}"), figure(INTERLEAVE, 1.0)]
+    figures = [figure(CACHE, 1.0, f"; {modules} modules; over bare: {over}"), figure(INTERLEAVE, 1.0), figure(ASKING, None)]
     if NNSIGHT in sides:
         figures.append(figure(NNSIGHT, None))
     return figures

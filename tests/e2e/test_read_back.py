@@ -15,7 +15,7 @@ from otel_torch.settings import STATISTICS
 from tests.e2e import apis
 from tests.e2e.conftest import Stack, start
 from tests.e2e.stack import eventually
-from tests.support import TURNS_NAN, environment, lines, metadata, run_python
+from tests.support import TURNS_NAN, environment, lines, metadata, run_python, run_ranks
 from tests.telemetry_support import drive
 from tests.test_telemetry_delivery import BURST, lost
 
@@ -188,12 +188,7 @@ def test_a_training_in_jaeger_is_a_trace_a_step(tmp_path: Path, stack: Stack) ->
 
 
 def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(tmp_path: Path, stack: Stack) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / "two_ranks.py")]
-    environ = environment(tmp_path, **stack.environment("ranks"))
-    done = subprocess.run(
-        [sys.executable, *launcher], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(tmp_path, EXAMPLES / "two_ranks.py", **stack.environment("ranks"))
     expected = Counter({rank: len(lines(tmp_path / f"run.rank{rank}.jsonl")) for rank in range(2)})
     events_in_jaeger(stack, "ranks", expected.total())
     spans = apis.spans(stack.jaeger, "ranks")
