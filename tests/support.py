@@ -69,8 +69,8 @@ class ListSink(Sink):
 
 
 # the end of a rank's script: the functions of `atexit`, as an interpreter that ends would run them, and nothing after them.
-# A thread of gloo may hold a tensor of the last collective a moment longer than the program; when it lets go of it while the
-# interpreter ends, torch aborts: a bare FSDP2 program, nothing of ours running, in some 1 of 100 runs on two busy cores
+# A thread of gloo may hold its last collective, and with it a Python object, a moment longer than the program; when it lets go
+# of that while the interpreter ends, torch aborts: bare programs, nothing of ours running, in some 1 of 50 runs on busy cores
 LEAVE = """
 import atexit, os, sys
 atexit._run_exitfuncs()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import LEAVE
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
 TIMEOUT_S = 180
@@ -96,7 +98,9 @@ def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
     program = ["-m", "fastvideo.training.wan_training_pipeline", *words, "--not_apply_cfg_solver"]
     port = str(free_port())
     if ranks > 1:
-        program = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", port, *program]
+        folder.mkdir(exist_ok=True)
+        (folder / "rank.py").write_text(f"import runpy, sys\nrunpy.run_module(sys.argv.pop(1), {{}}, '__main__', True)\n{LEAVE}")
+        program = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", port, "rank.py", *program[1:]]
         return run(folder, wan, program, WANDB_MODE="offline", **environ)
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return run(folder, wan, program, WANDB_MODE="offline", **alone, **environ)
