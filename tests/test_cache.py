@@ -284,3 +284,25 @@ def test_nothing_is_left_behind() -> None:
     gc.collect()
     assert whole() is None and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_attaching_sets_the_garbage_collector_off_once_at_most_and_leaves_it_as_it_was(enabled: bool) -> None:
+    model, began = nn.Sequential(*(nn.Identity() for _ in range(2_000))), []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        began.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        if not enabled:
+            gc.disable()
+        cache = Cache()
+        cache.attach(model)
+        count, state = began.count("start"), gc.isenabled()
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    cache.detach()
+    assert count <= 1 and state is enabled

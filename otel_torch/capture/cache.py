@@ -23,6 +23,7 @@ from otel_torch.capture.cache_dict import CacheDict
 from otel_torch.capture.names import without_root
 from otel_torch.capture.spill import Spill
 from otel_torch.capture.structure import flat_value, replace_leaves
+from otel_torch.garbage import uncollected
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.names import named_modules
@@ -87,6 +88,7 @@ class Cache:
 
     # -- attaching -----------------------------------------------------------------------------------------------------
 
+    @uncollected()
     def attach(self, model: nn.Module) -> Cache:
         """Keep what passes `model` from now on; use the result in a `with`, or call `detach`.
 

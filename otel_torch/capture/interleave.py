@@ -27,6 +27,7 @@ from otel_torch.capture.run import InterleaveError, Run, current
 from otel_torch.capture.structure import first_argument
 from otel_torch.capture.thread_state import carried
 from otel_torch.console import say_once
+from otel_torch.garbage import uncollected
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.names import first_names, named_modules
 
@@ -110,7 +111,7 @@ class Interleaver:
 
     def hook(self) -> None:
         """Attach what tells the runs where their models are, with the first that asks: before its model has begun."""
-        with self._lock:
+        with self._lock, uncollected():
             if self._hooked:
                 return
             for name, module in first_names(self.model):

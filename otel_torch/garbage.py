@@ -1,0 +1,19 @@
+"""Many objects made at once that soon go together: to look for garbage among them is to walk the whole program over and over."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside, the garbage collector does not run by itself; afterwards it does, if it did before."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
