@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from otel_torch import console
 from otel_torch.records import Record
+from otel_torch.sources import compiled
 from otel_torch.torch_private import COMPILER_TELLS
 from tests.support import recording
 
@@ -605,3 +606,19 @@ def test_a_run_of_compiled_code_in_which_no_model_was_seen_says_so(capfd: pytest
     with recording():
         torch.compile(lambda x: x + 1, backend="eager")(X)
     assert "no model was seen: what ran was compiled" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch looks for the tag in its scheduler only")
+def test_inductor_takes_no_record_into_a_cuda_graph() -> None:
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    nobody = torch.full((1,), -1)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        compiled.outputs(nobody, x)
+        return x
+
+    found = get_first_incompatible_cudagraph_node(make_fx(forward)(X))
+    assert found is not None and found.target is torch.ops.otel_torch.observe.default

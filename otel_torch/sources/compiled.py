@@ -126,7 +126,8 @@ def silent_parts(model: Model, hooked: Callable[[Site], bool]) -> list[tuple[str
 _SCHEMA = "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool differentiable) -> ()"
 _operators: Any = torch.library
 _library = _operators.Library("otel_torch", "FRAGMENT")
-_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+# a CUDA graph would replay the kernels and not the call: inductor cuts its graphs there
+_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout, torch.Tag.cudagraph_unsafe))
 
 
 def _observe(tensors: list[torch.Tensor], site: torch.Tensor, labels: list[str], entering: bool, differentiable: bool) -> None:
