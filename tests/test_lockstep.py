@@ -1,5 +1,6 @@
 """A reference and its port side by side: the fault in hand, and every independent one in a single run."""
 
+import copy
 import gc
 
 import pytest
@@ -144,6 +145,37 @@ def test_healed_it_lists_every_independent_fault_once() -> None:
     assert torch.allclose(found.result, exact, atol=1e-5)
 
 
+class FusedAttention(nn.Module):
+    """Three projections in one."""
+
+    def __init__(self, whole: Attention) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(16, 48), whole.o
+        parts = [whole.q, whole.k, whole.v]
+        with torch.no_grad():
+            self.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+            self.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.o(torch.softmax(q @ k.mT / 4, -1) @ v)
+
+
+def test_a_fault_in_a_fused_projection_names_what_was_compared_with_nothing() -> None:
+    reference, _ = pair()
+    port = copy.deepcopy(reference)
+    for block in port.blocks:
+        block.attn = FusedAttention(block.attn)
+    assert lockstep(reference, port, X).faults == []
+    with torch.no_grad():
+        port.blocks[1].attn.qkv.weight[20] *= 1.5
+        port.blocks[2].up.weight[3] *= 1.5
+    fused, plain = lockstep(reference, port, X, heal=True).faults
+    assert (fused.module, fused.kind, fused.unmet) == ("blocks.1.attn.o", "input", ["blocks.1.attn.qkv"])
+    assert str(fused).endswith("; compared with nothing on the way: blocks.1.attn.qkv")
+    assert (plain.module, plain.kind, plain.unmet) == ("blocks.2.up", "output", [])
+
+
 def test_inputs_may_differ_and_names_be_told() -> None:
     reference, port = pair()
     found = lockstep(reference, port, (X,), port_inputs=lambda model: model(x=X.clone()))
@@ -155,7 +187,7 @@ def test_a_tensor_of_the_reference_that_belongs_to_places_far_apart() -> None:
     port = nn.Sequential(*[nn.Identity() for _ in range(12)])
     # what the reference's first module returns stands in the port's first place and in its last
     places = [("0" if at in (0, 11) else str(at)) for at in range(12)]
-    meetings = [_Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}) for at, place in enumerate(places)]
+    meetings = [_Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}, []) for at, place in enumerate(places)]
     runs = [Run(Interleaver(model), model, (X,), {}) for model in (reference, port)]
     found = _Together(Tolerance(), True, Lockstep()).run(*runs, meetings)
     assert found.faults == [] and found.compared == 12

@@ -38,6 +38,7 @@ class Fault:
     module, tensor, call: in the port; reference_module: in the reference. kind: `output`, the module makes it; `input`, the
     code in front of it does. error: the relative L2 distance; limit: what legal arithmetic may cause. reference, port:
     the tensors, the reference's in the port's shape and type; as it is, with an infinite error, where none fits.
+    unmet: the port's modules whose outputs went into it, or may have, and were compared with nothing.
     """
 
     module: str
@@ -49,12 +50,14 @@ class Fault:
     limit: float
     reference: Tensor
     port: Tensor
+    unmet: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         module, theirs = self.module or "the root", self.reference_module or "the root"
         where = f"{module} ({theirs} of the reference), {self.tensor}, call {self.call}"
         made = "made by this module" if self.kind == "output" else "made in front of this module"
-        return f"{where}: {made}; off by {self.error:.2g}, where {self.limit:.2g} is legal"
+        unmet = f"; compared with nothing on the way: {', '.join(self.unmet)}" if self.unmet else ""
+        return f"{where}: {made}; off by {self.error:.2g}, where {self.limit:.2g} is legal{unmet}"
 
 
 @dataclass
@@ -74,12 +77,14 @@ class Lockstep:
 
 
 class _Meeting(NamedTuple):
-    """An event of the port, and what its tensors correspond to: label -> (module, what, call, label) of the reference."""
+    """An event of the port, and what its tensors correspond to: label -> (module, what, call, label) of the reference.
+    unmet: modules that returned something since the event before, of which nothing corresponds to anything."""
 
     module: str
     what: str
     call: int
     tensors: dict[str, tuple[str, str, int, str]]
+    unmet: list[str]
 
 
 def lockstep(
@@ -184,6 +189,7 @@ def _meetings(path: Path, pairing: Pairing) -> tuple[list[_Meeting], list[str]]:
     """The port's events in its order, each with what it corresponds to."""
     found: dict[tuple[str, str, int], _Meeting] = {}
     modules: dict[str, bool] = {}
+    unmet: dict[str, None] = {}
     for row in iterate_rows(path, lambda warning: None):
         if row.get("phase") != "forward":
             continue
@@ -192,8 +198,13 @@ def _meetings(path: Path, pairing: Pairing) -> tuple[list[_Meeting], list[str]]:
         modules[module] = modules.get(module, False) or partner is not None
         if partner is not None:
             (_, their_module, their_label), (_, _, their_call) = partner
-            meeting = found.setdefault((module, _what(label), call), _Meeting(module, _what(label), call, {}))
-            meeting.tensors[label] = their_module, _what(their_label), their_call, their_label
+            event = module, _what(label), call
+            if event not in found:
+                found[event] = _Meeting(*event, {}, list(unmet))
+                unmet.clear()
+            found[event].tensors[label] = their_module, _what(their_label), their_call, their_label
+        elif _what(label) == "output":
+            unmet[module] = None
     return list(found.values()), [module for module, paired in modules.items() if not paired]
 
 
@@ -252,17 +263,17 @@ class _Together:
         """What the port goes on with; None for its own."""
         self.found.compared += 1
         limit = self.tolerance.base((str(expected.dtype), str(own.dtype)))
-        kind = "output" if meeting.what == "output" else "input"
-        try:
+        healed: Tensor | None = None
+        error = float("inf")
+        with contextlib.suppress(Stays):
             healed = fitted(expected, own)
-        except Stays:
-            self.found.faults.append(
-                Fault(meeting.module, label, meeting.call, kind, module, float("inf"), limit, expected, own.clone())
-            )
-            return None
-        error = _distance(healed, own)
+            error = _distance(healed, own)
         if not error <= limit:
-            self.found.faults.append(Fault(meeting.module, label, meeting.call, kind, module, error, limit, healed, own.clone()))
+            kind = "output" if meeting.what == "output" else "input"
+            right = expected if healed is None else healed
+            self.found.faults.append(
+                Fault(meeting.module, label, meeting.call, kind, module, error, limit, right, own.clone(), meeting.unmet)
+            )
         return healed
 
 
