@@ -5,6 +5,7 @@ import copy
 import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -408,3 +409,19 @@ def test_a_run_that_cannot_be_entered_leaves_nothing_behind() -> None:
         with pytest.raises(ValueError, match=r"no module of Net matches 'no\.such\.module'"), it.invoke(torch.ones(1, 4)):
             pass
     assert not any(part._forward_hooks for part in net.modules())
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_a_run_held_goes_with_it_and_waits_for_no_garbage_collector(asks: bool) -> None:
+    it = interleave(Net())
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad(), it.invoke(torch.ones(1, 4)) as run:
+            if asks:
+                assert run.head.output.shape == (1, 2)
+        left = weakref.ref(it.result)
+        del run, it
+        assert left() is None
+    finally:
+        gc.enable()

@@ -62,7 +62,7 @@ class Run:
         self.shifts: dict[str, int] = {}  # of modules that were moved on by themselves
         self._function, self._args, self._kwargs = function, args, kwargs
         self._model_may, self._body_may = threading.Semaphore(0), threading.Semaphore(0)
-        self._forward: Callable[[], None] | None = None  # to be called in any thread; None until the run is entered
+        self._forward: Callable[[], None] | None = None  # to be called in any thread; it holds this run
         self._thread: threading.Thread | None = None
         self._wanted: _Event | None = None
         self._held: _Event | None = None  # where the model stands
@@ -72,7 +72,7 @@ class Run:
         self._kept: frozenset[_Event] = frozenset()
         self._gradients: dict[_Event, Any] = {}  # what is to be put in the place of a gradient
         self._error: BaseException | None = None
-        self._ended = self._abandoned = self._free = self._models_turn = False
+        self._entered = self._ended = self._abandoned = self._free = self._models_turn = False
         self._result: Any = None
         self._scope: Scope | None = None
 
@@ -87,9 +87,10 @@ class Run:
 
     def begin(self) -> None:
         """Keep what the forward is to find in its thread; it stands still until something is asked for."""
-        if self._forward is not None:
+        if self._entered:
             raise InterleaveError("a run is entered once; invoke again for another")
         self.interleaver.enter()
+        self._entered = True
         self._open_span()
         self._forward = carried(self._run)
 
@@ -154,6 +155,7 @@ class Run:
             self._thread.join()
         elif self._forward is not None and not self._abandoned:
             self._forward()
+        self._forward = None
         self._seen.clear()
         self._gradients.clear()
         self.interleaver.leave()
@@ -162,7 +164,7 @@ class Run:
             raise self._error
 
     def _go_on(self, event: _Event) -> None:
-        if self._forward is None or self._free:
+        if not self._entered or self._free:
             raise InterleaveError("nothing can be asked of a run outside its `with`")
         if not self._ended:
             began = time.time_ns()
