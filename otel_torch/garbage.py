@@ -1,4 +1,4 @@
-"""Many objects made at once that soon go together: to look for garbage among them is to walk the whole program over and over."""
+"""The garbage collector at rest: where many objects come and go together, and where a clock runs."""
 
 from __future__ import annotations
 

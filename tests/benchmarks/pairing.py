@@ -10,10 +10,12 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
+
+from otel_torch.garbage import uncollected
 
 # entered before a side is measured and left afterwards; gives what is then called and timed
 Side = Callable[[], AbstractContextManager[Callable[[], object]]]
@@ -112,7 +114,7 @@ def interleave(sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: 
     order = random.Random(seed)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
-    with _no_collector():
+    with uncollected():
         for _ in range(rounds):
             for name in order.sample(list(sides), len(sides)):
                 with sides[name]() as body:
@@ -126,14 +128,3 @@ def interleave(sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: 
                 cpu[name].append((end[0] - start[0]) / times)
                 wall[name].append((end[1] - start[1]) / times)
     return Measured(Rounds(cpu), Rounds(wall))
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
