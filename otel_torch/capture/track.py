@@ -26,7 +26,7 @@ from otel_torch.capture.frame import Statistics, frame_of_recording, frame_of_st
 from otel_torch.capture.structure import flat_value, replace_leaves, rmap_tensor
 from otel_torch.console import say_once
 from otel_torch.sources import compiled
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.names import first_names
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Tracker:
     def unregister(self) -> None:
         """Remove every hook from the modules; what was stashed stays."""
         for module, hook in self._hooks:
-            remove_hooks([module], hook.name())
+            remove_hook(module, hook.name())
         for handle in self._handles:
             handle.remove()
         self._hooks.clear()
