@@ -195,6 +195,7 @@ def test_the_threads_of_torch_do_the_work(built):
     code = f"""
 import os, pathlib, torch
 from otel_torch.statistics.native import Kernel, SUMS
+torch.set_num_threads(1)  # to make the values starts no thread
 values, kernel = torch.ones(8 * 130688), Kernel(pathlib.Path({str(built)!r}))
 before = len(os.listdir("/proc/self/task"))
 kernel.measure(values.data_ptr(), values.numel(), 0, SUMS, 0, 3)
