@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -57,6 +58,80 @@ def test_rows_of_hosts_and_devices_and_none_come_in_order():
     assert reading.ready()
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
+
+
+def test_while_a_graph_is_captured_no_row_is_copied_and_none_is_lost(monkeypatch: pytest.MonkeyPatch):
+    capture = [True]
+    monkeypatch.setattr("otel_torch.statistics.read.capturing", lambda: capture[0])
+    made: list[Copy] = []
+
+    class Counted(Copy):
+        def __init__(self, rows: list[torch.Tensor]) -> None:
+            made.append(self)
+            super().__init__(rows)
+
+        def ready(self) -> bool:
+            assert not capture[0], "to ask a device would spoil the graph"
+            return super().ready()
+
+    monkeypatch.setattr("otel_torch.statistics.read.Copy", Counted)
+    measured = [Measured(row, ("sum",), 1, 1, [1], "torch.float32") for row in (*rows(2, 1), None)]
+    before = Rows([])
+    reading = Rows(measured)
+    assert before.ready() and not reading.ready() and not made
+    with pytest.raises(RuntimeError, match="graph is being captured"):
+        reading.fetch()
+    capture[0] = False
+    assert reading.ready() and len(made) == 1
+    capture[0] = True
+    assert not reading.ready()  # of another graph, while the copy is under way
+    capture[0] = False
+    assert reading.fetch() == [[0.0], [1.0], None]
+
+
+def test_rows_that_cannot_be_copied_are_no_tensors_without_numbers(monkeypatch: pytest.MonkeyPatch):
+    def fail(rows: list[torch.Tensor]) -> Copy:
+        raise MemoryError("no memory that is pinned")
+
+    capture = [True]
+    monkeypatch.setattr("otel_torch.statistics.read.capturing", lambda: capture[0])
+    monkeypatch.setattr("otel_torch.statistics.read.Copy", fail)
+    reading = Rows([Measured(row, ("sum",), 1, 1, [1], "torch.float32") for row in rows(2, 1)])
+    capture[0] = False
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            reading.fetch()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_program_that_captures_a_graph_keeps_it_and_what_came_before_is_recorded(tmp_path):
+    done = run_python(
+        tmp_path,
+        """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+x = torch.randn(8, 64, device="cuda")
+stream = torch.cuda.Stream()
+stream.wait_stream(torch.cuda.current_stream())
+with torch.no_grad(), torch.cuda.stream(stream):
+    for _ in range(3):
+        wanted = model(x)
+torch.cuda.current_stream().wait_stream(stream)
+graph = torch.cuda.CUDAGraph()
+with torch.no_grad(), torch.cuda.graph(graph):
+    y = model(x)
+graph.replay()
+torch.cuda.synchronize()
+assert torch.equal(y, wanted)
+""",
+        OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl", OTEL_TORCH_CAPTURE="parity",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a CUDA graph is captured") == 1
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    outputs = [line for line in lines if line["module"] == "" and line["tensor"] == "out"]
+    assert ["mean" in line for line in outputs] == [True, True, True, False]
 
 
 @pytest.mark.gpu

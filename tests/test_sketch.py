@@ -14,7 +14,7 @@ import torch
 
 from otel_torch.statistics.frequencies import FREQUENCIES
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.sketch import SIZE, encode, row_sketch, sketch
+from otel_torch.statistics.sketch import PIECE, SIZE, encode, prepare, row_sketch, sketch
 from tests.support import run_ranks
 
 TRIALS = 200
@@ -409,3 +409,39 @@ def test_a_sketch_takes_no_random_number_and_is_seen_by_nobody():
     found = measure(weight * 2, ("sketch",))
     assert type(found.row) is list
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("numel", (PIECE - 1, 2 * PIECE, 5 * PIECE + 4321))
+@pytest.mark.parametrize("start", (0, 1, 3 * PIECE, (2**14 - 3) * PIECE, 2**15 * PIECE))
+def test_the_pieces_that_a_device_takes_at_once_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch, numel: int, start: int):
+    values = torch.randn(numel, generator=generator(numel))
+    expected, rows = sketch(values, start), row_sketch(values.view(-1, 1), start % PIECE)
+    monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
+    assert close(sketch(values, start), expected) and close(row_sketch(values.view(-1, 1), start % PIECE), rows)
+
+
+def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
+    values = torch.randn(3 * PIECE)
+    prepare(values.device)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("numbers of the host are sent to the device, which makes the program wait")
+
+    for name in ("tensor", "frombuffer", "as_tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    assert sketch(values).isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_has_the_sketch_of_the_host_and_is_not_waited_for():
+    values = torch.randn(70 * PIECE + 4321)
+    device = values.cuda()
+    prepare(device.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = sketch(device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert close(found.cpu(), sketch(values))

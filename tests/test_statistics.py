@@ -17,6 +17,7 @@ from otel_torch.statistics.columns import MAX, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import Measured, _measure, _plan, measure
 from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.reduce import sums
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
 
@@ -459,3 +460,18 @@ def test_a_device_counts_as_the_host_does(monkeypatch):
     wanted = histogram(tensor)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     assert torch.equal(histogram(tensor), wanted)
+
+
+@pytest.mark.parametrize("special", ((), (math.nan,), (math.inf,), (-math.inf, 0.0, math.nan)), ids=str)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int64), ids=str)
+def test_a_device_adds_up_as_the_host_does(monkeypatch, dtype, special):
+    tensor = (torch.randn(40_000, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
+    tensor[7] = 0
+    if dtype.is_floating_point and special:
+        tensor[-len(special) :] = torch.tensor(special).to(dtype)
+    before, wanted = tensor.clone(), sums(tensor, SUMS)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    for columns in (SUMS, ("nonfinite",), ("zeros", "magnitudes")):
+        asked = [SUMS.index(name) for name in columns]
+        assert sums(tensor, columns)[asked].tolist() == pytest.approx(wanted[asked].tolist(), rel=1e-12, nan_ok=True)
+    assert torch.equal(tensor.nan_to_num(1), before.nan_to_num(1))

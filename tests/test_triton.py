@@ -121,12 +121,23 @@ assert not gpu._kernels and "triton" not in sys.modules and not torch.cuda.is_in
 
 
 def test_the_types_of_parameters_and_of_mixed_precision_are_prepared_for(monkeypatch):
-    asked = []
+    asked, tables = [], []
     monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("otel_torch.statistics.measure.capturing", lambda: False)
+    monkeypatch.setattr("otel_torch.statistics.measure.prepare_sketches", tables.append)
     monkeypatch.setattr(gpu, "prepare", lambda *request: asked.append(request))
     prepare(torch.nn.Linear(2, 2).half().parameters(), ("sum", "sketch"))
-    dtypes = {torch.float16, torch.float32, torch.bfloat16}
-    assert asked == [(torch.device("cpu"), dtypes, [native.SUMS | SKETCH])]
+    dtypes, devices = {torch.float16, torch.float32, torch.bfloat16}, {torch.device("cpu"), torch.device("cuda", 0)}
+    assert {device for device, *_ in asked} == set(tables) == devices
+    assert all(request[1:] == (dtypes, [native.SUMS | SKETCH]) for request in asked)
+
+    tables.clear()
+    prepare([], ("sum",))
+    monkeypatch.setattr("otel_torch.statistics.measure.capturing", lambda: True)  # to send tables would spoil the graph
+    prepare([], ("sum", "sketch"))
+    assert not tables
 
 
 @pytest.fixture
@@ -151,7 +162,6 @@ def test_what_measures_on_a_gpu_is_named(no_kernels, monkeypatch):
 def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, monkeypatch, capsys):
     device = torch.device("cuda", 7)
     monkeypatch.setattr("otel_torch.console._said", {})
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setitem(sys.modules, "triton", None)  # as if there were none
     monkeypatch.delitem(sys.modules, "otel_torch.statistics.triton_kernel", raising=False)
     for _ in range(2):
@@ -164,9 +174,9 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
 
 
 def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(no_kernels, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(gpu, "capturing", lambda: True)
     gpu.prepare(torch.device("cuda", 0), (torch.float32,), (native.SUMS,))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(gpu, "capturing", lambda: False)
     native.choose("auto")
     gpu.prepare(torch.device("cuda", 0), (torch.float32,), (native.SUMS,))
     assert gpu._kernels == {}

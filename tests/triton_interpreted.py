@@ -201,7 +201,6 @@ def as_on_a_gpu(kernel, monkeypatch) -> Iterator[None]:
     """The CPU's tensors are taken for a GPU's."""
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "is_cpu", False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr("otel_torch.statistics.measure.is_plain_memory", lambda tensor: False)
     monkeypatch.setitem(gpu._kernels, CPU, untested())
     native.choose("triton")

@@ -7,18 +7,16 @@ that has nothing better to do. While a CUDA graph is captured nothing is recorde
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from otel_torch import torch_private
 from otel_torch.console import say_once
+from otel_torch.statistics.graph_capture import beside_captures
 
 # events that are kept for the next regions; more are made and thrown away
 POOL = 1024
@@ -147,7 +145,7 @@ class DeviceTime:
             first, last = self._events
             assert last is not None
             try:
-                with _beside_captures():
+                with beside_captures():
                     if not (last.query() and first.query()):
                         return None
                     self._seconds = first.elapsed_time(last) / 1000
@@ -202,34 +200,6 @@ def _when_in_use(module: Any) -> None:
             ready = True
 
     torch_private.once_in_use(module, begin_to_measure)
-
-
-@functools.cache
-def _exchange_capture_mode() -> Callable[[Any], int] | None:
-    """The driver's function, where torch has loaded it."""
-    if not (torch.version.cuda or torch.version.hip):
-        return None
-    try:
-        library = ctypes.CDLL(None)
-        return getattr(library, f"{'cuda' if torch.version.cuda else 'hip'}ThreadExchangeStreamCaptureMode")  # type: ignore[no-any-return]
-    except (OSError, AttributeError):
-        return None
-
-
-@contextmanager
-def _beside_captures() -> Iterator[None]:
-    """Ask an event without harm to a graph that another thread is capturing just now: by default a capture forbids that
-    to all threads, and is spoilt by it."""
-    exchange = _exchange_capture_mode()
-    if exchange is None:
-        yield
-        return
-    mode = ctypes.c_int(1)  # forbidden to this thread only what this thread captures
-    exchange(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        exchange(ctypes.byref(mode))  # it holds what was there before
 
 
 def _after_fork() -> None:

@@ -18,6 +18,7 @@ from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk
+from otel_torch.statistics.graph_capture import capturing
 from otel_torch.torch_private import is_fake
 
 _HOOK = "otel_torch.noise"
@@ -78,7 +79,7 @@ class _LeafHook(ForwardHook):
     def _signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """1 and -1 by chance, like `tensor`; None for a kind of tensor that has no place for them."""
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
-            return self._draw(tensor) if not tensor.is_cuda or not torch.cuda.is_current_stream_capturing() else None
+            return self._draw(tensor) if not (tensor.is_cuda and capturing()) else None
         distributed = sys.modules.get("torch.distributed.tensor")
         if distributed is None or not isinstance(tensor, distributed.DTensor) or any(p.is_partial() for p in tensor.placements):
             return None

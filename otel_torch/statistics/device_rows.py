@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otel_torch.statistics.graph_capture import beside_captures
+
 # numbers in one piece of memory: rows of a thousand tensors' sums, 64 KiB
 _PIECE = 8192
 
@@ -66,7 +68,8 @@ class Copy:
         self._host: dict[int, tuple[int, Tensor]] = {}  # by storage: where in it the copy begins, and the copy
         self._arrival: Any = None
         if self._device.type == "cuda":
-            self._begin()
+            with beside_captures():
+                self._begin()
 
     def _begin(self) -> None:
         """Queue the copies behind everything that writes the rows, in a stream of our own."""
@@ -82,12 +85,16 @@ class Copy:
 
     def ready(self) -> bool:
         """Whether `fetch` would return at once; of a device whose copies cannot be watched, always."""
-        return self._arrival is None or bool(self._arrival.query())
+        if self._arrival is None:
+            return True
+        with beside_captures():
+            return bool(self._arrival.query())
 
     def fetch(self) -> list[list[float]]:
         """The rows as floats, in order. Raises what the device raises."""
         if self._arrival is not None:
-            self._arrival.synchronize()
+            with beside_captures():
+                self._arrival.synchronize()
         else:
             self._host = {key: (start, memory.cpu()) for key, (start, memory) in _pieces(self._rows).items()}
         numbers = {key: (start, host.tolist()) for key, (start, host) in self._host.items()}

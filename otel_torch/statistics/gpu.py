@@ -27,6 +27,7 @@ from otel_torch.console import say_once
 from otel_torch.statistics import native
 from otel_torch.statistics.columns import SUMS
 from otel_torch.statistics.device_rows import take
+from otel_torch.statistics.graph_capture import capturing
 from otel_torch.statistics.histogram import BINS, histogram
 from otel_torch.statistics.native import HISTOGRAM, SKETCH
 from otel_torch.statistics.reduce import sums
@@ -179,12 +180,7 @@ def prepare(device: torch.device, dtypes: Iterable[torch.dtype], choices: Iterab
     prepared already costs nothing. While a CUDA graph is captured this does nothing.
     """
     kernel = _kernels.get(device)
-    if (
-        device.type != "cuda"
-        or native.chosen() != "triton"
-        or isinstance(kernel, str)
-        or torch.cuda.is_current_stream_capturing()
-    ):
+    if device.type != "cuda" or not chosen() or isinstance(kernel, str) or capturing():
         return
     try:
         if torch.version.hip is not None:

@@ -20,9 +20,11 @@ from otel_torch.console import say_once
 from otel_torch.statistics import gpu, native
 from otel_torch.statistics.columns import MAX, MIN, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.device_rows import take
+from otel_torch.statistics.graph_capture import capturing
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.reduce import split, sums
+from otel_torch.statistics.sketch import prepare as prepare_sketches
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.torch_private import is_plain_memory, unobserved, unseen_by_function_modes
 
@@ -80,21 +82,23 @@ def _plan(primitives: tuple[str, ...]) -> _Plan:
 
 @unseen_by_function_modes
 def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
-    """Have the kernel of the GPUs that `tensors` lie on, or that is current, compiled and tested for tensors like these,
-    so that `measure` never has to in a forward. Waits for those devices; where there are none, or Triton was not chosen, this
-    costs nothing."""
-    if not gpu.chosen():
+    """Have all that is needed for tensors like these lie on their GPUs, and on the current one, so that `measure` never waits
+    for one in a forward: the sketch's tables, and the compiled and tested kernel, if it was chosen. Waits for those devices;
+    where there are none this costs nothing."""
+    sketches = "sketch" in primitives
+    if not (sketches or gpu.chosen()) or not torch.cuda.is_initialized() or capturing():  # type: ignore[no-untyped-call]
         return
-    dtypes, devices = {torch.float32, torch.bfloat16}, set()  # mixed precision shows in no parameter
+    # the current one too: of a model that is kept on the host no parameter shows it, nor does any show mixed precision
+    dtypes, devices = {torch.float32, torch.bfloat16}, {torch.device("cuda", torch.cuda.current_device())}
     for tensor in tensors:
         if tensor.is_cuda:
             dtypes.add(tensor.dtype)
             devices.add(tensor.device)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        devices.add(torch.device("cuda", torch.cuda.current_device()))
-        if torch.is_autocast_enabled("cuda"):
-            dtypes.add(torch.get_autocast_dtype("cuda"))
+    if torch.is_autocast_enabled("cuda"):
+        dtypes.add(torch.get_autocast_dtype("cuda"))
     for device in devices:
+        if sketches:
+            prepare_sketches(device)
         gpu.prepare(device, dtypes, [_plan(tuple(primitives)).wanted])
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otel_torch.console import say_once
+from otel_torch.statistics.graph_capture import capturing
 from otel_torch.torch_private import is_fake, shard_offset
 
 
@@ -143,6 +145,7 @@ def _readable(values: Tensor) -> Tensor | None:
             return None
     except RuntimeError:
         return None  # a wrapper of functorch or of a mode
-    if values.is_cuda and torch.cuda.is_current_stream_capturing():
+    if values.is_cuda and capturing():
+        say_once("a CUDA graph is captured: records from in it have no statistics, and its replays make none")
         return None  # the row would hold its numbers at the graph's replay, when nobody reads it
     return values

@@ -65,7 +65,6 @@ def _limit(values: Tensor) -> int:
 
 def _columns_of(piece: Tensor, columns: Sequence[str]) -> list[Tensor]:
     wide = _widen(piece)
-    on_cpu = wide.is_cpu
     found: dict[str, Tensor] = {}
     if "min" in columns or "max" in columns:
         own = piece.numel() > _EXTREMES_IN_OWN_TYPE and piece.dtype in _FAST_EXTREMES and piece.is_contiguous()
@@ -73,23 +72,45 @@ def _columns_of(piece: Tensor, columns: Sequence[str]) -> list[Tensor]:
         found["min"], found["max"] = (low.to(wide.dtype), high.to(wide.dtype)) if own else (low, high)
     if "sum" in columns:
         found["sum"] = wide.sum()
-    if "squares" in columns:
-        # elsewhere no BLAS: it would make a handle, and refuse to run in deterministic mode
-        found["squares"] = torch.dot(wide, wide) if on_cpu else torch.linalg.vector_norm(wide).square()
-    if "zeros" in columns:
-        found["zeros"] = (wide.numel() - torch.count_nonzero(wide)).to(wide.dtype)
-    if "magnitudes" in columns or "nonfinite" in columns:
-        found["magnitudes"] = wide.abs_().sum()
-        # on a CPU the number is there already, and nothing has to be counted where a sum of magnitudes is finite
-        total: Any = found["magnitudes"].tolist() if on_cpu else math.nan
-        if math.isfinite(total):
-            found["nonfinite"] = torch.zeros_like(found["magnitudes"])
-        elif "nonfinite" in columns:
-            found["nonfinite"] = wide.numel() - wide.lt_(math.inf).sum()
+    found |= _columns_of_cpu(wide, columns) if wide.is_cpu else _columns_of_device(wide, columns)
     if len(found) < len(SUMS):
         none = torch.full_like(next(iter(found.values())), math.nan)
         return [found.get(name, none) for name in SUMS]
     return [found[name] for name in SUMS]
+
+
+def _columns_of_cpu(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
+    """All but the extremes and the sum; overwrites the numbers."""
+    found: dict[str, Tensor] = {}
+    if "squares" in columns:
+        found["squares"] = torch.dot(wide, wide)
+    if "zeros" in columns:
+        found["zeros"] = (wide.numel() - torch.count_nonzero(wide)).to(wide.dtype)
+    if "magnitudes" in columns or "nonfinite" in columns:
+        found["magnitudes"] = wide.abs_().sum()
+        # the number is there already, and nothing has to be counted where a sum of magnitudes is finite
+        total: Any = found["magnitudes"].tolist()
+        if math.isfinite(total):
+            found["nonfinite"] = torch.zeros_like(found["magnitudes"])
+        elif "nonfinite" in columns:
+            found["nonfinite"] = wide.numel() - wide.lt_(math.inf).sum()
+    return found
+
+
+def _columns_of_device(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
+    """The same by norms, which are one launch each: for a small tensor launches are all there is to pay. And no BLAS: it would
+    make a handle, and refuse to run in deterministic mode."""
+    found: dict[str, Tensor] = {}
+    norm = torch.linalg.vector_norm
+    if "squares" in columns:
+        found["squares"] = norm(wide).square()
+    if "zeros" in columns:
+        found["zeros"] = wide.numel() - norm(wide, 0)
+    if "magnitudes" in columns:
+        found["magnitudes"] = norm(wide, 1)
+    if "nonfinite" in columns:
+        found["nonfinite"] = norm(wide.sub_(wide), 0)  # 0, and NaN, which counts
+    return found
 
 
 def _widen(piece: Tensor) -> Tensor:

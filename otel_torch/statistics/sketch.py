@@ -27,6 +27,9 @@ SIZE = 64
 FOLD = 1021
 _ROWS = 128
 PIECE = FOLD * _ROWS
+# a device is given many pieces at once (64 MB of fp64), for each operator that it is told to run takes the host's time; their
+# turns are read from a table of so many, which lies there: to send it numbers would make the program wait
+_PIECES_AT_ONCE, _TURNS = 64, 2**14
 
 
 def sketch(values: Tensor, start: int = 0) -> Tensor:
@@ -40,8 +43,12 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     dtype = torch.float32 if values.device.type == "mps" else torch.float64
     folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
     for number, offset, piece in _pieces(values, start):
-        signs = _signs(values.device, dtype)[offset : offset + piece.numel()]
-        product = piece * signs if piece.dtype == dtype else piece.to(dtype).mul_(signs)
+        signs, wide = _signs(values.device, dtype), piece.to(dtype)
+        if piece.numel() > PIECE:
+            columns = (wide.view(-1, _ROWS, FOLD) * signs.view(_ROWS, FOLD)).sum(1)
+            folded += _turned(columns, number)
+            continue
+        product = wide * signs[offset : offset + piece.numel()]
         # each piece is folded with a shift and a sign of its own, so that pieces that are alike do not add up either
         places, sign = shift(number)
         _fold(folded, product, offset + places, sign)
@@ -67,7 +74,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
         signs = signs.repeat(-(-width // signs.numel()))
     turns = torch.tensor(TURNS, dtype=dtype, device=values.device)
     total = torch.zeros(2, FREQUENCIES, dtype=dtype, device=values.device)
-    step = max(1, PIECE // max(width, 1))
+    step = max(1, PIECE * _at_once(values) // max(width, 1))
     for first in range(0, rows.shape[0], step):
         part = rows[first : first + step].to(dtype)
         sums = (part * signs[:width]).sum(1)
@@ -95,13 +102,19 @@ def _real(values: Tensor) -> Tensor:
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
+def _at_once(values: Tensor) -> int:
+    return 1 if values.is_cpu else _PIECES_AT_ONCE
+
+
 def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
-    """(number of the piece, offset in it, elements) of flat positions `start` and on."""
+    """(number of the piece, offset in it, elements) of flat positions `start` and on; of a device also several whole pieces
+    at once."""
     flat = _real(values).reshape(-1)  # a copy where memory has another order
     start, done = 2 * start if values.is_complex() else start, 0
     while done < flat.numel():
         number, offset = divmod(start + done, PIECE)
-        length = min(PIECE - offset, flat.numel() - done)
+        whole = 0 if offset else min((flat.numel() - done) // PIECE, _at_once(flat), _TURNS - number)
+        length = whole * PIECE if whole > 1 else min(PIECE - offset, flat.numel() - done)
         yield number, offset, flat[done : done + length]
         done += length
 
@@ -119,6 +132,14 @@ def _fold(folded: Tensor, product: Tensor, position: int, sign: float) -> None:
         product, position = product[length:], position + length
 
 
+def _turned(columns: Tensor, number: int) -> Tensor:
+    """The sum of the columns of pieces `number` and on, shape (pieces, FOLD), each shifted and with its sign: shape (FOLD,)."""
+    places, signs = _turns(columns.device, columns.dtype)
+    first, last = number, number + len(columns)
+    column = torch.arange(FOLD, device=columns.device) - places[first:last, None]
+    return (columns.gather(1, column.remainder_(FOLD)) * signs[first:last, None]).sum(0)
+
+
 # -- signs: bits of SHAKE-256, which is the same everywhere and for ever; torch's generators are not ------------------------
 
 
@@ -132,24 +153,39 @@ def bits(purpose: str, count: int) -> bytes:
 _EIGHT = [bytes(byte >> place & 1 for place in range(8)) for byte in range(256)]
 
 
-def _of_bits(purpose: str, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    found = torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8)
-    return found.to(device=device, dtype=dtype).mul_(2).sub_(1)
+# what a device has of them is made on the CPU and sent whole: then every stream may read it
 
 
-@functools.lru_cache(8)
+def prepare(device: torch.device) -> None:
+    """Have all that a device needs lie there, so that no sketch in a forward waits for it; waits for the device."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    for table in (_signs, _projection, _turns):
+        table(device, dtype)
+
+
+def _of_bits(purpose: str, count: int, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8).to(dtype).mul_(2).sub_(1)
+
+
+@functools.cache
 def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _of_bits("signs", PIECE, device, dtype)
+    return _of_bits("signs", PIECE, dtype).to(device)
 
 
-@functools.lru_cache(8)
+@functools.cache
 def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
     """(64, FOLD): columns of length 1, so that a sketch is as long as its tensor."""
-    signs = _of_bits("projection", SIZE * FOLD, device, dtype)
-    return signs.view(SIZE, FOLD) / math.sqrt(SIZE)
+    return _of_bits("projection", SIZE * FOLD, dtype).view(SIZE, FOLD).div_(math.sqrt(SIZE)).to(device)
 
 
-@functools.lru_cache(4096)
+@functools.cache
+def _turns(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The shifts and the signs of the first pieces."""
+    places, signs = zip(*map(shift, range(_TURNS)), strict=True)
+    return torch.tensor(places, device="cpu").to(device), torch.tensor(signs, dtype=dtype, device="cpu").to(device)
+
+
+@functools.lru_cache(_TURNS)
 def shift(number: int) -> tuple[int, float]:
     """By how much the positions of a piece are shifted when it is folded, and the sign that it takes."""
     bits = int.from_bytes(hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little")
