@@ -37,7 +37,7 @@ $(VENV)/made $(OLDEST)/made:
 	@touch $@
 
 # what an editable installation puts in place and does not see changing
-INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py otel_torch/statistics/kernel.c
+INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py otel_torch/statistics/kernel.c otel_torch/statistics/tensor.c
 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
 	$(call install,$(VENV),constraints.txt,-e '.[$*]')

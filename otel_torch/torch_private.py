@@ -80,9 +80,13 @@ _ordinary = frozenset({torch.Tensor, torch.nn.Parameter})
 _plain = _plain_layers()
 
 
+# how many function modes of the program are active in this thread, which would see what is asked of a tensor
+count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+
+
 def _is_plain_memory() -> Callable[[torch.Tensor], bool]:
     try:
-        modes, tracing, keys = torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch._C._dispatch_keys
+        modes, tracing, keys = count_function_modes, torch._C._get_tracing_state, torch._C._dispatch_keys
         modes(), tracing()
     except Exception:
         return lambda tensor: False

@@ -20,6 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "otel_torch/statistics"
+SOURCES = ("kernel.c", "tensor.c")
 NAME = "kernel.dylib" if sys.platform == "darwin" else "kernel.so"
 # nothing that lets numbers differ between processors, or lets a NaN be taken for a number
 FLAGS = ["-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
@@ -36,9 +37,9 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def build(source: Path, target: Path) -> str | None:
-    """Compile `source` into the shared library `target`, unless that is of this source already; None, or in one line why
-    there is none. Never raises."""
+def build(folder: Path, target: Path) -> str | None:
+    """Compile the sources in `folder` into the shared library `target`, unless that is of these already; None, or in one line
+    why there is none. Never raises."""
     command = compiler()
     if command is None:
         return f"no C compiler ({os.environ.get('CC') or 'cc, gcc, clang'})"
@@ -46,11 +47,12 @@ def build(source: Path, target: Path) -> str | None:
     # written beside and moved: a process that has the old one open keeps it
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        version = hashlib.sha256(source.read_bytes()).hexdigest()
+        sources = [folder / name for name in SOURCES]
+        version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
         if target.exists() and version.encode() in target.read_bytes():
             return None
         for variant in VARIANTS:
-            line = [*command, *FLAGS, *variant, f'-DSOURCE="{version}"', "-o", str(unfinished), str(source), "-lm"]
+            line = [*command, *FLAGS, *variant, f'-DSOURCE="{version}"', "-o", str(unfinished), *map(str, sources), "-lm"]
             done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT)
             if done.returncode == 0:
                 unfinished.replace(target)
@@ -71,7 +73,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         folder = Path(self.root, FOLDER)
         self.temporary = tempfile.TemporaryDirectory()
         target = Path(folder if version == "editable" else self.temporary.name, NAME)
-        if reason := build(folder / "kernel.c", target):
+        if reason := build(folder, target):
             self.app.display_warning(f"otel_torch: no compiled kernel, torch will measure tensors: {reason}")
             return
         build_data["pure_python"] = False

@@ -17,6 +17,8 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.statistics import native
 from otel_torch.statistics.histogram import histogram
@@ -50,13 +52,21 @@ def needs_compiler() -> ModuleType:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library built by the hook from today's source."""
     library = tmp_path_factory.mktemp("kernel") / native.LIBRARY.name
-    assert needs_compiler().build(native.SOURCE, library) is None
+    assert needs_compiler().build(native.FOLDER, library) is None
     return library
 
 
 @pytest.fixture(scope="module")
 def kernel(built: Path) -> Kernel:
     return Kernel(built)
+
+
+def sources(folder: Path, changed: str, old: str, new: str) -> Path:
+    """A folder with the kernel's sources, one of them changed."""
+    for name in native.SOURCES:
+        text = (native.FOLDER / name).read_text()
+        folder.joinpath(name).write_text(text.replace(old, new) if name == changed else text)
+    return folder
 
 
 def measured(kernel: Kernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1) -> list[float]:
@@ -243,7 +253,7 @@ def test_torch_can_be_chosen():
 def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path):
     missing = tmp_path / "kernel.so"
     monkeypatch.setattr(native, "LIBRARY", missing)
-    monkeypatch.setattr(Kernel.__init__, "__defaults__", (missing, native.SOURCE))
+    monkeypatch.setattr(Kernel.__init__, "__defaults__", (missing, native.FOLDER))
     native._loaded.cache_clear()
     try:
         assert native.load() is None
@@ -253,10 +263,9 @@ def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path
 
 
 def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
-    other = tmp_path / "kernel.c"
-    other.write_text(native.SOURCE.read_text() + "\n")
-    with pytest.raises(Unusable, match="not of this version"):
-        Kernel(built, other)
+    for changed in native.SOURCES:
+        with pytest.raises(Unusable, match="not of this version"):
+            Kernel(built, sources(tmp_path, changed, "\n", ""))
     garbage = tmp_path / "kernel.so"
     garbage.write_text("no library")
     with pytest.raises(Unusable, match="cannot be loaded"):
@@ -264,19 +273,18 @@ def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
 
 
 def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch):
-    source = tmp_path / "kernel.c"
-    source.write_text(native.SOURCE.read_text().replace("sums->sum += sum[0]", "sums->sum += 2 * sum[0]"))
+    folder = sources(tmp_path, "kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]")
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "FLAGS", ["-std=gnu11", "-O0", "-fPIC", "-shared"])
-    assert build_kernel.build(source, tmp_path / "kernel.so") is None
+    assert build_kernel.build(folder, tmp_path / "kernel.so") is None
     with pytest.raises(Unusable, match="computes wrongly"):
-        Kernel(tmp_path / "kernel.so", source)
+        Kernel(tmp_path / "kernel.so", folder)
 
 
 def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path, monkeypatch):
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "VARIANTS", (("-DONE_TARGET",),))
-    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") is None
+    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") is None
     plain = Kernel(tmp_path / "kernel.so")
     for dtype in (*FLOATS, torch.int64):
         values = make(dtype, PIECE + 999, seed=6)
@@ -287,10 +295,10 @@ def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path,
 def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):
     build_kernel = builder()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") == "no C compiler (no-such-compiler)"
+    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") == "no C compiler (no-such-compiler)"
     failing = shutil.which("false")
     monkeypatch.setenv("CC", failing)
-    assert build_kernel.build(native.SOURCE, tmp_path / "kernel.so") == f"{failing}: it failed"
+    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") == f"{failing}: it failed"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,11 +313,132 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
     with zipfile.ZipFile(tmp_path / name) as wheel:
         inside = set(wheel.namelist())
         library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
-        assert (library in inside) == (not compiler) and f"{build_kernel.FOLDER}/kernel.c" in inside
+        assert (library in inside) == (not compiler) and {f"{build_kernel.FOLDER}/{name}" for name in native.SOURCES} <= inside
         wheel.extractall(tmp_path / "installed")
     if compiler:
         assert name.endswith("-py3-none-any.whl") and "no compiled kernel" in done.stdout + done.stderr
     else:
         assert "-py3-none-" in name and not name.endswith("-any.whl")
         folder = tmp_path / "installed" / build_kernel.FOLDER
-        check_sums(measured(Kernel(folder / build_kernel.NAME, folder / "kernel.c"), torch.ones(5), SUMS), torch.ones(5))
+        check_sums(measured(Kernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS), torch.ones(5))
+
+
+# -- tensors that are handed over as they are ------------------------------------------------------------------------------
+
+needs_exchange = pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10")
+
+
+@needs_exchange
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_a_tensor_that_is_handed_over_has_the_numbers_that_its_memory_has(kernel, dtype):
+    for numel in (1, 7, 1000, 2 * PIECE + 5):
+        values = make(dtype, numel, seed=7).view(-1, 1, 1 if numel % 2 else 2)
+        for wanted in range(1, 8):
+            expected = kernel.indirect(values, wanted)
+            found = kernel.direct(values, wanted)
+            assert found == expected if str(dtype).count("float8") == 0 else found is None
+        assert expected[1:] == (values.numel(), list(values.shape), str(dtype))
+
+
+@needs_exchange
+def test_before_the_tables_of_a_sketch_are_there_it_is_left_to_python(built):
+    fresh, values = Kernel(built), torch.ones(5)
+    fresh._library.tensor_set_shifts(None)
+    assert fresh.direct(values, SKETCH) is None and fresh.direct(values, SUMS) is not None
+    expected = fresh.indirect(values, SKETCH)
+    assert fresh.direct(values, SKETCH) == expected
+
+
+@needs_exchange
+@pytest.mark.parametrize("inference", (False, True), ids=("program", "inference mode"))
+def test_ordinary_tensors_are_handed_over(kernel, inference):
+    with torch.inference_mode(inference):
+        weight = torch.nn.Parameter(torch.randn(3, 4))
+        ordinary = [weight, weight * 2, weight[1:2], weight.detach()[0, 1:], torch.ones(()), torch.randn(4, 1).t()]
+        assert [kernel.direct(tensor, SUMS) for tensor in ordinary] == [kernel.indirect(tensor, SUMS) for tensor in ordinary]
+        assert all(kernel.direct(tensor, SUMS) for tensor in ordinary)
+
+
+def other_tensors() -> dict[str, object]:
+    class Own(Tensor):
+        pass
+
+    ones = torch.ones(3)
+    return {
+        "gaps": torch.ones(4, 4)[:, 1],
+        "another order": torch.ones(2, 3).t(),
+        "one element of another sign": torch.randn(1, dtype=torch.complex64).conj().imag,
+        "another sign": torch._neg_view(ones),
+        "complex": ones.to(torch.complex64),
+        "empty": torch.empty(0),
+        "without numbers": torch.ones(3, device="meta"),
+        "zeros that are nowhere": torch._efficientzerotensor(3),
+        "sparse": ones.to_sparse(),
+        "compressed": torch.eye(3).to_sparse_csr(),
+        "opaque": ones.to_mkldnn() if torch.backends.mkldnn.is_available() else ones[::2],
+        "of a subclass": ones.as_subclass(Own),
+        "large": torch.ones(native._KEEPS_LOCK + 1),
+        "no tensor": 5,
+    }
+
+
+@pytest.mark.parametrize("kind", other_tensors())
+def test_what_is_not_ordinary_is_left_to_python_and_raises_nothing(kernel, kind):
+    assert kernel.direct(other_tensors()[kind], SUMS) is None
+
+
+@needs_exchange
+def test_inside_transforms_a_tensor_is_left_to_python(kernel):
+    found = []
+
+    def function(values: Tensor) -> Tensor:
+        found.append(kernel.direct(values, SUMS))
+        return values.sum()
+
+    torch.func.vmap(function)(torch.ones(2, 3))
+    torch.func.grad(function)(torch.ones(3))
+    assert found == [None, None]
+
+
+@needs_exchange
+def test_no_mode_is_asked_about_a_tensor_that_is_handed_over(kernel):
+    seen = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    values = torch.ones(3)
+    with Functions():
+        assert kernel.direct(values, SUMS) is None
+    with Operators():
+        assert kernel.direct(values, SUMS) is not None
+    assert seen == []
+
+
+@needs_exchange
+def test_what_is_handed_over_is_let_go_of(kernel):
+    values, name = torch.ones(3), native._NAMES[torch.float32]
+
+    def counts() -> list[int]:
+        return [sys.getrefcount(kept) for kept in (values, name, None)]
+
+    before = counts()
+    for _ in range(1000):
+        assert kernel.direct(values, SUMS) and kernel.direct(values.t(), SUMS) and not kernel.direct(values[::2], SUMS)
+    # what Python itself holds of None changes as it likes
+    assert [abs(now - then) < 50 for now, then in zip(counts(), before, strict=True)] == [True] * 3
+    row, _, shape, _ = kernel.direct(values, SUMS)
+    assert sys.getrefcount(row) == sys.getrefcount(shape) == 2
+
+
+def test_where_python_lacks_a_function_tensors_are_asked_by_python(built, monkeypatch):
+    monkeypatch.setattr(native, "_PYTHON", (*native._PYTHON, "no_function_of_python"))
+    kernel = Kernel(built)
+    assert kernel.direct(torch.ones(3), SUMS) is None and kernel.indirect(torch.ones(3), SUMS) is not None

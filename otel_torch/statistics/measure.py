@@ -26,13 +26,10 @@ from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.reduce import split, sums
 from otel_torch.statistics.sketch import prepare as prepare_sketches
 from otel_torch.statistics.sketch import row_sketch, sketch
-from otel_torch.torch_private import is_plain_memory, unobserved, unseen_by_function_modes
+from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # what numbers without their positions do not have
 _POSITIONED = frozenset({"sketch", "row_sketch"})
-# from so many elements on several threads are worth waking, as torch itself holds
-_PARALLEL = 2**18
-_NAMES = {dtype: str(dtype) for dtype in native.CODES}
 
 
 @dataclass(slots=True)
@@ -109,14 +106,12 @@ def measure(tensor: Tensor, primitives: Sequence[str] = SUMS) -> Measured:
     measured by its local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
     """
     plan = _plan(primitives if type(primitives) is tuple else tuple(primitives))
-    kernel = native.load()
-    if kernel is not None and plan.whole and is_plain_memory(tensor):
+    if plan.whole and (kernel := native.load()) is not None:
         # the way of nearly every tensor of a CPU: no operator of torch runs, so nothing can see one
-        code, numel = native.CODES.get(tensor.dtype), tensor.numel()
-        if code is not None and numel and tensor.is_contiguous() and (pointer := tensor.data_ptr()):
-            threads = 1 if numel < _PARALLEL else torch.get_num_threads()
-            row = kernel.measure(pointer, numel, code, plan.wanted, 0, threads)
-            return Measured(row, plan.columns, numel, numel, list(tensor.shape), _NAMES[tensor.dtype])
+        found = kernel.direct(tensor, plan.wanted) or kernel.indirect(tensor, plan.wanted)
+        if found is not None:
+            row, numel, shape, dtype = found
+            return Measured(row, plan.columns, numel, numel, shape, dtype)
     return _measure(tensor, plan)
 
 

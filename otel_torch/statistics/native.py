@@ -1,7 +1,8 @@
 """Calls the compiled kernel: a tensor's numbers for about a microsecond, where torch's dispatcher alone takes ten times that.
 
-The kernel is a plain shared library beside this file, built from `kernel.c` when the package is installed; it is called
-with a pointer through ctypes. Where it is missing, old or wrong, there is none, and torch does the same work.
+The kernel is a plain shared library beside this file, built from `kernel.c` and `tensor.c` when the package is installed. An
+ordinary tensor of torch is handed to it as it is; else it is called with a pointer through ctypes. Where it is missing, old or
+wrong, there is none, and torch does the same work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 import sys
 import threading
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,13 +23,15 @@ import torch
 from otel_torch.console import say_once
 from otel_torch.statistics.histogram import BINS
 from otel_torch.statistics.sketch import FOLD, PIECE, SIZE, bits, shift
+from otel_torch.torch_private import count_function_modes, is_plain_memory
 
 # what is wanted, added up
 SUMS, HISTOGRAM, SKETCH = 1, 2, 4
 _NUMBERS = {SUMS: 7, HISTOGRAM: BINS, SKETCH: SIZE}
 
-SOURCE = Path(__file__).with_name("kernel.c")
-LIBRARY = SOURCE.with_suffix(".dylib" if sys.platform == "darwin" else ".so")
+FOLDER = Path(__file__).parent
+SOURCES = ("kernel.c", "tensor.c")
+LIBRARY = FOLDER / ("kernel.dylib" if sys.platform == "darwin" else "kernel.so")
 
 # in the order of the kernel's enumeration; those of one byte are read by a table of their 256 values
 _WIDER = ("float32", "float64", "float16", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -36,10 +40,37 @@ CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code for code, name in enumerate((*_WIDER, *_BYTES)) if hasattr(torch, name)
 }
 
+_NAMES = {dtype: str(dtype) for dtype in CODES}
+
 # Up to here the interpreter's lock is kept: to get it back from another thread takes longer than the work (some 0.1 ms)
 _KEEPS_LOCK = 2**18
+# from here on several threads are worth waking, as torch itself holds
+_PARALLEL = 2**18
+# what `tensor.c` calls of Python, in its order
+_PYTHON = (
+    "PyObject_Type",
+    "PyObject_CallFunctionObjArgs",
+    "PyObject_IsTrue",
+    "PyErr_Clear",
+    "PyLong_AsLongLong",
+    "PyLong_FromLongLong",
+    "PyFloat_FromDouble",
+    "PyList_New",
+    "PyList_SetItem",
+    "PyTuple_New",
+    "PyTuple_SetItem",
+    "Py_IncRef",
+    "Py_DecRef",
+    "PyCFunction_NewEx",
+)
+# what DLPack calls the kinds of numbers
+_KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 # the kernel is told which signs are negative
 _FLIPPED = bytes((1, 0)) + bytes(254)
+
+
+# numbers, as `Kernel.measure` returns them; elements; shape; dtype, as `str` says it
+Found = tuple[list[float], int, list[int], str]
 
 
 class Unusable(Exception):
@@ -62,11 +93,12 @@ class _Request:
 class Kernel:
     """A loaded and tested kernel.
 
-    processor: which of its variants this machine runs (`avx512`, `avx2`, `neon`, …). Raises Unusable if the library
-    cannot be loaded, is not of this source, or computes wrongly.
+    processor: which of its variants this machine runs (`avx512`, `avx2`, `neon`, …). direct: as `indirect`, in a fifth of the
+    time, for ordinary tensors that are not large; None for any other. Raises Unusable if the library cannot be loaded, is not of
+    this source, or computes wrongly.
     """
 
-    def __init__(self, library: Path = LIBRARY, source: Path = SOURCE) -> None:
+    def __init__(self, library: Path = LIBRARY, folder: Path = FOLDER) -> None:
         if not library.exists():
             raise Unusable(f"{library.name} was not built; install again with a C compiler")
         try:
@@ -76,12 +108,13 @@ class Kernel:
             built_from, processor = keeping.kernel_source(), keeping.kernel_processor()
         except (OSError, AttributeError) as error:
             raise Unusable(f"{library.name} cannot be loaded: {error}") from None
-        if built_from != hashlib.sha256(source.read_bytes()).hexdigest().encode():
+        if built_from != hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest().encode():
             raise Unusable(f"{library.name} is not of this version; install again")
         self.processor: str = processor.decode()
         self._library = keeping
         self._local = threading.local()
         self._shifts: array[int] | None = None
+        self._first_shifts: array[int] | None = None  # those that `tensor.c` reads
         self._lock = threading.Lock()
         self._keeping, self._releasing = keeping.kernel_measure, releasing.kernel_measure
         for function in (self._keeping, self._releasing):
@@ -89,6 +122,7 @@ class Kernel:
             function.restype = None
         _set_byte_types(keeping)
         _set_parallel(keeping)
+        self.direct: Callable[[torch.Tensor, int], Found | None] = _direct(keeping) or (lambda tensor, wanted: None)
         self._test()
 
     def measure(self, pointer: int, numel: int, code: int, wanted: int, start: int = 0, threads: int = 1) -> list[float]:
@@ -113,6 +147,17 @@ class Kernel:
         numbers: list[float] = request.numbers[wanted].tolist()
         return numbers
 
+    def indirect(self, tensor: torch.Tensor, wanted: int) -> Found | None:
+        """The numbers of a tensor, as `measure` returns them, with its number of elements, shape and dtype; None for one that is
+        not of a CPU's memory as it is, has gaps or another order, no elements, or a dtype that is not in `CODES`."""
+        if not is_plain_memory(tensor):
+            return None
+        code, numel = CODES.get(tensor.dtype), tensor.numel()
+        if code is None or not numel or not tensor.is_contiguous() or not (pointer := tensor.data_ptr()):
+            return None
+        threads = 1 if numel < _PARALLEL else torch.get_num_threads()
+        return self.measure(pointer, numel, code, wanted, 0, threads), numel, list(tensor.shape), _NAMES[tensor.dtype]
+
     def _more_shifts(self, last: int) -> array[int]:
         """The shifts and signs of the sketch's pieces up to `last` at least; the signs of elements with the first ones."""
         with self._lock:
@@ -125,6 +170,9 @@ class Kernel:
                 # a new one, for another thread's call may be reading the old one, which that call holds
                 numbers = range(len(known), max(last + 1, 2 * len(known), 64))
                 known = known + array("i", [2 * places + (sign > 0) for places, sign in map(shift, numbers)])
+            if self._first_shifts is None:
+                self._first_shifts = known
+                self._library.tensor_set_shifts(ctypes.c_void_p(known.buffer_info()[0]))
             self._shifts = known
             return known
 
@@ -141,6 +189,30 @@ class Kernel:
         for dtype, values in tests.items():
             if self.measure(values.buffer_info()[0], count, CODES[dtype], SUMS | HISTOGRAM) != [*sums, *counts]:
                 raise Unusable(f"it computes wrongly for {dtype} ({self.processor})")
+
+
+def _direct(library: ctypes.PyDLL) -> Callable[[torch.Tensor, int], Found | None] | None:
+    """The function that `tensor.c` makes; None where torch (before 2.10) or Python lacks what it calls."""
+    python = ctypes.pythonapi
+    try:
+        functions = [ctypes.cast(getattr(python, name), ctypes.c_void_p).value for name in _PYTHON]
+        python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        exchange = python.PyCapsule_GetPointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+        objects = (None, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg, count_function_modes)
+    except (AttributeError, ValueError):
+        return None
+    make = library.tensor_measure
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *(ctypes.py_object for _ in objects)]
+    direct: Callable[[torch.Tensor, int], Found | None] | None = make(
+        (ctypes.c_void_p * len(functions))(*functions), exchange, _KEEPS_LOCK, *objects
+    )
+    for dtype, code in CODES.items():
+        kind = _KINDS.get(_NAMES[dtype].removeprefix("torch.").rstrip("0123456789"))
+        if kind is not None:
+            library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(_NAMES[dtype]))
+    return direct
 
 
 def _set_byte_types(library: ctypes.PyDLL) -> None:
