@@ -77,12 +77,26 @@ static int code_of(const Tensor *tensor) {
     return -1;
 }
 
-/* The number of elements if they lie one behind the other, in logical order; else 0. */
-static int64_t dense(const Tensor *tensor) {
+/* The number of elements if they lie one behind the other, in logical order or, for what has no order, in any; else 0. */
+static int64_t dense(const Tensor *tensor, int ordered) {
     int64_t numel = 1;
-    for (int dimension = tensor->dimensions; dimension--; numel *= tensor->shape[dimension])
-        if (tensor->shape[dimension] != 1 && tensor->strides && tensor->strides[dimension] != numel)
+    uint64_t taken = 0;
+    if (tensor->dimensions > 64)
+        return 0;
+    for (int left = tensor->dimensions; left; left--) { /* the dimension in which neighbours are `numel` apart */
+        int dimension = tensor->dimensions - 1;
+        for (; dimension >= 0; dimension--)
+            if (!(taken >> dimension & 1)) {
+                if (tensor->shape[dimension] == 1 || tensor->strides[dimension] == numel)
+                    break;
+                if (ordered)
+                    return 0;
+            }
+        if (dimension < 0)
             return 0;
+        taken |= 1ull << dimension;
+        numel *= tensor->shape[dimension];
+    }
     return numel;
 }
 
@@ -104,7 +118,7 @@ static int find(Object object, Tensor *tensor) {
     }
     if (!ordinary)
         python.clear_error();
-    return ordinary && tensor->device == ON_CPU && tensor->lanes == 1 && tensor->data;
+    return ordinary && tensor->device == ON_CPU && tensor->lanes == 1 && tensor->data && tensor->strides;
 }
 
 static Object list_of(const double *numbers, int count) {
@@ -122,7 +136,7 @@ static Object shape_of(const Tensor *tensor) {
 }
 
 /* measure(tensor, wanted) -> (row, numel, shape, dtype), as native.py says; None where that is left to Python: of more than
- * `most` elements, of other memory than a CPU's, with gaps or another order, of a type that the kernel has no code for. */
+ * `most` elements, of other memory than a CPU's, with gaps or, for a sketch, another order, of a type that has no code. */
 static Object measure(Object self, const Object *arguments, intptr_t count) {
     Tensor tensor;
     (void)self;
@@ -130,7 +144,7 @@ static Object measure(Object self, const Object *arguments, intptr_t count) {
         python.keep(none);
         return none;
     }
-    int64_t numel = dense(&tensor), wanted = python.as_number(arguments[1]);
+    int64_t wanted = python.as_number(arguments[1]), numel = dense(&tensor, wanted & WANT_SKETCH);
     int code = code_of(&tensor);
     if (code < 0 || numel < 1 || numel > most || (wanted & WANT_SKETCH && !shifts)) {
         python.keep(none);
