@@ -49,8 +49,8 @@ class Side:
     beside: str = BARE
 
 
-# arithmetic as in real use: a forward takes 50 ms and more
-REAL = Work(256, 4, 64, 1)
+# arithmetic as in real use: a forward takes 50 ms and more, and the next one follows it
+REAL = Work(256, 4, 64, 4)
 REAL_SIDES = {
     BARE: Side("whole"),
     CONTROL: Side("whole"),
@@ -234,7 +234,7 @@ def measure(size: Size) -> list[Figure]:
     """The figures of the table."""
     layers = size.of(12, 1)
     sides = {name: REAL_SIDES[name] for name in (BARE, CONTROL, "blocks")} if size.smallest else REAL_SIDES
-    real = take_turns(TINY if size.smallest else REAL, sides, size.count(60), layers)
+    real = take_turns(TINY if size.smallest else REAL, sides, size.count(30), layers)
     tiny = take_turns(TINY, TINY_SIDES, size.count(40), layers)
     took = 1e3 * min(real.seconds.wall.seconds[BARE])
     figures = []
