@@ -17,7 +17,7 @@ import pytest
 from otel_torch import console
 from otel_torch.parity.recording import load_recording
 from otel_torch.recorder import Recorder, Sink
-from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.records import Batch, Losses, Place, Record, Scope, spell
 from otel_torch.sinks import jsonl
 from otel_torch.sinks.budget import DiskBudget
 from otel_torch.sinks.jsonl import JsonlSink
@@ -187,6 +187,24 @@ def test_a_line_is_strict_json_with_the_fields_in_their_order(tmp_path: Path) ->
     assert list(first.items()) == list((key | {"branch": "cond"} | spelled).items())
     assert second["module"] == "lone \udcff"
     assert (tmp_path / "run.jsonl").read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize("bad", [None, math.nan], ids=("finite", "not finite"))
+def test_a_place_without_a_parent_is_null_and_a_number_that_is_not_finite_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float | None
+) -> None:
+    spelled: list[Any] = []
+    monkeypatch.setattr(jsonl, "spell", lambda value: spelled.append(value) or spell(value))
+    places = [Place("Linear", None, number, None, (number, None), None, None) for number in range(3)]
+    records = [dataclasses.replace(record('"parent":null,"sum":null', sum=0.5), place=place) for place in places]
+    if bad is not None:
+        records[1].stats["sum"] = bad
+    sink = open_sink(tmp_path / "run.jsonl")
+    sink.write(Batch(records, None))
+    sink.finish(math.inf)
+    found = [(line["parent"], line["storage"], line["order"], line["sum"]) for line in lines(tmp_path / "run.jsonl")]
+    assert found == [(None, None, [number, None], "NaN" if bad and number == 1 else 0.5) for number in range(3)]
+    assert bool(spelled) == (bad is not None)  # encoded once more only where that is needed
 
 
 def test_a_record_that_cannot_be_written_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ _SLOW_DISK = 0.1
 
 
 _encoder = msgspec.json.Encoder()
+# the fields of a place without a value: an outermost call has no parent
+_MAY_BE_NULL = (b'"parent":null', b'"storage":null')
 
 
 def encode(records: Sequence[Record]) -> bytes:
@@ -42,7 +44,8 @@ def encode(records: Sequence[Record]) -> bytes:
     rows = [_fields(record) for record in records]
     try:
         data = _encoder.encode_lines(rows)
-        if b":null" in data:  # what the encoder makes of a number that is not finite; few fields are null otherwise
+        # what the encoder makes of a number that is not finite, too
+        if data.count(b":null") > sum(map(data.count, _MAY_BE_NULL)):
             data = _encoder.encode_lines([{name: spell(value) for name, value in row.items()} for row in rows])
         return data
     except (UnicodeEncodeError, OverflowError):  # half a surrogate pair in a name; a whole number beyond 64 bits
