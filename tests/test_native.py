@@ -29,6 +29,7 @@ from otel_torch.statistics.sketch import PIECE, sketch
 ROOT = Path(__file__).parents[1]
 CHUNK = 4 * 1021
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+needs_exchange = pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10")
 needs_kernel = pytest.mark.skipif(native.load() is None, reason=native.describe())
 
 
@@ -272,8 +273,15 @@ def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
         Kernel(garbage)
 
 
-def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch):
-    folder = sources(tmp_path, "kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]")
+@pytest.mark.parametrize(
+    ("source", "right", "wrong"),
+    [
+        ("kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]"),
+        pytest.param("tensor.c", "tensor.data + tensor.offset", "tensor.data + 8", marks=needs_exchange),
+    ],
+)
+def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch, source, right, wrong):
+    folder = sources(tmp_path, source, right, wrong)
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "FLAGS", ["-std=gnu11", "-O0", "-fPIC", "-shared"])
     assert build_kernel.build(folder, tmp_path / "kernel.so") is None
@@ -324,8 +332,6 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
 
 
 # -- tensors that are handed over as they are ------------------------------------------------------------------------------
-
-needs_exchange = pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10")
 
 
 @needs_exchange
