@@ -41,7 +41,7 @@ BENCHMARKS = {
 }
 PAGE = ROOT / "docs" / "performance.md"
 _PACKAGES = ("torch", "transformers", "fastvideo", "opentelemetry-sdk", "nnsight", "mindstudio-probe")
-_TIMEOUT_S = 600
+_TIMEOUT_S = 1200
 
 
 def figures_of(name: str) -> list[dict[str, Any]]:
