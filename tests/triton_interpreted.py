@@ -201,7 +201,9 @@ def as_on_a_gpu(kernel, monkeypatch) -> Iterator[None]:
     """The CPU's tensors are taken for a GPU's."""
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "is_cpu", False)
-    monkeypatch.setattr("otel_torch.statistics.measure.is_plain_memory", lambda tensor: False)
+    monkeypatch.setattr(native.Kernel, "indirect", lambda *_: None)
+    if (of_cpu := native.load()) is not None:
+        monkeypatch.setattr(of_cpu, "direct", lambda *_: None)
     monkeypatch.setitem(gpu._kernels, CPU, untested())
     native.choose("triton")
     yield

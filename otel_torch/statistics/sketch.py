@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from otel_torch.statistics.frequencies import FREQUENCIES, TURNS
+from otel_torch.torch_private import unobserved
 
 # numbers in a sketch; the estimate of a distance then has a standard deviation of 9 %
 SIZE = 64
@@ -156,6 +157,7 @@ _EIGHT = [bytes(byte >> place & 1 for place in range(8)) for byte in range(256)]
 # what a device has of them is made on the CPU and sent whole: then every stream may read it
 
 
+@unobserved
 def prepare(device: torch.device) -> None:
     """Have all that a device needs lie there, so that no sketch in a forward waits for it; waits for the device."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
