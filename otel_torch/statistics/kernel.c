@@ -31,7 +31,8 @@
 #define PUBLIC __attribute__((visibility("default")))
 
 enum { LANES = 16, BINS = 64, NUMBERS = 64, FOLD = 1021, ROWS = 128, CHUNK_ROWS = 4, MOST_SHARES = 64, TABLES = 8 };
-enum { CHUNK = FOLD * CHUNK_ROWS, PIECE = FOLD * ROWS, FOURS = (FOLD + 3) / 4, STRETCH = 64, STRETCHES = (FOLD + 63) / 64 };
+enum { CHUNK = FOLD * CHUNK_ROWS, PIECE = FOLD * ROWS, FOURS = (FOLD + 3) / 4 };
+enum { STRETCH = 64, STRETCHES = (FOLD + STRETCH - 1) / STRETCH };
 enum { WANT_SUMS = 1, WANT_HISTOGRAM = 2, WANT_SKETCH = 4 };
 
 /* the order of native.py's `CODES`; from BYTES on, types of one byte, each with a table of its 256 values */

@@ -41,7 +41,7 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     the whole.
     Signs are the same on every device; a value that is not finite makes all numbers non-finite.
     """
-    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    dtype = _dtype(values.device)
     folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
     for number, offset, piece in _pieces(values, start):
         signs, wide = _signs(values.device, dtype), piece.to(dtype)
@@ -66,7 +66,7 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     which parts a fused weight has, and in which order. Shape (64,), real parts before imaginary ones, otherwise as
     `sketch`.
     """
-    dtype = torch.float32 if values.device.type == "mps" else torch.float64
+    dtype = _dtype(values.device)
     rows = _real(values if values.dim() else values[None])
     rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     signs = _signs(values.device, dtype)
@@ -96,6 +96,10 @@ def encode(numbers: Sequence[float]) -> str:
     if array("H", [1]).tobytes() != b"\x01\x00":
         floats.byteswap()
     return b64encode(floats.tobytes()).decode()
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _real(values: Tensor) -> Tensor:
@@ -160,9 +164,8 @@ _EIGHT = [bytes(byte >> place & 1 for place in range(8)) for byte in range(256)]
 @unobserved
 def prepare(device: torch.device) -> None:
     """Have all that a device needs lie there, so that no sketch in a forward waits for it; waits for the device."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
     for table in (_signs, _projection, _turns):
-        table(device, dtype)
+        table(device, _dtype(device))
 
 
 def _of_bits(purpose: str, count: int, dtype: torch.dtype) -> Tensor:

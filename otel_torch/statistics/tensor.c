@@ -135,21 +135,22 @@ static Object shape_of(const Tensor *tensor) {
     return list;
 }
 
+static Object left_to_python(void) {
+    python.keep(none);
+    return none;
+}
+
 /* measure(tensor, wanted) -> (row, numel, shape, dtype), as native.py says; None where that is left to Python: of more than
  * `most` elements, of other memory than a CPU's, with gaps or, for a sketch, another order, of a type that has no code. */
 static Object measure(Object self, const Object *arguments, intptr_t count) {
     Tensor tensor;
     (void)self;
-    if (count != 2 || !find(arguments[0], &tensor)) {
-        python.keep(none);
-        return none;
-    }
+    if (count != 2 || !find(arguments[0], &tensor))
+        return left_to_python();
     int64_t wanted = python.as_number(arguments[1]), numel = dense(&tensor, wanted & WANT_SKETCH);
     int code = code_of(&tensor);
-    if (code < 0 || numel < 1 || numel > most || (wanted & WANT_SKETCH && !shifts)) {
-        python.keep(none);
-        return none;
-    }
+    if (code < 0 || numel < 1 || numel > most || (wanted & WANT_SKETCH && !shifts))
+        return left_to_python();
     struct {
         int64_t start;
         uint64_t shifts;
