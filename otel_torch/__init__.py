@@ -108,6 +108,10 @@ _HOMES = {
     "parity.recording": ("read_recording",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+# what is of use to a program that never imports torch
+_WITHOUT_TORCH = frozenset(
+    {"bootstrap", "instrumentor", "sources.region_names", "capture.scan", "parity.command", "parity.recording"}
+)
 
 __all__ = ["__version__", *sorted(_HOME)]
 
@@ -117,6 +121,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if _HOME[name] not in _WITHOUT_TORCH:
+        # first, for with it an enabled process begins to record, and needs our modules whole: none may be half loaded then
+        importlib.import_module("torch")
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value  # found once, an ordinary attribute from then on
     return value

@@ -32,6 +32,7 @@ EXIT_S = 1.8
 SIGTERM_S = 5.0
 
 _running: _Running | None = None
+_starting = False  # to start may be what imports torch, and that is when an enabled process starts
 _lock = threading.RLock()
 _at_exit_registered = False
 
@@ -87,18 +88,21 @@ def stop() -> None:
 
 
 def _start(settings: Settings, overrides: dict[str, str] | None = None) -> bool:
-    global _running, _at_exit_registered
+    global _running, _starting, _at_exit_registered
     with _lock:
-        if _running is not None:
+        if _running is not None or _starting:
             return True
         overrides = overrides or {}
         run_id = name_run(os.environ | overrides)
         os.environ.setdefault("OTEL_TORCH_RUN_ID", run_id)
+        _starting = True
         try:
             _running = _Running(settings, overrides | {"OTEL_TORCH_RUN_ID": run_id})
         except Exception as error:
             say(f"could not start, nothing is recorded: {type(error).__name__}: {error}")
             return False
+        finally:
+            _starting = False
         if not _at_exit_registered:
             _at_exit_registered = True
             atexit.register(stop)
@@ -375,7 +379,7 @@ def _stop_in_multiprocessing() -> None:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _starting
+    _lock, _starting = threading.RLock(), False
     if _running is not None:
         _guarded(_running.forked, "going on in a forked process")()

@@ -137,3 +137,35 @@ def test_the_torch_profiler_collects_in_natural_regions_where_a_folder_is_set(tm
     assert "fastvideo.region::profiler_region_training_backward" in names
     assert "fastvideo.region::profiler_region_training_optimizer" not in names
     assert len(list(folder.glob("*.pt.trace.json.gz"))) == 1
+
+
+BESIDE_OURS = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+with region("training_step"):
+    model(torch.ones(1, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        "from otel_torch import region",
+        "from otel_torch import trace_step, ModuleHookManager, region",
+        "from otel_torch import get_or_create_profiler, region",
+        "from otel_torch import nvtx_range, region",
+        "import otel_torch\notel_torch.start()\nfrom otel_torch import region",
+    ],
+)
+def test_a_program_that_imports_ours_before_torch_is_recorded_too(tmp_path: Path, ours: str) -> None:
+    done = run_python(tmp_path, ours + BESIDE_OURS)
+    assert done.stderr.splitlines() == [f"otel_torch: 2 records in {tmp_path / 'run.jsonl'}"]
+    assert [row["module"] for row in lines(tmp_path / "run.jsonl")] == ["0", ""]
+
+
+def test_what_a_program_starts_itself_wins_over_the_environment_before_torch_too(tmp_path: Path) -> None:
+    program = "import otel_torch\nprint(otel_torch.start(jsonl='mine.jsonl'))\nfrom otel_torch import region" + BESIDE_OURS
+    done = run_python(tmp_path, program)
+    assert done.stdout == "True\n" and done.stderr == "otel_torch: 2 records in mine.jsonl\n"
+    assert len(lines(tmp_path / "mine.jsonl")) == 2 and not (tmp_path / "run.jsonl").exists()

@@ -297,7 +297,7 @@ CHILDREN = """
         def hold():
             from otel_torch import bootstrap, session, sources
             clock, registry = sources.steps.current_clock(), bootstrap._running.registry
-            counting = registry.models[0]._counting
+            counting = registry.models[0].calls._lock
             with clock._lock, session.current().recorder._lock, registry._lock, counting, sources.regions._lock:
                 held.set()
                 forked_now.wait(60)

@@ -208,6 +208,20 @@ def test_importing_the_face_loads_nothing_else(execute, with_file):
     assert execute(with_file, program).stdout == "['otel_torch']\n"
 
 
+def test_what_needs_no_torch_imports_none():
+    program = """
+        import sys, otel_torch
+        for home in sorted(otel_torch._WITHOUT_TORCH):
+            for name in otel_torch._HOMES[home]:
+                getattr(otel_torch, name, None)  # the instrumentor needs an extra
+        print("torch" in sys.modules, sorted(otel_torch._WITHOUT_TORCH - set(otel_torch._HOMES)))
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "False []\n"
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         otel_torch.no_such_name  # noqa: B018

@@ -23,11 +23,13 @@ from otel_torch.records import FINGERPRINTS, Place, Record, Statistic
 from otel_torch.session import Session
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources import compiled, modules
+from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.identity import Identities, Identity
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.names import class_name
+from otel_torch.sources.steps import Moment
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
 from otel_torch.statistics import native
 from otel_torch.statistics.measure import Measured, measure, prepare
@@ -112,6 +114,8 @@ class _Seen:
 class _Observer(ForwardHook):
     """Sees the outputs of one module."""
 
+    __slots__ = ("_activations", "_number", "_site")
+
     def __init__(self, activations: Activations, site: Site) -> None:
         self._activations = activations
         self._site = site
@@ -132,6 +136,8 @@ class _Observer(ForwardHook):
 
 class _InputObserver(_Observer):
     """Sees the inputs of one module too."""
+
+    __slots__ = ()
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
@@ -294,7 +300,7 @@ class Activations:
         moment = site.model.moment
         if moment is None or site.module() not in self._attached:
             return None
-        so_far = site.model.calls_so_far(site.name, self._phase(moment.phase), moment.loop, moment.step)
+        so_far = self._calls_of(site.model, moment)[1].so_far(site.name)
         call = self._begin(site, so_far)  # its observer counts it when it ends
         return call if call is not None and call.recording else None
 
@@ -382,7 +388,7 @@ class Activations:
         moment = site.model.moment
         if moment is None:
             return 0
-        return site.model.calls_so_far(site.name, self._phase(moment.phase), moment.loop, moment.step) - 1
+        return self._calls_of(site.model, moment)[1].so_far(site.name) - 1
 
     def parameters(self, model: Model) -> None:
         """Record the parameters of a model, once: right before its first forward, when its weights are loaded."""
@@ -398,10 +404,11 @@ class Activations:
         """Record the gradients with which an optimizer is about to step, of the parameters that it holds."""
         if not (self._parameters and self._gradients) or step not in self._settings.steps:
             return
+        calls = model.calls.of("parameters", loop, step)
         for name, module in self._selected(model):
             for key, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in held and parameter.grad is not None:
-                    number = model.next_call(f"{name}.{key}", "parameters", loop, step)  # two optimizers may hold it
+                    number = model.calls.next(calls, f"{name}.{key}")  # two optimizers may hold it
                     call = _Call(model.name, name, step, number, loop, "backward", None)
                     self._add(call, [(f"param_grad.{key}", parameter.grad)])
 
@@ -429,8 +436,11 @@ class Activations:
         return seen.as_record(derive(names, row, seen.measured))
 
     @staticmethod
-    def _phase(phase: str) -> str:
-        return "recompute" if torch_private.graph_task_id() != -1 else phase
+    def _calls_of(model: Model, moment: Moment) -> tuple[str, StepCalls]:
+        """The phase of a call that is made now, and what is counted in it."""
+        if torch_private.graph_task_id() == -1:
+            return moment.phase, moment.calls
+        return "recompute", model.calls.of("recompute", moment.loop, moment.step)
 
     def _begin(self, site: Site, number: int | None = None) -> _Call | None:
         """The call of a site that is beginning (or, with `number`, going on); None where the step is not recorded."""
@@ -438,10 +448,10 @@ class Activations:
         moment = model.moment
         if moment is None:
             return None
-        phase = self._phase(moment.phase)
+        phase, calls = self._calls_of(model, moment)
         name = site.name
         if number is None:
-            number = model.next_call(name, phase, moment.loop, moment.step)
+            number = model.calls.next(calls, name)
         if not moment.recording:
             return None
         recording = len(site.names) == 1 or self.selects(name)

@@ -107,7 +107,7 @@ def guard_hooks() -> Callable[[], None]:
 def silent_parts(model: Model, hooked: Callable[[Site], bool]) -> list[tuple[str, list[str]]]:
     """(name, modules inside) of the model's compiled parts out of which nothing came, though `hooked` modules are inside:
     they were compiled before the hooks were there. To be asked after a forward."""
-    fired = model.called()
+    fired = model.calls.modules()
     silent = []
     for site in list(model.sites.values()):
         part = site.module()

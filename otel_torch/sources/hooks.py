@@ -26,6 +26,7 @@ class ForwardHook:
     reaches the caller of the module; when forward raises, no post_forward runs.
     """
 
+    __slots__ = ()
     # whether all others are to see what this one makes of a value: it runs before them, in front of forward and behind it
     intervenes = False
 

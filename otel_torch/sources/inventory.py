@@ -47,7 +47,7 @@ class Inventory:
         """For the metadata: `table` has a line a module: `module` (canonical name), `class`, `called` (None where nobody
         would have seen it), `parameters` (names), and `aliases`, the further names of a shared module; beside it a port's
         own mappings of names, if any."""
-        called = model.called()
+        called = model.calls.modules()
         table = [
             line | {"called": not called.isdisjoint(names) if line["called"] else None}
             for names, line in self._lines.get(model.name, ())

@@ -25,6 +25,7 @@ from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
+from otel_torch.sources.calls import Calls
 from otel_torch.sources.entry import Entry
 from otel_torch.sources.holders import held_as
 from otel_torch.sources.hooks import TorchHook
@@ -48,9 +49,7 @@ class Model:
         self.entry = Entry(root)
         self._moments = threading.local()
         self._newest: Moment | None = None
-        self._calls: dict[tuple[str, str], dict[tuple[int, int], int]] = {}
-        self._forgotten: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # (highest (loop, step), most calls)
-        self._counting = threading.Lock()
+        self.calls = Calls()
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
 
     @property
@@ -62,42 +61,12 @@ class Model:
     def moment(self, moment: Moment) -> None:
         self._moments.own = self._newest = moment
 
-    def forked(self) -> None:
-        """See `Registry.forked`."""
-        self._counting = threading.Lock()
-
     def parameter_ids(self) -> frozenset[int]:
         """The identities of the root's parameters, as optimizers hold them."""
         root = self.root()
         if root is not None and self._parameter_ids[0] != len(self.sites):
             self._parameter_ids = (len(self.sites), frozenset(map(id, root.parameters())))
         return self._parameter_ids[1]
-
-    def next_call(self, module: str, phase: str, loop: int, step: int) -> int:
-        """How often the module has already run in this step of this loop and phase; counts this run."""
-        key, when = (module, phase), (loop, step)
-        with self._counting:
-            counts = self._calls.get(key)
-            if counts is None:
-                counts = self._calls[key] = {}
-            call = counts.get(when)
-            if call is None:
-                # a forgotten step that comes again (a new optimizer counts from 0) goes on behind every call of then
-                highest, most = self._forgotten.get(key, ((-1, -1), 0))
-                call = most if when <= highest else 0
-                if len(counts) >= 8:
-                    oldest = next(iter(counts))
-                    self._forgotten[key] = max(highest, oldest), max(most, counts.pop(oldest))
-            counts[when] = call + 1
-        return call
-
-    def called(self) -> frozenset[str]:
-        """The modules of which any call was seen."""
-        return frozenset(module for module, _ in self._calls)
-
-    def calls_so_far(self, module: str, phase: str, loop: int, step: int) -> int:
-        """How often `next_call` has counted these."""
-        return self._calls.get((module, phase), {}).get((loop, step), 0)
 
 
 class Site:
@@ -245,7 +214,7 @@ class Registry:
         """In a forked child another thread of the parent may hold a lock for ever, and what was open is the parent's."""
         self._lock = threading.RLock()
         for model in self.models:
-            model.forked()
+            model.calls.forked()
         _thread.unsettled = None
 
     def _take_in(self, holder: nn.Module) -> None:

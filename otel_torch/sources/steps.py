@@ -22,6 +22,7 @@ from otel_torch import session
 from otel_torch.records import Scope
 from otel_torch.sources import regions
 from otel_torch.sources.cadence import Cadence, Kind
+from otel_torch.sources.calls import Calls, StepCalls
 from otel_torch.sources.denoising import Denoising
 
 
@@ -44,13 +45,14 @@ class Forwards(Protocol):
 
     name: str
     completed: int
+    calls: Calls
 
     def parameter_ids(self) -> frozenset[int]: ...
 
 
 @dataclass(slots=True)
 class Moment:
-    """When an outermost forward runs: the part of a record's key that its modules share."""
+    """When an outermost forward runs: the part of a record's key that its modules share. calls: what is counted in its step."""
 
     step: int
     loop: int
@@ -58,6 +60,7 @@ class Moment:
     branch: str | None
     rule: str
     recording: bool
+    calls: StepCalls
     opened_turn: bool = False
 
 
@@ -248,7 +251,8 @@ class Clock:
             else:
                 rule, step = "forward", model.completed
             phase = "eval" if optimizer_steps is not None and not torch.is_grad_enabled() else "forward"
-            moment = Moment(step, loop, phase, hint.branch if hint else None, rule, step in self._steps)
+            branch = hint.branch if hint else None
+            moment = Moment(step, loop, phase, branch, rule, step in self._steps, model.calls.of(phase, loop, step))
             turn = self._turn
             if turn is not None and (turn.step, turn.loop) != (step, loop) and self._ends(turn, rule, model):
                 self.end_turn(turn)
