@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 
 # so many steps of each phase are counted at a time: optimizers, threads and pipelines work at several in turn
 _KEPT = 8
@@ -55,7 +56,7 @@ class Calls:
     """Counts the calls of one model's modules. A step is a pair of its loop and its number."""
 
     def __init__(self) -> None:
-        self._phases: dict[str, _Phase] = {}
+        self._phases: defaultdict[str, _Phase] = defaultdict(_Phase)
         self._lock = threading.Lock()
 
     def forked(self) -> None:
@@ -66,9 +67,7 @@ class Calls:
         """What is counted in a step."""
         when = loop, step
         with self._lock:
-            known = self._phases.get(phase)
-            if known is None:
-                known = self._phases[phase] = _Phase()
+            known = self._phases[phase]
             calls = known.steps.get(when)
             return known.step(when) if calls is None else calls
 

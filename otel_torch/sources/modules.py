@@ -47,9 +47,9 @@ class Model:
         self.started = False
         self.sites: dict[int, Site] = {}
         self.entry = Entry(root)
+        self.calls = Calls()
         self._moments = threading.local()
         self._newest: Moment | None = None
-        self.calls = Calls()
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
 
     @property
