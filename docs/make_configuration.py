@@ -1,4 +1,6 @@
-"""Writes docs/configuration.md from the settings table, so that the two cannot differ: `make docs`."""
+"""Writes docs/configuration.md from the settings table, so that the two cannot differ: `make
+docs`.
+"""
 
 import dataclasses
 import pathlib

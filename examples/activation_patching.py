@@ -1,10 +1,12 @@
 """Activation patching: where in a model, and at which token, is the fact that decides its answer?
 
-A small GPT-2 learns capitals in seconds: `. France . ? -> Paris`, with the country at any place. Only its second layer may look
-at other tokens, so that the answer which patching has to find is known: there, and nowhere else, the country gets to the `?`.
+A small GPT-2 learns capitals in seconds: `. France . ? -> Paris`, with the country at any place.
+Only its second layer may look at other tokens, so that the answer which patching has to find is
+known: there, and nowhere else, the country gets to the `?`.
 
-Two prompts differ in the country alone. Each number says how much of the clean prompt's answer a single activation of it
-carries into the run of the corrupted one: 0 none, 1 all. An ordinary model of transformers; nothing in it knows of this.
+Two prompts differ in the country alone. Each number says how much of the clean prompt's answer a
+single activation of it carries into the run of the corrupted one: 0 none, 1 all. An ordinary model
+of transformers; nothing in it knows of this.
 """
 
 import torch
@@ -40,12 +42,16 @@ def make_model() -> GPT2LMHeadModel:
 
 def train(model: GPT2LMHeadModel, steps: int = 150) -> float:
     """Teach it the capitals; the share of right answers at the end."""
-    optimizer = torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=3e-3)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=3e-3
+    )
     share = 0.0
     for _ in range(steps):
         facts = torch.randint(len(COUNTRIES), (64,))
         tokens = torch.zeros(64, LENGTH, dtype=torch.long)
-        tokens[torch.arange(64), torch.randint(LENGTH - 1, (64,))] = WORDS.index(COUNTRIES[0]) + facts
+        tokens[torch.arange(64), torch.randint(LENGTH - 1, (64,))] = (
+            WORDS.index(COUNTRIES[0]) + facts
+        )
         tokens[:, -1] = WORDS.index("?")
         answers = WORDS.index(CAPITALS[0]) + facts
         logits = model(tokens).logits[:, -1]
@@ -66,7 +72,10 @@ def main() -> None:
     model.eval()
     clean, corrupted = encode(". France . . . ?"), encode(". Italy . . . ?")
     paris, rome = WORDS.index("Paris"), WORDS.index("Rome")
-    print(f"trained: {share:.0%} right; France -> {WORDS[model(clean).logits[0, -1].argmax()]}", end=", ")
+    print(
+        f"trained: {share:.0%} right; France -> {WORDS[model(clean).logits[0, -1].argmax()]}",
+        end=", ",
+    )
     print(f"Italy -> {WORDS[model(corrupted).logits[0, -1].argmax()]}")
 
     def lead(logits: torch.Tensor) -> float:
@@ -79,7 +88,9 @@ def main() -> None:
 
     # one clean run is kept; each patch is another run of the corrupted prompt
     it = otel_torch.interleave(model)
-    with otel_torch.Cache(list(model.transformer.h), include_inputs=True, include_output=False).attach(model) as kept:
+    with otel_torch.Cache(
+        list(model.transformer.h), include_inputs=True, include_output=False
+    ).attach(model) as kept:
         model(clean)
     print("\nthe residual stream in front of a layer, from a cache of the clean run")
     print(f"{'':10}{''.join(f'{WORDS[token]:>8}' for token in clean[0])}")
@@ -93,7 +104,8 @@ def main() -> None:
                 effect[layer, position] = share_of(run.result.logits)
         print(f"layer {layer}   {''.join(f'{value:8.2f}' for value in effect[layer].tolist())}")
 
-    # both prompts at once, layer beside layer: what one module adds goes from the clean run into the other as it is made
+    # both prompts at once, layer beside layer: what one module adds goes from the clean run into
+    # the other as it is made
     print("\nwhat a part of a layer adds, from a clean run beside it")
     parts = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
     for layer in range(LAYERS):
@@ -104,7 +116,10 @@ def main() -> None:
                 print(f"layer {layer} {name:10}{share_of(b.result.logits):8.2f}")
 
     country = int((clean != corrupted).nonzero()[0, 1])
-    moved = max(range(LAYERS - 1), key=lambda layer: (effect[layer, country] - effect[layer + 1, country]).item())
+    moved = max(
+        range(LAYERS - 1),
+        key=lambda layer: (effect[layer, country] - effect[layer + 1, country]).item(),
+    )
     print(f"\nthe country goes from token {country} to the `?` in layer {moved}")
 
 

@@ -1,10 +1,13 @@
-"""What a network's numbers do while it trains: activations and gradients of every layer, in one picture.
+"""What a network's numbers do while it trains: activations and gradients of every layer, in one
+picture.
 
-A net of twelve layers whose weights begin too small: forward the signal fades from layer to layer, backward the gradient does,
-and the loss stands still until both have come through. `track` keeps what passes, a step at a time, and `to_frame` makes a
-table of it; the same table then comes from a recording, as any program leaves one that runs with OTEL_TORCH_ENABLED=1.
+A net of twelve layers whose weights begin too small: forward the signal fades from layer to layer,
+backward the gradient does, and the loss stands still until both have come through. `track` keeps
+what passes, a step at a time, and `to_frame` makes a table of it; the same table then comes from a
+recording, as any program leaves one that runs with OTEL_TORCH_ENABLED=1.
 
-Needs pandas and vl-convert-python: pip install 'otel-torch[html,pandas]'. Writes into the folder that it is started in.
+Needs pandas and vl-convert-python: pip install 'otel-torch[html,pandas]'. Writes into the folder
+that it is started in.
 """
 
 import json
@@ -41,19 +44,34 @@ def train(model: nn.Module) -> Iterator[tuple[int, float]]:
 
 def plot(frame: pandas.DataFrame, path: str) -> None:
     """A line for each layer, activations beside gradients, as an SVG."""
-    values = frame.assign(of=frame["grad"].map({False: "activations", True: "gradients"}), layer=frame["name"].astype(int))
+    values = frame.assign(
+        of=frame["grad"].map({False: "activations", True: "gradients"}),
+        layer=frame["name"].astype(int),
+    )
     lines = {
         "mark": {"type": "line", "strokeWidth": 1.5},
         "encoding": {
             "x": {"field": "step", "type": "quantitative", "title": "optimizer step"},
-            "y": {"field": "std", "type": "quantitative", "scale": {"type": "log"}, "title": "standard deviation"},
-            "color": {"field": "layer", "type": "ordinal", "scale": {"scheme": "viridis"}, "title": "layer"},
+            "y": {
+                "field": "std",
+                "type": "quantitative",
+                "scale": {"type": "log"},
+                "title": "standard deviation",
+            },
+            "color": {
+                "field": "layer",
+                "type": "ordinal",
+                "scale": {"scheme": "viridis"},
+                "title": "layer",
+            },
         },
         "width": 330,
         "height": 260,
     }
     picture = {
-        "data": {"values": json.loads(values[["of", "layer", "step", "std"]].to_json(orient="records"))},
+        "data": {
+            "values": json.loads(values[["of", "layer", "step", "std"]].to_json(orient="records"))
+        },
         "facet": {"column": {"field": "of", "title": None}},
         "spec": lines,
         "resolve": {"scale": {"y": "independent"}},
@@ -64,7 +82,9 @@ def plot(frame: pandas.DataFrame, path: str) -> None:
 
 def main() -> None:
     # the recording: two lines around the program, or two variables in front of it
-    otel_torch.start(jsonl="training.jsonl", modules=LAYERS, stats="std", capture="outputs,gradients")
+    otel_torch.start(
+        jsonl="training.jsonl", modules=LAYERS, stats="std", capture="outputs,gradients"
+    )
     torch.manual_seed(0)
     model = make_model()
 
@@ -74,7 +94,9 @@ def main() -> None:
             frames.append(tracker.to_frame("std").assign(step=step))
             tracker.clear()  # whole tensors are kept of one step only
             if step % 10 == 0 or step == STEPS - 1:
-                std = frames[-1].pivot(index="grad", columns="name", values="std")[["0", str(DEPTH - 1)]]
+                std = frames[-1].pivot(index="grad", columns="name", values="std")[
+                    ["0", str(DEPTH - 1)]
+                ]
                 (first, last), (first_gradient, last_gradient) = std.to_numpy()
                 print(
                     f"step {step:2}: loss {loss:.3f}; activations {first:.2g} in the first layer, {last:.2g} in the last; "
@@ -83,10 +105,14 @@ def main() -> None:
     otel_torch.stop()
     frame = pandas.concat(frames)
     plot(frame, "activations_over_training.svg")
-    print(f"activations_over_training.svg: {len(frame)} values of {frame['name'].nunique()} layers over {STEPS} steps")
+    print(
+        f"activations_over_training.svg: {len(frame)} values of {frame['name'].nunique()} layers over {STEPS} steps"
+    )
 
     recorded = otel_torch.to_frame("training.jsonl", "std")
-    both = frame.merge(recorded, on=["name", "grad", "step"], suffixes=("", "_recorded"), validate="one_to_one")
+    both = frame.merge(
+        recorded, on=["name", "grad", "step"], suffixes=("", "_recorded"), validate="one_to_one"
+    )
     same = int((both["std"] == both["std_recorded"]).sum())
     print(f"training.jsonl: {same} of its {len(recorded)} values are these, to the last bit")
 

@@ -1,8 +1,10 @@
-"""A port and its reference side by side: `lockstep` stops at the first fault, then goes on and lists them all.
+"""A port and its reference side by side: `lockstep` stops at the first fault, then goes on and
+lists them all.
 
-The reference is a GPT-2 of transformers, the port one by another hand: other names, other cuts, and two bugs. Positions begin at
-1 in it, and it forgets that this checkpoint divides the attention of each layer by the layer's number. After the first bug all
-numbers differ; so at each place where the two correspond the port goes on from the reference's, and the second stands alone.
+The reference is a GPT-2 of transformers, the port one by another hand: other names, other cuts, and
+two bugs. Positions begin at 1 in it, and it forgets that this checkpoint divides the attention of
+each layer by the layer's number. After the first bug all numbers differ; so at each place where the
+two correspond the port goes on from the reference's, and the second stands alone.
 """
 
 import torch
@@ -24,16 +26,26 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, scaled: bool) -> torch.Tensor:
-        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.qkv(self.norm_a(x)).chunk(3, -1))
+        q, k, v = (
+            one.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for one in self.qkv(self.norm_a(x)).chunk(3, -1)
+        )
         scale = (WIDTH // HEADS) ** -0.5 / (self.number if scaled else 1)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2))
+        x = x + self.proj(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.norm_b(x)), approximate="tanh"))
 
 
 class Port(nn.Module):
     def __init__(self, first_position: int = 1, scaled: bool = False) -> None:
         super().__init__()
-        self.first_position, self.scaled = first_position, scaled  # the two bugs: it has to be 0, and True
+        self.first_position, self.scaled = (
+            first_position,
+            scaled,
+        )  # the two bugs: it has to be 0, and True
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
         self.layers = nn.ModuleList(Layer(number) for number in range(1, DEPTH + 1))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -53,7 +65,9 @@ NAMES = {
 
 
 def convert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reference's weights under the port's names; GPT-2 keeps those of its projections transposed."""
+    """The reference's weights under the port's names; GPT-2 keeps those of its projections
+    transposed.
+    """
     converted = {}
     for name, value in weights.items():
         if ".c_" in name and value.dim() == 2:
@@ -79,7 +93,9 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (1, 8))
 
     with torch.no_grad():
-        print(f"the logits are {(reference(ids).logits - port(ids)).norm() / reference(ids).logits.norm():.0%} apart\n")
+        print(
+            f"the logits are {(reference(ids).logits - port(ids)).norm() / reference(ids).logits.norm():.0%} apart\n"
+        )
 
     print("stopped at the first fault, with both tensors in hand:")
     (fault,) = otel_torch.lockstep(reference, port, (ids,)).faults
@@ -88,7 +104,9 @@ def main() -> None:
     )
 
     print("and all of them, the port going on from the reference's each time:")
-    print(f"  {otel_torch.lockstep(reference, port, (ids,), heal=True)}".replace("\n", "\n  "), "\n")
+    print(
+        f"  {otel_torch.lockstep(reference, port, (ids,), heal=True)}".replace("\n", "\n  "), "\n"
+    )
 
     print("with both mended:")
     port.first_position, port.scaled = 0, True

@@ -1,6 +1,8 @@
-"""A Stable Diffusion pipeline of tiny random parts makes two images: text encoder, denoising with guidance, VAE.
+"""A Stable Diffusion pipeline of tiny random parts makes two images: text encoder, denoising with
+guidance, VAE.
 
-An ordinary script: it knows nothing of tracing. Its tokenizer is made here, word by word, so that nothing is downloaded.
+An ordinary script: it knows nothing of tracing. Its tokenizer is made here, word by word, so that
+nothing is downloaded.
 """
 
 import json
@@ -18,7 +20,12 @@ PROMPTS = ("a raccoon in a field of sunflowers", "a lion on the savanna")
 def make_tokenizer() -> CLIPTokenizer:
     """A CLIP tokenizer that knows letters only."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    pieces = [
+        "<|startoftext|>",
+        "<|endoftext|>",
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, merges = pathlib.Path(folder, "vocab.json"), pathlib.Path(folder, "merges.txt")
         vocabulary.write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
@@ -59,7 +66,9 @@ def main() -> list[numpy.ndarray]:
     images = []
     for prompt in PROMPTS:
         generator = torch.Generator().manual_seed(1024)
-        result = pipeline(prompt, num_inference_steps=3, guidance_scale=3.0, generator=generator, output_type="np")
+        result = pipeline(
+            prompt, num_inference_steps=3, guidance_scale=3.0, generator=generator, output_type="np"
+        )
         images.append(result.images[0])
         print(f"{prompt!r}: {images[-1].shape}, mean {images[-1].mean():.4f}")
     return images

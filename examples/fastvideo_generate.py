@@ -1,7 +1,7 @@
 """FastVideo generates two short videos: python fastvideo_generate.py MODEL [FOLDER [GPUS]]
 
-An ordinary script: it knows nothing of tracing. MODEL is a folder or a name on the Hugging Face hub, such as
-Wan-AI/Wan2.1-T2V-1.3B-Diffusers.
+An ordinary script: it knows nothing of tracing. MODEL is a folder or a name on the Hugging Face
+hub, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers.
 """
 
 import sys

@@ -1,6 +1,8 @@
-"""A tiny diffusion transformer with random weights denoises a latent video: five steps, two calls a step for guidance.
+"""A tiny diffusion transformer with random weights denoises a latent video: five steps, two calls a
+step for guidance.
 
-An ordinary script: it knows nothing of tracing, loads nothing from anywhere and takes a second on a CPU.
+An ordinary script: it knows nothing of tracing, loads nothing from anywhere and takes a second on a
+CPU.
 """
 
 import torch
@@ -27,7 +29,9 @@ def main() -> torch.Tensor:
             without = transformer(latents, time, no_prompt).sample
             noise = without + GUIDANCE * (with_prompt - without)
             latents = scheduler.step(noise, timestep, latents).prev_sample
-    print(f"{STEPS} steps; the latents end with mean {latents.mean():.4f} and deviation {latents.std():.4f}")
+    print(
+        f"{STEPS} steps; the latents end with mean {latents.mean():.4f} and deviation {latents.std():.4f}"
+    )
     return latents
 
 

@@ -1,6 +1,8 @@
-"""A tiny causal language model learns to count: AdamW, a learning-rate schedule, gradient accumulation, validation.
+"""A tiny causal language model learns to count: AdamW, a learning-rate schedule, gradient
+accumulation, validation.
 
-An ordinary script: it knows nothing of tracing, loads nothing from anywhere and takes a second or two on a CPU.
+An ordinary script: it knows nothing of tracing, loads nothing from anywhere and takes a second or
+two on a CPU.
 """
 
 import torch
@@ -25,7 +27,9 @@ def main() -> list[float]:
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=2, num_training_steps=STEPS)
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, num_warmup_steps=2, num_training_steps=STEPS
+    )
 
     losses = []
     for step in range(STEPS):
@@ -46,7 +50,9 @@ def main() -> list[float]:
             model.eval()
             with torch.no_grad():
                 tokens = make_batch(generator)
-                print(f"step {step}: validation loss {model(input_ids=tokens, labels=tokens).loss.item():.4f}")
+                print(
+                    f"step {step}: validation loss {model(input_ids=tokens, labels=tokens).loss.item():.4f}"
+                )
     return losses
 
 

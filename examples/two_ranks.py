@@ -1,4 +1,5 @@
-"""Data-parallel training of a small network over gloo: `torchrun --nproc-per-node 2 examples/two_ranks.py`.
+"""Data-parallel training of a small network over gloo: `torchrun --nproc-per-node 2
+examples/two_ranks.py`.
 
 An ordinary script: it knows nothing of tracing.
 """

@@ -1,21 +1,26 @@
-"""Records what an unmodified torch program did and what its numbers did. This is its face: names, and where each lives.
+"""Records what an unmodified torch program did and what its numbers did. This is its face: names,
+and where each lives.
 
-Nothing is loaded before it is used: `import otel_torch` imports neither torch nor OpenTelemetry, because the interpreter's
-start-up file imports it in every enabled process.
+Nothing is loaded before it is used: `import otel_torch` imports neither torch nor OpenTelemetry,
+because the interpreter's start-up file imports it in every enabled process.
 """
 
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # typing's own costs an import; type checkers know the name
 if TYPE_CHECKING:
-    from otel_torch.activation_trace import ActivationStatHook as ActivationStatHook
-    from otel_torch.activation_trace import ActivationTraceManager as ActivationTraceManager
-    from otel_torch.activation_trace import JsonlSink as JsonlSink
-    from otel_torch.activation_trace import attach_activation_trace as attach_activation_trace
-    from otel_torch.activation_trace import detach_activation_trace as detach_activation_trace
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
+    from otel_torch.capture.activation_trace import ActivationStatHook as ActivationStatHook
+    from otel_torch.capture.activation_trace import ActivationTraceManager as ActivationTraceManager
+    from otel_torch.capture.activation_trace import JsonlSink as JsonlSink
+    from otel_torch.capture.activation_trace import (
+        attach_activation_trace as attach_activation_trace,
+    )
+    from otel_torch.capture.activation_trace import (
+        detach_activation_trace as detach_activation_trace,
+    )
     from otel_torch.capture.cache import Cache as Cache
     from otel_torch.capture.cache_dict import CacheDict as CacheDict
     from otel_torch.capture.interleave import Interleaver as Interleaver
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
     from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
     from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
-    from otel_torch.capture.scan import scan as scan
     from otel_torch.capture.structure import rmap_tensor as rmap_tensor
     from otel_torch.capture.track import Event as Event
     from otel_torch.capture.track import Stash as Stash
@@ -36,24 +40,25 @@ if TYPE_CHECKING:
     from otel_torch.capture.track import get_stash_fn as get_stash_fn
     from otel_torch.capture.track import to_frame as to_frame
     from otel_torch.capture.track import track as track
+    from otel_torch.cli.diff import diff as diff
     from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
-    from otel_torch.parity.command import diff as diff
-    from otel_torch.parity.recording import read_recording as read_recording
+    from otel_torch.recording.reader import read_recording as read_recording
+    from otel_torch.regions.entry import profile_region as profile_region
+    from otel_torch.regions.entry import profiler_region as profiler_region
+    from otel_torch.regions.entry import region as region
+    from otel_torch.regions.nvtx import nvtx_range as nvtx_range
+    from otel_torch.regions.profiler import TorchProfilerConfig as TorchProfilerConfig
+    from otel_torch.regions.profiler import TorchProfilerController as TorchProfilerController
+    from otel_torch.regions.profiler import get_global_controller as get_global_controller
+    from otel_torch.regions.profiler import get_or_create_profiler as get_or_create_profiler
+    from otel_torch.regions.profiler import set_global_controller as set_global_controller
+    from otel_torch.regions.registry import ProfilerRegion as ProfilerRegion
+    from otel_torch.regions.registry import list_profiler_regions as list_profiler_regions
+    from otel_torch.regions.registry import register_profiler_region as register_profiler_region
+    from otel_torch.regions.registry import resolve_profiler_region as resolve_profiler_region
+    from otel_torch.scanning.scan import scan as scan
     from otel_torch.sources.hooks import ForwardHook as ForwardHook
     from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
-    from otel_torch.sources.nvtx import nvtx_range as nvtx_range
-    from otel_torch.sources.profiler import TorchProfilerConfig as TorchProfilerConfig
-    from otel_torch.sources.profiler import TorchProfilerController as TorchProfilerController
-    from otel_torch.sources.profiler import get_global_controller as get_global_controller
-    from otel_torch.sources.profiler import get_or_create_profiler as get_or_create_profiler
-    from otel_torch.sources.profiler import set_global_controller as set_global_controller
-    from otel_torch.sources.region_names import ProfilerRegion as ProfilerRegion
-    from otel_torch.sources.region_names import list_profiler_regions as list_profiler_regions
-    from otel_torch.sources.region_names import register_profiler_region as register_profiler_region
-    from otel_torch.sources.region_names import resolve_profiler_region as resolve_profiler_region
-    from otel_torch.sources.regions import profile_region as profile_region
-    from otel_torch.sources.regions import profiler_region as profiler_region
-    from otel_torch.sources.regions import region as region
     from otel_torch.sources.steps import current_step_idx as current_step_idx
     from otel_torch.sources.steps import trace_step as trace_step
 
@@ -63,22 +68,22 @@ _HOMES = {
     "instrumentor": ("OtelTorchInstrumentor",),
     "sources.steps": ("trace_step", "current_step_idx"),
     "sources.hooks": ("ForwardHook", "ModuleHookManager"),
-    "activation_trace": (
+    "capture.activation_trace": (
         "ActivationStatHook",
         "JsonlSink",
         "ActivationTraceManager",
         "attach_activation_trace",
         "detach_activation_trace",
     ),
-    "sources.region_names": (
+    "regions.registry": (
         "ProfilerRegion",
         "register_profiler_region",
         "resolve_profiler_region",
         "list_profiler_regions",
     ),
-    "sources.regions": ("region", "profiler_region", "profile_region"),
-    "sources.nvtx": ("nvtx_range",),
-    "sources.profiler": (
+    "regions.entry": ("region", "profiler_region", "profile_region"),
+    "regions.nvtx": ("nvtx_range",),
+    "regions.profiler": (
         "TorchProfilerConfig",
         "TorchProfilerController",
         "get_or_create_profiler",
@@ -89,8 +94,12 @@ _HOMES = {
     "capture.cache_dict": ("CacheDict",),
     "capture.interleave": ("interleave", "Interleaver"),
     "capture.lockstep": ("lockstep",),
-    "capture.offload": ("enable_layerwise_offload", "LayerwiseOffloadHook", "LayerwiseOffloadState"),
-    "capture.scan": ("scan",),
+    "capture.offload": (
+        "enable_layerwise_offload",
+        "LayerwiseOffloadHook",
+        "LayerwiseOffloadState",
+    ),
+    "scanning.scan": ("scan",),
     "capture.structure": ("rmap_tensor",),
     "capture.track": (
         "Event",
@@ -104,13 +113,20 @@ _HOMES = {
         "to_frame",
         "track",
     ),
-    "parity.command": ("diff",),
-    "parity.recording": ("read_recording",),
+    "cli.diff": ("diff",),
+    "recording.reader": ("read_recording",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 # what is of use to a program that never imports torch
 _WITHOUT_TORCH = frozenset(
-    {"bootstrap", "instrumentor", "sources.region_names", "capture.scan", "parity.command", "parity.recording"}
+    {
+        "bootstrap",
+        "instrumentor",
+        "regions.registry",
+        "scanning.scan",
+        "cli.diff",
+        "recording.reader",
+    }
 )
 
 __all__ = ["__version__", *sorted(_HOME)]
@@ -122,7 +138,8 @@ def __getattr__(name: str) -> object:
     import importlib
 
     if _HOME[name] not in _WITHOUT_TORCH:
-        # first, for with it an enabled process begins to record, and needs our modules whole: none may be half loaded then
+        # first, for with it an enabled process begins to record, and needs our modules whole: none
+        # may be half loaded then
         importlib.import_module("torch")
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value  # found once, an ordinary attribute from then on

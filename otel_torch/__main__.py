@@ -2,6 +2,6 @@
 
 import sys
 
-from otel_torch.cli import main
+from otel_torch.cli.main import main
 
 sys.exit(main())

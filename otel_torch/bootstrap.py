@@ -1,4 +1,6 @@
-"""From the environment to a running session: the only place that wires sources to sinks. Idempotent."""
+"""From the environment to a running session: the only place that wires sources to sinks.
+Idempotent.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ from typing import Any
 
 from otel_torch import session
 from otel_torch.console import say, say_once
-from otel_torch.imports import after_import
 from otel_torch.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
 from otel_torch.settings import Settings, Unusable, misspelt
+from otel_torch.startup.import_hooks import after_import
 
-# frameworks with something special about them: each file's HOOKS say after which import it is applied
+# frameworks with something special about them: each file's HOOKS say after which import it is
+# applied
 FRAMEWORKS = ("diffusers", "fastvideo")
 # what the end of the program may take longer because of us, whatever a collector does
 EXIT_S = 1.8
@@ -52,10 +55,10 @@ def start_from_env() -> bool:
 def start(**settings: str) -> bool:
     """Start recording in this process, whatever OTEL_TORCH_ENABLED says.
 
-    settings: as the environment variables, by their names without prefix and in lower case, as strings; they win over
-    the environment: `otel_torch.start(modules=r"^blocks\\.0$", jsonl="run.jsonl")`. True when a session runs, False when
-    a selection is unusable (one line says why). Does nothing where one runs already. Raises TypeError for an unknown
-    setting.
+    settings: as the environment variables, by their names without prefix and in lower case, as
+    strings; they win over the environment: `otel_torch.start(modules=r"^blocks\\.0$",
+    jsonl="run.jsonl")`. True when a session runs, False when a selection is unusable (one line says
+    why). Does nothing where one runs already. Raises TypeError for an unknown setting.
     """
     overrides = {}
     known = Settings.__dataclass_fields__
@@ -78,8 +81,9 @@ def flush() -> None:
 
 
 def stop() -> None:
-    """End the session: every hook and watcher is removed, everything recorded goes out, losses are said. A second call
-    does nothing, one from another thread waits for the first."""
+    """End the session: every hook and watcher is removed, everything recorded goes out, losses are
+    said. A second call does nothing, one from another thread waits for the first.
+    """
     global _running
     with _lock:
         running, _running = _running, None
@@ -116,8 +120,10 @@ class _Running:
     """What one session consists of, put together; stopped in the mirror image of its start."""
 
     def __init__(self, settings: Settings, overrides: dict[str, str]) -> None:
-        # sources know torch, and torch may be what is being imported: only from here on may they be loaded
-        from otel_torch.sources import profiler, record_function, steps
+        # sources know torch, and torch may be what is being imported: only from here on may they be
+        # loaded
+        from otel_torch.regions import profiler, record_function
+        from otel_torch.sources import steps
         from otel_torch.sources.activations import Activations
         from otel_torch.sources.inventory import Inventory
         from otel_torch.sources.modules import Registry
@@ -138,7 +144,11 @@ class _Running:
         self.isolation, self.operations = self._isolation(), self._operations()
         self.watch = self._watch_outputs()
         self.registry = Registry(
-            self.clock, recorder, self._attach, self.activations.parameters, self.activations.say_what_did_not_fire
+            self.clock,
+            recorder,
+            self._attach,
+            self.activations.parameters,
+            self.activations.say_what_did_not_fire,
         )
         self.training = Training(self.clock, self._stepping)
         self._undo: list[Callable[[], None]] = []
@@ -152,7 +162,9 @@ class _Running:
             self._undo.append(source.uninstall)
         self._undo.append(self.activations.detach)
         self._undo += [
-            source.detach for source in (self.isolation, self.jitter, self.operations, self.watch) if source is not None
+            source.detach
+            for source in (self.isolation, self.jitter, self.operations, self.watch)
+            if source is not None
         ]
         if settings.regions.patterns:
             record_function.install()
@@ -164,18 +176,22 @@ class _Running:
         self._restore_sigterm = _on_sigterm()
 
     def _connect(self) -> list[Sink]:
-        """The sinks for the job that this process is. Asked at the first scope or record: some learn their rank late."""
+        """The sinks for the job that this process is. Asked at the first scope or record: some
+        learn their rank late.
+        """
         from otel_torch import telemetry
-        from otel_torch.sinks.budget import DiskBudget
-        from otel_torch.sinks.jsonl import JsonlSink
-        from otel_torch.sinks.nonfinite import NonFiniteSink
-        from otel_torch.sinks.tensors import TensorSink
+        from otel_torch.recording.disk_budget import DiskBudget
+        from otel_torch.recording.jsonl_sink import JsonlSink
+        from otel_torch.recording.tensor_sink import TensorSink
+        from otel_torch.sources.nonfinite_sink import NonFiniteSink
 
         self.session.job = job = this_job(os.environ | self.overrides)
         settings, losses = self.settings, self.session.recorder.losses
         sinks: list[Sink] = []
         budget = DiskBudget(settings.max_bytes)
-        writes = settings.jsonl_ranks.includes(rank=job.rank, local_rank=job.local_rank, world_size=job.world_size)
+        writes = settings.jsonl_ranks.includes(
+            rank=job.rank, local_rank=job.local_rank, world_size=job.world_size
+        )
         if writes and settings.jsonl is not None:
             chosen = settings.chosen(os.environ | self.overrides)
             sinks.append(
@@ -204,7 +220,9 @@ class _Running:
 
     def _attach(self, model: Any, sites: list[Any]) -> None:
         # a rank that neither writes nor exports pays for no hook
-        recorded = self.settings.activations and any(sink.wanted for sink in self.session.recorder.sinks)
+        recorded = self.settings.activations and any(
+            sink.wanted for sink in self.session.recorder.sinks
+        )
         chosen = self.activations.chosen(model, sites) if recorded else []
         if self.isolation is not None:
             self.isolation.attach_around(model, chosen)
@@ -214,7 +232,9 @@ class _Running:
                 self.inventory.take_down(model, sites, self.activations.observes)
         if self.isolation is not None:
             self.isolation.attach_within(model, chosen)
-        if self.settings.activations and self.jitter is not None:  # on every rank, or ranks would part; behind the observers
+        if (
+            self.settings.activations and self.jitter is not None
+        ):  # on every rank, or ranks would part; behind the observers
             self.jitter.attach(model, sites)
         if self.operations is not None:
             self.operations.attach(model, chosen)
@@ -230,7 +250,9 @@ class _Running:
             return None
         from otel_torch.sources.isolation import Isolation
 
-        isolation = Isolation(self.settings.isolate, lambda: self.session.job.rank, self.activations.going_on)
+        isolation = Isolation(
+            self.settings.isolate, lambda: self.session.job.rank, self.activations.going_on
+        )
         self.activations.told_of_graphs.append(isolation.met_in_graph)
         return isolation
 
@@ -245,30 +267,47 @@ class _Running:
         return operations
 
     def _watch_outputs(self) -> Any:
-        """What sees values that are not finite in steps that are not recorded, None where all are that may be."""
+        """What sees values that are not finite in steps that are not recorded, None where all are
+        that may be.
+        """
         if self.clock.cadence is None:
             return None
-        from otel_torch.sources.watch import Watch
+        from otel_torch.sources.nonfinite_watch import Watch
 
         watch = Watch(self.clock.saw)
         self.clock.collect = watch.collect
         return watch
 
     def _stepping(self, optimizer: Any, step: int) -> None:
-        held = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        held = frozenset(
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        )
         for model in list(self.registry.models):
-            if self.clock.cadence is not None and model.moment is not None and not model.moment.recording:
+            if (
+                self.clock.cadence is not None
+                and model.moment is not None
+                and not model.moment.recording
+            ):
                 continue
             busiest = self.clock.optimizer_steps(model)
-            self.activations.parameter_gradients(model, held, step if busiest is None else busiest, self.clock.loop)
+            self.activations.parameter_gradients(
+                model, held, step if busiest is None else busiest, self.clock.loop
+            )
 
     def _facts(self) -> dict[str, Any]:
-        versions = {"python": platform.python_version(), "otel_torch": importlib.import_module("otel_torch").__version__}
+        versions = {
+            "python": platform.python_version(),
+            "otel_torch": importlib.import_module("otel_torch").__version__,
+        }
         for name in ("torch", "numpy", "diffusers", "transformers", "fastvideo"):
             if (module := sys.modules.get(name)) is not None:
                 versions[name] = str(getattr(module, "__version__", ""))
         models = {
-            model.name: {"modules": model.size, "forwards": model.completed, "held_as": model.held_as}
+            model.name: {
+                "modules": model.size,
+                "forwards": model.completed,
+                "held_as": model.held_as,
+            }
             | (self.inventory.describe(model) if "parity" in self.settings.capture else {})
             for model in list(self.registry.models)
         }
@@ -276,7 +315,11 @@ class _Running:
         budget = {} if self.clock.cadence is None else {"budget": self.clock.cadence.describe()}
         from otel_torch.statistics import gpu, native
 
-        kernels = f"{native.describe()}; on a GPU: {gpu.describe()}" if gpu.prepared() else native.describe()
+        kernels = (
+            f"{native.describe()}; on a GPU: {gpu.describe()}"
+            if gpu.prepared()
+            else native.describe()
+        )
         return {"versions": versions, "kernels": kernels, "models": models} | isolated | budget
 
     def forked(self) -> None:
@@ -299,12 +342,18 @@ class _Running:
 
     def _say_what_never_matched(self) -> None:
         regions = self.settings.regions
-        if self.clock.seen_steps and (unused := [pattern for pattern in regions.patterns if pattern not in regions.used]):
-            say(f"OTEL_TORCH_REGIONS: no region and no range was called {', '.join(map(repr, unused))}")
+        if self.clock.seen_steps and (
+            unused := [pattern for pattern in regions.patterns if pattern not in regions.used]
+        ):
+            say(
+                f"OTEL_TORCH_REGIONS: no region and no range was called {', '.join(map(repr, unused))}"
+            )
         from otel_torch import torch_private
 
         if not self.registry.models and torch_private.compiled_graphs():
-            say("no model was seen: what ran was compiled as part of a function. Call the model once before that, or compile it")
+            say(
+                "no model was seen: what ran was compiled as part of a function. Call the model once before that, or compile it"
+            )
         if not self.clock.seen_steps:
             return  # a helper, such as a worker of a data loader, has no model of its own
         self.activations.say_what_never_matched()
@@ -315,7 +364,9 @@ class _Running:
         if self.clock.cadence is not None:
             say(self.clock.cadence.line())
         if not self.clock.recorded_steps:
-            say(f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded")
+            say(
+                f"OTEL_TORCH_STEPS selects none of the steps of {self.clock.seen_steps} forwards, so no activation was recorded"
+            )
 
 
 def _guarded(action: Callable[..., Any], what: str) -> Callable[..., None]:
@@ -329,8 +380,13 @@ def _guarded(action: Callable[..., Any], what: str) -> Callable[..., None]:
 
 
 def _on_sigterm() -> Callable[[], None]:
-    """Flush when the process is told to end, and end as it would have: only where nobody else handles SIGTERM."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """Flush when the process is told to end, and end as it would have: only where nobody else
+    handles SIGTERM.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
         return lambda: None
 
     ending: list[int] = []
@@ -344,7 +400,10 @@ def _on_sigterm() -> Callable[[], None]:
                 _die()
 
     def restore() -> None:
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is handle:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is handle
+        ):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, handle)
@@ -352,8 +411,9 @@ def _on_sigterm() -> Callable[[], None]:
 
 
 def _stop_and_die() -> None:
-    """In a thread of its own, because the main one may have been interrupted with any lock in its hands; and not waited
-    for without end, because a device may never come back."""
+    """In a thread of its own, because the main one may have been interrupted with any lock in its
+    hands; and not waited for without end, because a device may never come back.
+    """
     stopping = threading.Thread(target=stop, name="otel_torch-stop", daemon=True)
     stopping.start()
     stopping.join(SIGTERM_S)
@@ -361,13 +421,17 @@ def _stop_and_die() -> None:
 
 
 def _die() -> None:
-    """Die of SIGTERM now, whatever the main thread is doing: Python itself resets a handler only there."""
+    """Die of SIGTERM now, whatever the main thread is doing: Python itself resets a handler only
+    there.
+    """
     ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _stop_in_multiprocessing() -> None:
-    """A child of multiprocessing clears its exit functions at its start, and most never run atexit."""
+    """A child of multiprocessing clears its exit functions at its start, and most never run
+    atexit.
+    """
     from multiprocessing import process, util
 
     def at_end(_: object) -> None:

@@ -1,4 +1,5 @@
-"""The only place that speaks to the person running the program: one clear line on stderr, never twice the same.
+"""The only place that speaks to the person running the program: one clear line on stderr, never
+twice the same.
 
 Called from signal handlers and forked children too, so it takes no lock.
 """
@@ -13,7 +14,9 @@ _hidden: list[str] = []
 
 
 def say(message: str) -> None:
-    """Print `otel_torch: message` on stderr, in one write; a stderr that cannot take it is no error."""
+    """Print `otel_torch: message` on stderr, in one write; a stderr that cannot take it is no
+    error.
+    """
     if any(part in message for part in _hidden):
         return
     rank = os.environ.get("RANK")
@@ -21,7 +24,12 @@ def say(message: str) -> None:
     try:
         sys.stderr.write(f"{prefix}: {message}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError, RuntimeError):  # closed, missing, or in the middle of another write
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+    ):  # closed, missing, or in the middle of another write
         pass
 
 

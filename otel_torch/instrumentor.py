@@ -1,7 +1,8 @@
-"""OpenTelemetry's own door: `opentelemetry-instrument python train.py` records without `OTEL_TORCH_ENABLED`.
+"""OpenTelemetry's own door: `opentelemetry-instrument python train.py` records without
+`OTEL_TORCH_ENABLED`.
 
-The wrapper is the switch there; only an explicit `OTEL_TORCH_ENABLED=off` keeps us out. Session and wiring are those of
-the environment switch, so both together record once.
+The wrapper is the switch there; only an explicit `OTEL_TORCH_ENABLED=off` keeps us out. Session and
+wiring are those of the environment switch, so both together record once.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from otel_torch.imports import after_import
 from otel_torch.startup import OFF, name_this_run, say_not_started
+from otel_torch.startup.import_hooks import after_import
 
 try:
     from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 except ImportError:
-    raise ImportError("OtelTorchInstrumentor needs opentelemetry-instrumentation: pip install 'otel-torch[instrument]'") from None
+    raise ImportError(
+        "OtelTorchInstrumentor needs opentelemetry-instrumentation: pip install 'otel-torch[instrument]'"
+    ) from None
 
 _SWITCH = "OTEL_TORCH_ENABLED"
 
 
 class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """`instrument(**settings)` starts recording as `otel_torch.start(**settings)` does; `uninstrument()` stops it.
+    """`instrument(**settings)` starts recording as `otel_torch.start(**settings)` does;
+    `uninstrument()` stops it.
 
     Nothing is started, and nothing of torch imported, before the program itself imports torch.
     """
@@ -31,7 +35,9 @@ class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     _switched_on = False
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """What a manual `instrument()` checks; the wrapper reads the same from the extra `instruments`."""
+        """What a manual `instrument()` checks; the wrapper reads the same from the extra
+        `instruments`.
+        """
         return ("torch >= 2.9",)
 
     def _instrument(self, **settings: Any) -> None:
@@ -39,7 +45,8 @@ class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         if word and word in OFF:
             return
         if not word:
-            # processes started from here are recorded too, those that ignore PYTHONPATH and so the wrapper included
+            # processes started from here are recorded too, those that ignore PYTHONPATH and so the
+            # wrapper included
             os.environ[_SWITCH] = "1"
             self._switched_on = True
         self._settings = settings

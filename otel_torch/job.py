@@ -1,4 +1,6 @@
-"""Who this process is in its job: run id, rank, host. Read from the launcher's environment; imports nothing heavy."""
+"""Who this process is in its job: run id, rank, host. Read from the launcher's environment; imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
 # (job id, restart count) variables, by launcher
-_JOBS = (("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+_JOBS = (
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A process's place in its job. `world_size` is the number of ranks, `trace_id` 128 bits shared by all of them."""
+    """A process's place in its job. `world_size` is the number of ranks, `trace_id` 128 bits shared
+    by all of them.
+    """
 
     run_id: str
     rank: int
@@ -35,7 +42,9 @@ class Job:
 
     @property
     def trace_id(self) -> int:
-        """The run's trace id: every rank derives the same from the run id, so none has to ask another."""
+        """The run's trace id: every rank derives the same from the run id, so none has to ask
+        another.
+        """
         return int.from_bytes(hashlib.sha256(self.run_id.encode()).digest()[:16], "big") or 1
 
 
@@ -45,10 +54,12 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def name_run(environ: Mapping[str, str] = os.environ) -> str:
-    """The run id: as set, else the launcher's job id with its restart count, else a new one. Safe in file names.
+    """The run id: as set, else the launcher's job id with its restart count, else a new one. Safe
+    in file names.
 
-    A torchrun agent makes an id before its workers learn their job's: a made id, known by its form, yields to that. Where
-    the job has none (torchrun's `none`), the made one tells restarts apart too.
+    A torchrun agent makes an id before its workers learn their job's: a made id, known by its form,
+    yields to that. Where the job has none (torchrun's `none`), the made one tells restarts apart
+    too.
     """
     chosen = environ.get("OTEL_TORCH_RUN_ID", "").strip()
     if chosen and not re.fullmatch(r"run-[0-9a-f]{12}", chosen):
@@ -68,11 +79,17 @@ def _for_files(run_id: str) -> str:
     ('a_b_c', 109)
     """
     safe = re.sub(r"[^\w.+=-]", "_", run_id)
-    return safe if len(safe) <= 109 else f"{safe[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+    return (
+        safe
+        if len(safe) <= 109
+        else f"{safe[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+    )
 
 
 def distributed_rank() -> tuple[int, int] | None:
-    """(rank, world size) of torch.distributed where a process group is up; asks for nothing that is not loaded yet."""
+    """(rank, world size) of torch.distributed where a process group is up; asks for nothing that is
+    not loaded yet.
+    """
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -83,7 +100,9 @@ def distributed_rank() -> tuple[int, int] | None:
 
 
 def this_job(environ: Mapping[str, str] = os.environ) -> Job:
-    """Read this process's place from the environment, or from torch.distributed where the launcher set none."""
+    """Read this process's place from the environment, or from torch.distributed where the launcher
+    set none.
+    """
     rank = local_rank = 0
     world_size = 1
     for names in _LAUNCHERS:
@@ -95,4 +114,6 @@ def this_job(environ: Mapping[str, str] = os.environ) -> Job:
         if (found := distributed_rank()) is not None:
             rank, world_size = found
             local_rank = _number(environ, "LOCAL_RANK", rank)
-    return Job(name_run(environ), rank, local_rank, max(world_size, 1), socket.gethostname(), os.getpid())
+    return Job(
+        name_run(environ), rank, local_rank, max(world_size, 1), socket.gethostname(), os.getpid()
+    )

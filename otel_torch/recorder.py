@@ -1,6 +1,8 @@
-"""Between sources and sinks: keeps a step's tensors until their numbers can be read at once, then hands records on.
+"""Between sources and sinks: keeps a step's tensors until their numbers can be read at once, then
+hands records on.
 
-Nothing that goes wrong here or in a sink reaches the program: it is counted, said once, and a failing sink is left out.
+Nothing that goes wrong here or in a sink reaches the program: it is counted, said once, and a
+failing sink is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any, Protocol
 from otel_torch.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
 
-# beyond this many tensors the numbers are read though the step goes on (a long validation inside one training step)
+# beyond this many tensors the numbers are read though the step goes on (a long validation inside
+# one training step)
 MAX_PENDING = 20_000
 # ... and so they are where the last reading is longer ago, so that little is lost when the process is killed
 FLUSH_INTERVAL_S = 1.0
@@ -33,7 +36,9 @@ class Reading(Protocol):
 
 
 class Sink:
-    """Takes records and scopes somewhere. Every method may be called from any thread, one call at a time for `write`."""
+    """Takes records and scopes somewhere. Every method may be called from any thread, one call at a
+    time for `write`.
+    """
 
     @property
     def wanted(self) -> bool:
@@ -41,30 +46,44 @@ class Sink:
         return True
 
     def open(self, scope: Scope) -> None:
-        """A scope begins; called in its thread, so that its span may become the thread's current one."""
+        """A scope begins; called in its thread, so that its span may become the thread's current
+        one.
+        """
 
     def close(self, scope: Scope) -> None:
         """A scope has ended; `end_ns`, `error`, `events` and the final attributes are set."""
 
     def write(self, batch: Batch) -> None:
-        """Records in order of completion. Called before the step scope that they belong to is closed."""
+        """Records in order of completion. Called before the step scope that they belong to is
+        closed.
+        """
 
     def drain(self, deadline: float) -> None:
-        """Everything accepted so far should be out by `deadline` (`time.monotonic`): the process may be about to die."""
+        """Everything accepted so far should be out by `deadline` (`time.monotonic`): the process
+        may be about to die.
+        """
 
     def finish(self, deadline: float) -> None:
-        """No more calls will come. Everything accepted goes out by `deadline` (`time.monotonic`), or is counted as lost."""
+        """No more calls will come. Everything accepted goes out by `deadline` (`time.monotonic`),
+        or is counted as lost.
+        """
 
 
 class Recorder:
     """Collects what sources see and fans it out to the sinks.
 
-    read: begins to bring the numbers of pending tensors to the host. A CPU's are there; a device's arrive while the
-    program goes on, and are handed on at the next flush. What was seen first is handed on first, steps' ends included.
-    connect: makes the sinks, at the first scope or record: only then a process is sure to know its rank.
+    read: begins to bring the numbers of pending tensors to the host. A CPU's are there; a device's
+    arrive while the program goes on, and are handed on at the next flush. What was seen first is
+    handed on first, steps' ends included. connect: makes the sinks, at the first scope or record:
+    only then a process is sure to know its rank.
     """
 
-    def __init__(self, read: Callable[[list[Any]], Reading], connect: Callable[[], Sequence[Sink]], losses: Losses) -> None:
+    def __init__(
+        self,
+        read: Callable[[list[Any]], Reading],
+        connect: Callable[[], Sequence[Sink]],
+        losses: Losses,
+    ) -> None:
         self.losses = losses
         self.written = 0
         self._read = read
@@ -75,7 +94,9 @@ class Recorder:
         self._last_flush = time.monotonic()
         self._closed = False
         self._flushing = False
-        self._flow: deque[tuple[Reading | None, Scope | None, int]] = deque()  # to be read, or a step to be closed
+        self._flow: deque[tuple[Reading | None, Scope | None, int]] = (
+            deque()
+        )  # to be read, or a step to be closed
         self._undelivered: list[tuple[Sink, Batch]] = []
         self._left_out = 0
         self._finish_by: float | None = None
@@ -110,7 +131,9 @@ class Recorder:
         pending = len(self._pending)
         if self._flow and self._arrived():
             return True
-        return pending > MAX_PENDING or (pending > 0 and time.monotonic() - self._last_flush > FLUSH_INTERVAL_S)
+        return pending > MAX_PENDING or (
+            pending > 0 and time.monotonic() - self._last_flush > FLUSH_INTERVAL_S
+        )
 
     def open(self, scope: Scope) -> None:
         """Start a scope now, unless its `start_ns` says when, and tell the sinks."""
@@ -118,7 +141,9 @@ class Recorder:
         self._each("open", scope)
 
     def close(self, scope: Scope, error: BaseException | None = None) -> None:
-        """End a scope now, unless its `end_ns` says when, and tell the sinks; of a step, once they have its records."""
+        """End a scope now, unless its `end_ns` says when, and tell the sinks; of a step, once they
+        have its records.
+        """
         scope.end_ns = scope.end_ns or time.time_ns()
         scope.error = error
         if scope.kind == "step" and self._flow:
@@ -127,13 +152,16 @@ class Recorder:
             self._each("close", scope, backwards=True)
 
     def flush(self, step: Scope | None, *, wait: bool = False) -> None:
-        """Begin to read all pending tensors, and hand the records that have arrived to the sinks; `wait`: all of them.
-        `step` is the step scope that the pending ones belong to.
+        """Begin to read all pending tensors, and hand the records that have arrived to the sinks;
+        `wait`: all of them. `step` is the step scope that the pending ones belong to.
 
-        What the program raises in the middle of it (a Ctrl-C) loses nothing: the next flush goes on where this one was.
+        What the program raises in the middle of it (a Ctrl-C) loses nothing: the next flush goes on
+        where this one was.
         """
         with self._lock:
-            if self._flushing:  # called by a signal handler of the program, which came in the middle of a flush
+            if (
+                self._flushing
+            ):  # called by a signal handler of the program, which came in the middle of a flush
                 return
             self._flushing = True
             try:
@@ -196,10 +224,14 @@ class Recorder:
 
     def _unreadable(self, count: int, error: Exception) -> None:
         self.losses.count("record", "unreadable", count)
-        say_once(f"the numbers of {count} tensors could not be read: {type(error).__name__}: {error}")
+        say_once(
+            f"the numbers of {count} tensors could not be read: {type(error).__name__}: {error}"
+        )
 
     def drain(self, seconds: float) -> None:
-        """Give what was recorded so far up to `seconds` to get out, where the program may be killed for an error."""
+        """Give what was recorded so far up to `seconds` to get out, where the program may be killed
+        for an error.
+        """
         with self._lock:
             if self._flow and not self._flushing:
                 self._flushing = True
@@ -226,12 +258,19 @@ class Recorder:
             say(f"lost: {lost}")
 
     def restart(self, losses: Losses) -> None:
-        """Begin anew in a forked child: what is pending, the sinks, their threads and a flush that another thread was in
-        belong to the parent."""
+        """Begin anew in a forked child: what is pending, the sinks, their threads and a flush that
+        another thread was in belong to the parent.
+        """
         self._lock = threading.RLock()
         self._pending, self._undelivered, self._sinks, self.losses = [], [], None, losses
         self._flow.clear()
-        self.written, self._left_out, self._closed, self._flushing, self._finish_by = 0, 0, False, False, None
+        self.written, self._left_out, self._closed, self._flushing, self._finish_by = (
+            0,
+            0,
+            False,
+            False,
+            None,
+        )
 
     def _each(self, method: str, argument: Any, backwards: bool = False) -> None:
         for sink in self.sinks[::-1] if backwards else self.sinks.copy():
@@ -244,4 +283,6 @@ class Recorder:
         if sink in self.sinks:
             self.sinks.remove(sink)
             self._left_out += 1
-        say_once(f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}")
+        say_once(
+            f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}"
+        )

@@ -1,4 +1,6 @@
-"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows no torch and no SDK."""
+"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows
+no torch and no SDK.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ FINGERPRINTS = frozenset({"sketch", "row_sketch"})
 
 
 def spell(value: Any) -> Any:
-    """A statistic as JSON and OpenTelemetry backends can carry it: one NaN double makes Jaeger answer 500 for the service.
+    """A statistic as JSON and OpenTelemetry backends can carry it: one NaN double makes Jaeger
+    answer 500 for the service.
 
     >>> spell(float("-inf")), spell(0.5)
     ('-Infinity', 0.5)
@@ -30,12 +33,14 @@ def spell(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands in the run: what lines two programs up that name and cut things differently.
+    """Where a tensor stands in the run: what lines two programs up that name and cut things
+    differently.
 
-    class_name: of the module. argument: what forward's signature calls an input. value: a number, the same for the same
-    tensor by identity, in order of first sight; storage: likewise of its memory, None where it has none. order: when the
-    call was entered and left, counted over all calls; None where nobody told. parent: when the enclosing call was
-    entered. shard: `shape`, `offset` and `partial` of a distributed tensor's part.
+    class_name: of the module. argument: what forward's signature calls an input. value: a number,
+    the same for the same tensor by identity, in order of first sight; storage: likewise of its
+    memory, None where it has none. order: when the call was entered and left, counted over all
+    calls; None where nobody told. parent: when the enclosing call was entered. shard: `shape`,
+    `offset` and `partial` of a distributed tensor's part.
     """
 
     class_name: str
@@ -51,7 +56,12 @@ class Place:
         fields: dict[str, Any] = {"class": self.class_name}
         if self.argument is not None:
             fields["argument"] = self.argument
-        fields |= {"value": self.value, "storage": self.storage, "order": list(self.order), "parent": self.parent}
+        fields |= {
+            "value": self.value,
+            "storage": self.storage,
+            "order": list(self.order),
+            "parent": self.parent,
+        }
         if self.shard is not None:
             fields["shard"] = self.shard
         return fields
@@ -61,10 +71,11 @@ class Place:
 class Record:
     """One tensor of one module call: who, when, and what its numbers were.
 
-    `place` is known where two programs are to be lined up. `data` holds the whole tensor, on the host, where that was
-    asked for; the sink that writes it takes it out.
-    `stats` holds the requested statistics in their table's order; one that is not defined for the tensor (the mean of
-    an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never reaches a recording.
+    `place` is known where two programs are to be lined up. `data` holds the whole tensor, on the
+    host, where that was asked for; the sink that writes it takes it out. `stats` holds the
+    requested statistics in their table's order; one that is not defined for the tensor (the mean of
+    an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never
+    reaches a recording.
     """
 
     module: str
@@ -98,16 +109,17 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an outermost forward.
+    """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an
+    outermost forward.
 
-    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step` or `forward`.
-    name: the span's name, complete.
-    lexical: opened and closed by one thread in nested order, so that it may become that thread's current span; a step
-    of a training loop is not (it opens in the first forward and closes in the optimizer).
-    attributes: OpenTelemetry attribute values only. error: what ended it, if it was an exception.
-    bounded: the loop's length is known (`trace_step`, a denoise schedule); training: an optimizer drives it.
-    device_s: measured device time in seconds, None where it was not measured.
-    events: (time_ns, name, attributes) that belong on the span; sinks read them when it closes.
+    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step`
+    or `forward`. name: the span's name, complete. lexical: opened and closed by one thread in
+    nested order, so that it may become that thread's current span; a step of a training loop is not
+    (it opens in the first forward and closes in the optimizer). attributes: OpenTelemetry attribute
+    values only. error: what ended it, if it was an exception. bounded: the loop's length is known
+    (`trace_step`, a denoise schedule); training: an optimizer drives it. device_s: measured device
+    time in seconds, None where it was not measured. events: (time_ns, name, attributes) that belong
+    on the span; sinks read them when it closes.
     """
 
     kind: str
@@ -125,7 +137,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records that became readable together. `step` is the step scope that they belong to, still open or just closing."""
+    """Records that became readable together. `step` is the step scope that they belong to, still
+    open or just closing.
+    """
 
     records: list[Record]
     step: Scope | None
@@ -143,7 +157,9 @@ class Losses:
         self._lock = threading.Lock()  # the program's threads count here, and those that send
 
     def count(self, what: str, reason: str, number: int = 1) -> None:
-        """Count `number` of `what` (`record`, `span`, `span_event`, `log_event`, `metric_point`) lost for `reason`."""
+        """Count `number` of `what` (`record`, `span`, `span_event`, `log_event`, `metric_point`)
+        lost for `reason`.
+        """
         if number:
             with self._lock:
                 self._counts[what, reason] += number
@@ -155,7 +171,8 @@ class Losses:
         '2 metric points (refused), 1 span (shutdown)'
         """
         return ", ".join(
-            f"{number} {what.replace('_', ' ')}{'s' * (number != 1)} ({reason})" for what, reason, number in self.items()
+            f"{number} {what.replace('_', ' ')}{'s' * (number != 1)} ({reason})"
+            for what, reason, number in self.items()
         )
 
     def items(self) -> list[tuple[str, str, int]]:

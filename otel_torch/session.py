@@ -12,7 +12,9 @@ from otel_torch.settings import Settings
 
 @dataclass(slots=True)
 class Session:
-    """One process's recording: who it is, what was asked for, and the recorder that everything goes through."""
+    """One process's recording: who it is, what was asked for, and the recorder that everything goes
+    through.
+    """
 
     job: Job
     settings: Settings

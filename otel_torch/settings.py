@@ -1,4 +1,6 @@
-"""Every environment variable once: its name, FastVideo alias, meaning and default. The documentation is made from it."""
+"""Every environment variable once: its name, FastVideo alias, meaning and default. The
+documentation is made from it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class BadValue(ValueError):
 
 
 class Unusable(BadValue):
-    """A selection of which nothing usable remains: recording anything else than what was asked for would mislead."""
+    """A selection of which nothing usable remains: recording anything else than what was asked for
+    would mislead.
+    """
 
 
 def _switch(text: str, problem: Problem) -> bool:
@@ -49,7 +53,9 @@ def words(text: str) -> list[str]:
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def one_of(*allowed: str, aliases: Mapping[str, str] | None = None) -> Callable[[str, Problem], tuple[str, ...]]:
+def one_of(
+    *allowed: str, aliases: Mapping[str, str] | None = None
+) -> Callable[[str, Problem], tuple[str, ...]]:
     """A parser of comma lists whose entries are in a table; unknown ones are named and skipped."""
 
     def parse(text: str, problem: Problem) -> tuple[str, ...]:
@@ -85,7 +91,10 @@ def _percent(text: str, problem: Problem) -> float | None:
     word = text.strip().lower()
     if word in _OFF:
         return None
-    if not re.fullmatch(r"\d*\.?\d+\s*%?", word) or not 0 < (percent := float(word.rstrip("% "))) <= 100:
+    if (
+        not re.fullmatch(r"\d*\.?\d+\s*%?", word)
+        or not 0 < (percent := float(word.rstrip("% "))) <= 100
+    ):
         raise BadValue("use a percentage above 0 and up to 100, such as 1 or 0.5, or off")
     return percent
 
@@ -108,7 +117,17 @@ def _count(text: str, problem: Problem) -> int:
     return int(text)
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def _size(text: str, problem: Problem) -> int:
@@ -133,7 +152,9 @@ class Numbers:
 
     @classmethod
     def parse(cls, text: str, problem: Problem = lambda message: None) -> Numbers:
-        """Parse the list; a bad entry is told to `problem` and skipped. Raises Unusable when nothing usable remains."""
+        """Parse the list; a bad entry is told to `problem` and skipped. Raises Unusable when
+        nothing usable remains.
+        """
         single, spans, every = set(), [], []
         for word in words(text):
             if re.fullmatch(r"-?\d+", word):
@@ -161,7 +182,8 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which ranks of a job are meant: `all`, `first_per_node`, numbers, or `auto` (all up to 16 ranks).
+    """Which ranks of a job are meant: `all`, `first_per_node`, numbers, or `auto` (all up to 16
+    ranks).
 
     >>> Ranks.parse("auto", print).includes(rank=17, local_rank=1, world_size=64)
     False
@@ -206,7 +228,11 @@ class Names:
     def matches(self, *names: str) -> bool:
         """Whether any of the names (a region's long and short one) is written here, case ignored."""
         lowered = [name.lower() for name in names]
-        hits = {pattern for pattern in self.patterns if any(fnmatch.fnmatchcase(name, pattern.lower()) for name in lowered)}
+        hits = {
+            pattern
+            for pattern in self.patterns
+            if any(fnmatch.fnmatchcase(name, pattern.lower()) for name in lowered)
+        }
         self.used.update(hits)
         return bool(hits)
 
@@ -219,20 +245,37 @@ def _path(text: str, problem: Problem) -> str | None:
     return None if text.strip().lower() in _OFF else os.path.expanduser(text.strip())
 
 
-# the statistics of a record, in the order in which it carries them; statistics/table.py says what each means
+# the statistics of a record, in the order in which it carries them; statistics/table.py says what
+# each means
 STATISTICS = (
     "abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "histogram",
     "sketch", "row_sketch", "shape", "dtype",
 )  # fmt: skip
 CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
 # what a recording that is to be compared needs of each tensor, whatever else was asked for
-PARITY_STATISTICS = ("abs_mean", "sum", "min", "max", "nonfinite", "l2", "numel", "shape", "dtype", "sketch")
+PARITY_STATISTICS = (
+    "abs_mean",
+    "sum",
+    "min",
+    "max",
+    "nonfinite",
+    "l2",
+    "numel",
+    "shape",
+    "dtype",
+    "sketch",
+)
 _PARITY_CAPTURES = ("outputs", "inputs", "parameters", "parity")
 SIGNALS = ("spans", "span_events", "log_events", "metrics")
 
 
 def _setting(
-    name: str, parse: Callable[[str, Problem], Any], default: str, text: str, alias: str | None = None, shown: str | None = None
+    name: str,
+    parse: Callable[[str, Problem], Any],
+    default: str,
+    text: str,
+    alias: str | None = None,
+    shown: str | None = None,
 ) -> Any:
     return field(
         metadata={
@@ -251,12 +294,21 @@ class Settings:
     """The parsed environment. Each field's metadata is one row of the documented table."""
 
     enabled: bool = _setting(
-        "OTEL_TORCH_ENABLED", _switch, "off", "Master switch. Off means: no torch hook, no thread, no socket, no SDK import."
+        "OTEL_TORCH_ENABLED",
+        _switch,
+        "off",
+        "Master switch. Off means: no torch hook, no thread, no socket, no SDK import.",
     )
     activations: bool = _setting(
-        "OTEL_TORCH_ACTIVATIONS", _switch, "on", "Record activations.", alias="FASTVIDEO_TRACE_ACTIVATIONS"
+        "OTEL_TORCH_ACTIVATIONS",
+        _switch,
+        "on",
+        "Record activations.",
+        alias="FASTVIDEO_TRACE_ACTIVATIONS",
     )
-    models: re.Pattern[str] | None = _setting("OTEL_TORCH_MODELS", _regex, "", "Regex on the model's name.", shown="all")
+    models: re.Pattern[str] | None = _setting(
+        "OTEL_TORCH_MODELS", _regex, "", "Regex on the model's name.", shown="all"
+    )
     modules: re.Pattern[str] | None = _setting(
         "OTEL_TORCH_MODULES",
         _regex,
@@ -266,7 +318,11 @@ class Settings:
         shown="all",
     )
     exclude: re.Pattern[str] | None = _setting(
-        "OTEL_TORCH_EXCLUDE", _regex, "", "Regex on the module name; what it finds is left out.", shown="none"
+        "OTEL_TORCH_EXCLUDE",
+        _regex,
+        "",
+        "Regex on the module name; what it finds is left out.",
+        shown="none",
     )
     stats: tuple[str, ...] = _setting(
         "OTEL_TORCH_STATS",
@@ -363,7 +419,10 @@ class Settings:
         "`torch.profiler.record_function` ranges.",
     )
     region_prefix: str = _setting(
-        "OTEL_TORCH_REGION_PREFIX", _text, "fastvideo.region::", "Prefix of a registered region's span."
+        "OTEL_TORCH_REGION_PREFIX",
+        _text,
+        "fastvideo.region::",
+        "Prefix of a registered region's span.",
     )
     ranks: Ranks = _setting(
         "OTEL_TORCH_RANKS",
@@ -447,7 +506,9 @@ class Settings:
         "hands the reference's outputs on, so that its own error stands alone.",
         shown="off",
     )
-    nvtx: bool = _setting("OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE")
+    nvtx: bool = _setting(
+        "OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE"
+    )
     exceptions: str = _setting(
         "OTEL_TORCH_EXCEPTIONS",
         choice("type", "message"),
@@ -465,10 +526,14 @@ class Settings:
     )
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, problem: Problem = lambda message: None) -> Settings:
-        """Read the environment. Each bad value or entry is one line to `problem`; a bad value falls back to its default.
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, problem: Problem = lambda message: None
+    ) -> Settings:
+        """Read the environment. Each bad value or entry is one line to `problem`; a bad value falls
+        back to its default.
 
-        Raises Unusable where a selection (a regex, a list) has nothing usable in it: the program then runs untraced.
+        Raises Unusable where a selection (a regex, a list) has nothing usable in it: the program
+        then runs untraced.
         """
         environ = os.environ if environ is None else environ
         values = {}
@@ -481,7 +546,9 @@ class Settings:
             if name != meta["name"] and not text.strip():
                 text = meta["default"]  # an empty FastVideo variable means its default, as there
             try:
-                values[row.name] = meta["parse"](text, lambda message, name=name: problem(f"{name}: {message}"))
+                values[row.name] = meta["parse"](
+                    text, lambda message, name=name: problem(f"{name}: {message}")
+                )
             except Unusable as error:
                 raise Unusable(f"{name}={text!r}: {error}") from None
             except BadValue as error:
@@ -492,10 +559,17 @@ class Settings:
     @classmethod
     def names(cls) -> list[str]:
         """Every variable that is read, ours and their FastVideo names."""
-        return [row.metadata[key] for row in dataclasses.fields(cls) for key in ("name", "alias") if row.metadata[key]]
+        return [
+            row.metadata[key]
+            for row in dataclasses.fields(cls)
+            for key in ("name", "alias")
+            if row.metadata[key]
+        ]
 
     def chosen(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The variables of ours and their FastVideo names that are set: all of the environment that may leave the machine."""
+        """The variables of ours and their FastVideo names that are set: all of the environment that
+        may leave the machine.
+        """
         environ = os.environ if environ is None else environ
         return {name: environ[name] for name in self.names() if name in environ}
 

@@ -1,6 +1,8 @@
-"""Torch's private names, once and each with a fallback: what recording needs so that the program cannot tell it runs.
+"""Torch's private names, once and each with a fallback: what recording needs so that the program
+cannot tell it runs.
 
-A user's FLOP counter, default device, autocast, autograd, vmap or tracer must not see the arithmetic of a statistic.
+A user's FLOP counter, default device, autocast, autograd, vmap or tracer must not see the
+arithmetic of a statistic.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# below the layers that `ADInplaceOrView` tops (autograd, autocast, tracer, functorch, modes) these too change or watch
+# below the layers that `ADInplaceOrView` tops (autograd, autocast, tracer, functorch, modes) these
+# too change or watch
 _WATCHERS = ("Python", "Fake", "Functionalize", "FuncTorchDynamicLayerBackMode", "PythonDispatcher")
 
 
 def _layers_above_arithmetic() -> Any:
-    """The dispatch keys of everything that watches or changes an operation, None where this torch has other names."""
+    """The dispatch keys of everything that watches or changes an operation, None where this torch
+    has other names.
+    """
     try:
         private = torch._C
-        keys = private._dispatch_keyset_full() - private._dispatch_keyset_full_after(private.DispatchKey.ADInplaceOrView)
+        keys = private._dispatch_keyset_full() - private._dispatch_keyset_full_after(
+            private.DispatchKey.ADInplaceOrView
+        )
         for name in _WATCHERS:
             if (key := getattr(private.DispatchKey, name, None)) is not None:
                 keys = keys | private.DispatchKeySet(key)
@@ -40,19 +47,27 @@ _keys = _layers_above_arithmetic()
 
 
 def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run `function` below autograd, autocast, functorch, tracers and every function or dispatch mode of the user.
+    """Run `function` below autograd, autocast, functorch, tracers and every function or dispatch
+    mode of the user.
 
-    Where torch's private guards are gone it runs under `no_grad` only: right, though a mode may see it.
+    Where torch's private guards are gone it runs under `no_grad` only: right, though a mode may see
+    it.
     """
     if _keys is None:
         return torch.no_grad()(function)
-    function_modes_off, layers_off, keys = torch._C.DisableTorchFunction, torch._C._ExcludeDispatchKeyGuard, _keys
+    function_modes_off, layers_off, keys = (
+        torch._C.DisableTorchFunction,
+        torch._C._ExcludeDispatchKeyGuard,
+        _keys,
+    )
     tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
     resume: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lambda state: None)
 
     @functools.wraps(function)
     def below(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if (trace := tracing()) is not None:  # while `torch.jit` traces, sizes are tensors and every use of one a warning
+        if (
+            trace := tracing()
+        ) is not None:  # while `torch.jit` traces, sizes are tensors and every use of one a warning
             resume(None)
         try:
             with function_modes_off(), layers_off(keys):
@@ -65,7 +80,9 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _plain_layers() -> frozenset[int]:
-    """The sets of dispatch keys that tensors of ordinary CPU memory have: of any program, and of inference mode."""
+    """The sets of dispatch keys that tensors of ordinary CPU memory have: of any program, and of
+    inference mode.
+    """
     try:
         with torch.inference_mode():
             inside = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
@@ -80,30 +97,43 @@ _ordinary = frozenset({torch.Tensor, torch.nn.Parameter})
 _plain = _plain_layers()
 
 
-# how many function modes of the program are active in this thread, which would see what is asked of a tensor
+# how many function modes of the program are active in this thread, which would see what is asked of
+# a tensor
 count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
 
 def _is_plain_memory() -> Callable[[torch.Tensor], bool]:
     try:
-        modes, tracing, keys = count_function_modes, torch._C._get_tracing_state, torch._C._dispatch_keys
+        modes, tracing, keys = (
+            count_function_modes,
+            torch._C._get_tracing_state,
+            torch._C._dispatch_keys,
+        )
         modes(), tracing()
     except Exception:
         return lambda tensor: False
 
     def is_plain_memory(tensor: torch.Tensor) -> bool:
-        return type(tensor) in _ordinary and keys(tensor).raw_repr() in _plain and not modes() and tracing() is None
+        return (
+            type(tensor) in _ordinary
+            and keys(tensor).raw_repr() in _plain
+            and not modes()
+            and tracing() is None
+        )
 
     return is_plain_memory
 
 
-# whether a tensor is strided CPU memory that holds its numbers as they are (no view with another sign, nothing sparse,
-# nested, quantized or wrapped), and may be asked for its size and type without a mode or tracer seeing it
+# whether a tensor is strided CPU memory that holds its numbers as they are (no view with another
+# sign, nothing sparse, nested, quantized or wrapped), and may be asked for its size and type
+# without a mode or tracer seeing it
 is_plain_memory = _is_plain_memory()
 
 
 def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run `function` so that no function mode of the user sees what it asks of a tensor; autograd and the rest stay."""
+    """Run `function` so that no function mode of the user sees what it asks of a tensor; autograd
+    and the rest stay.
+    """
     modes_off = getattr(torch._C, "DisableTorchFunction", nullcontext)
 
     @functools.wraps(function)
@@ -115,15 +145,20 @@ def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def hide_from_torchscript(hidden: type) -> Callable[[], None]:
-    """Have TorchScript, which compiles a module's hooks too, leave out those of the class `hidden`; returns what ends
-    that. Where TorchScript has no such place any more this does nothing."""
+    """Have TorchScript, which compiles a module's hooks too, leave out those of the class `hidden`;
+    returns what ends that. Where TorchScript has no such place any more this does nothing.
+    """
     recursive: Any = sys.modules.get("torch.jit._recursive")
     create = getattr(recursive, "create_script_module", None)
     if create is None:
         return lambda: None
 
     def create_without(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        tables = [table for part in module.modules() for table in (part._forward_hooks, part._forward_pre_hooks)]
+        tables = [
+            table
+            for part in module.modules()
+            for table in (part._forward_hooks, part._forward_pre_hooks)
+        ]
         whole = [(table, dict(table)) for table in tables]
         for table, hooks in whole:
             for key in [key for key, hook in hooks.items() if isinstance(hook, hidden)]:
@@ -143,15 +178,18 @@ def hide_from_torchscript(hidden: type) -> Callable[[], None]:
     return restore
 
 
-# torch from which on a compiled program can be told from an exported one, and hooks kept from being graphs of their own.
-# Older torch has the names too, but with other meanings: in 2.9 `is_exporting` is true in every graph
+# torch from which on a compiled program can be told from an exported one, and hooks kept from being
+# graphs of their own. Older torch has the names too, but with other meanings: in 2.9 `is_exporting`
+# is true in every graph
 COMPILER_TELLS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
-    """Have the compiler leave `function` alone where it meets it as a frame of its own: it runs eagerly there, and with
-    `with_callees` all that it calls too. Inlined into a graph it is traced as ever. Older torch compiles both: the records
-    are the same, the hooks of a regionally compiled module are graphs of their own."""
+    """Have the compiler leave `function` alone where it meets it as a frame of its own: it runs
+    eagerly there, and with `with_callees` all that it calls too. Inlined into a graph it is traced
+    as ever. Older torch compiles both: the records are the same, the hooks of a regionally compiled
+    module are graphs of their own.
+    """
     if not COMPILER_TELLS:
         return function
     try:
@@ -174,7 +212,8 @@ def compiled_graphs() -> int:
 
 
 def local_while_tracing(context: Any, name: str) -> Any:
-    """The value of a local variable at the place that the compiler is tracing, None where it does not say.
+    """The value of a local variable at the place that the compiler is tracing, None where it does
+    not say.
 
     context: what `torch._dynamo.comptime` hands to a function.
     """
@@ -185,21 +224,27 @@ def local_while_tracing(context: Any, name: str) -> Any:
 
 
 # whether `torch.export` is at work
-is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool) if COMPILER_TELLS else bool
+is_exporting: Callable[[], bool] = (
+    getattr(torch.compiler, "is_exporting", bool) if COMPILER_TELLS else bool
+)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` only pretends to have memory, as those do with which a compiler tries a model."""
+    """Whether `tensor` only pretends to have memory, as those do with which a compiler tries a
+    model.
+    """
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
-# the number of the backward pass that runs in this thread, -1 outside of one (or where torch does not say)
+# the number of the backward pass that runs in this thread, -1 outside of one (or where torch does
+# not say)
 graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def once_in_use(accelerator: Any, call: Callable[[], None]) -> None:
-    """Call when the program first uses an accelerator (`torch.cuda`), or now if it has; nothing here starts its driver.
+    """Call when the program first uses an accelerator (`torch.cuda`), or now if it has; nothing
+    here starts its driver.
 
     Raises AttributeError where torch has no such list.
     """
@@ -207,18 +252,23 @@ def once_in_use(accelerator: Any, call: Callable[[], None]) -> None:
 
 
 def shard_offset(tensor: Any) -> list[int] | None:
-    """Where the local part of a DTensor begins in it, one number a dimension; None where torch does not say."""
+    """Where the local part of a DTensor begins in it, one number a dimension; None where torch does
+    not say.
+    """
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, offset = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         return [int(start) for start in offset]
     except Exception:
         return None
 
 
 class StorageLife:
-    """Tells whether a tensor's memory still is the one that was seen: addresses come again, this does not.
+    """Tells whether a tensor's memory still is the one that was seen: addresses come again, this
+    does not.
 
     Raises what torch raises for a tensor without a storage.
     """
@@ -238,14 +288,22 @@ class StorageLife:
 
 
 def several_ranks() -> bool:
-    """Whether other ranks work with this one: a collective changes tensors in place, and torch does not count that."""
+    """Whether other ranks work with this one: a collective changes tensors in place, and torch does
+    not count that.
+    """
     distributed = sys.modules.get("torch.distributed")
     try:
-        return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
+        return (
+            distributed is not None
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
     except Exception:  # torch built without it
         return False
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """How often the tensor's memory was changed in place, None where torch does not count (inference mode)."""
+    """How often the tensor's memory was changed in place, None where torch does not count
+    (inference mode).
+    """
     return None if tensor.is_inference() else int(tensor._version)

@@ -1,4 +1,6 @@
-"""What keeps tests apart that run in one process: one that leaves torch changed fails itself, and not those after it."""
+"""What keeps tests apart that run in one process: one that leaves torch changed fails itself, and
+not those after it.
+"""
 
 from __future__ import annotations
 

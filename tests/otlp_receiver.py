@@ -1,12 +1,13 @@
-"""A real OTLP receiver for tests: gRPC with the usual 4 MiB limit, and HTTP, in this process, on free ports.
+"""A real OTLP receiver for tests: gRPC with the usual 4 MiB limit, and HTTP, in this process, on
+free ports.
 
     with Receiver() as receiver:
         run_the_program(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.grpc_endpoint)
     receiver.spans()
 
-What it received is read as plain dicts. It can misbehave: `Receiver("reject")` accepts in part (`rejecting` says how much),
-`"unavailable"` answers UNAVAILABLE or 503, `"refuse"` INVALID_ARGUMENT or 400, `"never"` does not answer until it is closed.
-`mode` can be changed while it runs.
+What it received is read as plain dicts. It can misbehave: `Receiver("reject")` accepts in part
+(`rejecting` says how much), `"unavailable"` answers UNAVAILABLE or 503, `"refuse"` INVALID_ARGUMENT
+or 400, `"never"` does not answer until it is closed. `mode` can be changed while it runs.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ _SIGNALS: dict[str, tuple[str, Any, Any, str]] = {
     ),
     "logs": ("logs.v1.LogsService", logs.ExportLogsServiceRequest, logs.ExportLogsServiceResponse, "rejected_log_records"),
 }  # fmt: skip
-_GRPC_ERRORS = {"unavailable": grpc.StatusCode.UNAVAILABLE, "refuse": grpc.StatusCode.INVALID_ARGUMENT}
+_GRPC_ERRORS = {
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "refuse": grpc.StatusCode.INVALID_ARGUMENT,
+}
 _HTTP_ERRORS = {"unavailable": 503, "refuse": 400}
 
 
 class Receiver:
-    """Collects the requests of all three signals. modes: see the module. rejecting: how many items of each request a
-    receiver in mode `reject` says it left out."""
+    """Collects the requests of all three signals. modes: see the module. rejecting: how many items
+    of each request a receiver in mode `reject` says it left out.
+    """
 
     def __init__(self, mode: str = "accept", *, rejecting: int = 1) -> None:
         self.mode, self.rejecting = mode, rejecting
-        self.recover_after_failures: int | None = None  # so many requests are answered as `mode` says, then it accepts
+        self.recover_after_failures: int | None = (
+            None  # so many requests are answered as `mode` says, then it accepts
+        )
         self.requests: dict[str, list[Any]] = {signal: [] for signal in _SIGNALS}
         self.sizes: list[int] = []
         self.headers: list[dict[str, str]] = []
@@ -58,7 +65,9 @@ class Receiver:
                 request_deserializer=request.FromString, response_serializer=response.SerializeToString,
             )  # fmt: skip
             name = f"opentelemetry.proto.collector.{service}"
-            self._grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"Export": handler}),))
+            self._grpc.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(name, {"Export": handler}),)
+            )
         self.grpc_endpoint = f"http://127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
         self._grpc.start()
         receiver = self
@@ -86,19 +95,27 @@ class Receiver:
     def environment(self, protocol: str = "grpc") -> dict[str, str]:
         """The standard variables that lead here by `grpc` or `http`."""
         if protocol == "grpc":
-            return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.grpc_endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.http_endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+            return {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": self.grpc_endpoint,
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            }
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.http_endpoint,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        }
 
     def wait_for(self, condition: Any, timeout: float = 60) -> bool:
         """Wait until `condition()` is true of what was received; False when it never came true."""
         with self._changed:
             return bool(self._changed.wait_for(condition, timeout))
 
-    # -- what was received -----------------------------------------------------------------------------------------------
+    # -- what was received
+    # ----------------------------------------------------------------------------------------------
 
     def spans(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Spans with name, trace_id, span_id, parent_id (hex), start, end (ns), attributes, events, links, status, message,
-        resource and scope."""
+        """Spans with name, trace_id, span_id, parent_id (hex), start, end (ns), attributes, events,
+        links, status, message, resource and scope.
+        """
         found = [
             {
                 "name": span.name,
@@ -109,7 +126,11 @@ class Receiver:
                 "end": span.end_time_unix_nano,
                 "attributes": _attributes(span.attributes),
                 "events": [
-                    {"name": event.name, "time": event.time_unix_nano, "attributes": _attributes(event.attributes)}
+                    {
+                        "name": event.name,
+                        "time": event.time_unix_nano,
+                        "attributes": _attributes(event.attributes),
+                    }
                     for event in span.events
                 ],
                 "links": [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
@@ -124,10 +145,17 @@ class Receiver:
 
     def events(self, name: str = "torch.module.activation") -> list[dict[str, Any]]:
         """The attributes of all span events of a name, in order of arrival."""
-        return [event["attributes"] for span in self.spans() for event in span["events"] if event["name"] == name]
+        return [
+            event["attributes"]
+            for span in self.spans()
+            for event in span["events"]
+            if event["name"] == name
+        ]
 
     def log_records(self) -> list[dict[str, Any]]:
-        """Log records with event_name, body, time, attributes, trace_id, span_id, severity, resource and scope."""
+        """Log records with event_name, body, time, attributes, trace_id, span_id, severity,
+        resource and scope.
+        """
         return [
             {
                 "event_name": record.event_name,
@@ -143,18 +171,30 @@ class Receiver:
         ]
 
     def metric_points(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Data points with name, unit, kind (gauge, sum, histogram, exponential_histogram), time, attributes, resource,
-        scope, and value (gauge, sum) or count, sum, min, max (histograms), in order of arrival."""
+        """Data points with name, unit, kind (gauge, sum, histogram, exponential_histogram), time,
+        attributes, resource, scope, and value (gauge, sum) or count, sum, min, max (histograms), in
+        order of arrival.
+        """
         found = []
         for who, metric in self._each("metrics", "resource_metrics", "scope_metrics", "metrics"):
             kind = metric.WhichOneof("data")
             for point in getattr(metric, kind).data_points:
-                row = {"name": metric.name, "unit": metric.unit, "kind": kind, "time": point.time_unix_nano}
+                row = {
+                    "name": metric.name,
+                    "unit": metric.unit,
+                    "kind": kind,
+                    "time": point.time_unix_nano,
+                }
                 row |= {"attributes": _attributes(point.attributes), **who}
                 if kind in ("gauge", "sum"):
                     row["value"] = getattr(point, point.WhichOneof("value"))
                 else:
-                    row |= {"count": point.count, "sum": point.sum, "min": point.min, "max": point.max}
+                    row |= {
+                        "count": point.count,
+                        "sum": point.sum,
+                        "min": point.min,
+                        "max": point.max,
+                    }
                 found.append(row)
         return [row for row in found if name is None or row["name"] == name]
 
@@ -162,11 +202,15 @@ class Receiver:
         for request in list(self.requests[signal]):
             for resource in getattr(request, fields[0]):
                 for scope in getattr(resource, fields[1]):
-                    who = {"resource": _attributes(resource.resource.attributes), "scope": scope.scope.name}
+                    who = {
+                        "resource": _attributes(resource.resource.attributes),
+                        "scope": scope.scope.name,
+                    }
                     for item in getattr(scope, fields[2]):
                         yield who, item
 
-    # -- answering -------------------------------------------------------------------------------------------------------
+    # -- answering
+    # ----------------------------------------------------------------------------------------------
 
     def _keep(self, signal: str, request: Any, headers: dict[str, str]) -> None:
         with self._changed:
@@ -194,20 +238,28 @@ class Receiver:
             context.abort(_GRPC_ERRORS[self.mode], "told to")
         if self.mode == "never":
             self._closed.wait()
-        self._keep(signal, request, {key: str(value) for key, value in context.invocation_metadata()})
+        self._keep(
+            signal, request, {key: str(value) for key, value in context.invocation_metadata()}
+        )
         return self._respond(signal)
 
     def _answer_http(self, handler: BaseHTTPRequestHandler) -> None:
         self._take_turn()
         body = handler.rfile.read(int(handler.headers["content-length"]))
-        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(handler.headers.get("content-encoding", ""), bytes)
+        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(
+            handler.headers.get("content-encoding", ""), bytes
+        )
         signal = handler.path.rsplit("/", 1)[-1]
         if self.mode == "never":
             self._closed.wait()
         status = _HTTP_ERRORS.get(self.mode, 200) if signal in _SIGNALS else 404
         answer = b""
         if status == 200:
-            self._keep(signal, _SIGNALS[signal][1].FromString(unpack(body)), {k.lower(): v for k, v in handler.headers.items()})
+            self._keep(
+                signal,
+                _SIGNALS[signal][1].FromString(unpack(body)),
+                {k.lower(): v for k, v in handler.headers.items()},
+            )
             answer = self._respond(signal).SerializeToString()
         handler.send_response(status)
         handler.send_header("content-type", "application/x-protobuf")

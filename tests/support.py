@@ -1,4 +1,6 @@
-"""What tests share: child processes as a user would start them, and sessions that record into a list."""
+"""What tests share: child processes as a user would start them, and sessions that record into a
+list.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +66,21 @@ class ListSink(Sink):
 
     def rows(self, *fields: str, **where: Any) -> list[Any]:
         """The named fields of the records for which every given field has the given value."""
-        chosen = [r for r in self.records if all(getattr(r, name) == value for name, value in where.items())]
-        return [getattr(r, fields[0]) if len(fields) == 1 else tuple(getattr(r, f) for f in fields) for r in chosen]
+        chosen = [
+            r
+            for r in self.records
+            if all(getattr(r, name) == value for name, value in where.items())
+        ]
+        return [
+            getattr(r, fields[0]) if len(fields) == 1 else tuple(getattr(r, f) for f in fields)
+            for r in chosen
+        ]
 
 
-# the end of a rank's script: the functions of `atexit`, as an interpreter that ends would run them, and nothing after them.
-# A thread of gloo may hold its last collective, and with it a Python object, a moment longer than the program; when it lets go
-# of that while the interpreter ends, torch aborts: bare programs, nothing of ours running, in some 1 of 50 runs on busy cores
+# the end of a rank's script: the functions of `atexit`, as an interpreter that ends would run them,
+# and nothing after them. A thread of gloo may hold its last collective, and with it a Python
+# object, a moment longer than the program; when it lets go of that while the interpreter ends,
+# torch aborts: bare programs, nothing of ours running, in some 1 of 50 runs on busy cores
 LEAVE = """
 import atexit, os, sys
 atexit._run_exitfuncs()
@@ -81,7 +91,9 @@ os._exit(0)
 
 @contextmanager
 def recording(**settings: str) -> Iterator[ListSink]:
-    """A session in this process whose records go into a list; stopped, with everything removed, at the end."""
+    """A session in this process whose records go into a list; stopped, with everything removed, at
+    the end.
+    """
     from otel_torch import bootstrap
 
     assert session.current() is None, "a session of an earlier test is still running"
@@ -98,15 +110,26 @@ def recording(**settings: str) -> Iterator[ListSink]:
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
     """An environment with tracing on and nothing else of ours or OpenTelemetry's set."""
-    keep = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))}
+    keep = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
+    }
     keep |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OTEL_TORCH_ENABLED": "1"}
     return keep | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
 
 
 def run_python(
-    tmp_path: Path, code: str | Path, *arguments: str, check: bool = True, timeout: float = 240, **variables: str
+    tmp_path: Path,
+    code: str | Path,
+    *arguments: str,
+    check: bool = True,
+    timeout: float = 240,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script, or code written to one, in a child process with nothing but environment variables set."""
+    """Run a script, or code written to one, in a child process with nothing but environment
+    variables set.
+    """
     script = code
     if isinstance(code, str):
         script = tmp_path / "program.py"
@@ -123,13 +146,23 @@ def run_python(
 def run_ranks(
     tmp_path: Path, code: str | Path, *arguments: str, ranks: int = 2, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script, or code, that takes part in a gloo group under torchrun, as `run_python` would."""
+    """Run a script, or code, that takes part in a gloo group under torchrun, as `run_python`
+    would.
+    """
     script = tmp_path / "ranks.py"
     if isinstance(code, Path):
         code = f"import runpy\nrunpy.run_path({str(code)!r}, run_name='__main__')\n"
     script.write_text(code + LEAVE)
     launch = "import torch.distributed.run as r; r.main()"
-    return run_python(tmp_path, launch, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments, **variables)
+    return run_python(
+        tmp_path,
+        launch,
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        str(script),
+        *arguments,
+        **variables,
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -143,7 +176,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def metadata(path: Path) -> dict[str, Any]:
     """What lies beside a recording."""
-    found: dict[str, Any] = json.loads(path.with_name(path.name.removesuffix(".jsonl") + ".meta.json").read_text())
+    found: dict[str, Any] = json.loads(
+        path.with_name(path.name.removesuffix(".jsonl") + ".meta.json").read_text()
+    )
     return found
 
 

@@ -1,4 +1,6 @@
-"""What the tests of OpenTelemetry share: records and scopes without torch, driven through the sinks in a child process."""
+"""What the tests of OpenTelemetry share: records and scopes without torch, driven through the sinks
+in a child process.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ def test_off_attaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_TORCH_ENABLED", raising=False)
     net = Net()
     assert attach_activation_trace(net) is None
-    assert all(not module._forward_hooks and ModuleHookManager.get_from(module) is None for module in net.modules())
+    assert all(
+        not module._forward_hooks and ModuleHookManager.get_from(module) is None
+        for module in net.modules()
+    )
 
 
 def test_no_model_is_no_trace(trace: Path) -> None:
@@ -70,7 +73,9 @@ def test_no_model_is_no_trace(trace: Path) -> None:
     detach_activation_trace(None)
 
 
-def test_records_have_the_asked_fields_in_order_of_completion(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_have_the_asked_fields_in_order_of_completion(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FASTVIDEO_TRACE_STATS", "abs_mean,sum,min,max,mean,shape,dtype")
     net = Net()
     manager = attach(net)
@@ -82,18 +87,35 @@ def test_records_have_the_asked_fields_in_order_of_completion(trace: Path, monke
     assert [(row["module"], row["tensor"]) for row in rows] == [
         ("block.0", "out"), ("block.1", "out"), ("block", "out"), ("halves", "out[0]"), ("halves", "out[1].rest"),
     ]  # fmt: skip
-    assert list(rows[0]) == ["module", "tensor", "step", "abs_mean", "sum", "min", "max", "mean", "shape", "dtype"]
+    assert list(rows[0]) == [
+        "module",
+        "tensor",
+        "step",
+        "abs_mean",
+        "sum",
+        "min",
+        "max",
+        "mean",
+        "shape",
+        "dtype",
+    ]
     assert rows[0] == {
         "module": "block.0", "tensor": "out", "step": 4, "abs_mean": 2.0, "sum": -2.0, "min": -3.0, "max": 1.0, "mean": -1.0,
         "shape": [1, 2], "dtype": "torch.float32",
     }  # fmt: skip
 
 
-def test_the_pattern_attaches_to_its_matches_only_whatever_wraps_them(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pattern_attaches_to_its_matches_only_whatever_wraps_them(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FASTVIDEO_TRACE_LAYERS", r"^block\.\d$")
     net = Net()
     manager = attach(torch.compile(net, backend="eager"))
-    attached = {name for name, module in net.named_modules() if ModuleHookManager.get_from(module) is not None}
+    attached = {
+        name
+        for name, module in net.named_modules()
+        if ModuleHookManager.get_from(module) is not None
+    }
     assert attached == {"block.0", "block.1"}
     detach_activation_trace(manager)
 
@@ -107,7 +129,9 @@ def test_a_pattern_that_matches_nothing_says_so(
     assert lines(trace) == []
 
 
-def test_only_selected_steps_are_kept_and_outside_a_step_it_is_null(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_selected_steps_are_kept_and_outside_a_step_it_is_null(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = Net()
     manager = attach(net)
     net(X)
@@ -129,7 +153,10 @@ def test_detaching_removes_everything_and_twice_is_fine(trace: Path) -> None:
     manager = attach(net)
     detach_activation_trace(manager)
     detach_activation_trace(manager)
-    assert all(not module._forward_hooks and ModuleHookManager.get_from(module) is None for module in net.modules())
+    assert all(
+        not module._forward_hooks and ModuleHookManager.get_from(module) is None
+        for module in net.modules()
+    )
     net(X)
     assert lines(trace) == []
 
@@ -148,7 +175,10 @@ def test_another_hook_of_a_module_stays(trace: Path) -> None:
     manager = attach(net)
     other.append_forward_hook(Other("halves", [], JsonlSink(trace)))
     detach_activation_trace(manager)
-    assert ModuleHookManager.get_from(net.halves) is other and other.get_forward_hook("other") is not None
+    assert (
+        ModuleHookManager.get_from(net.halves) is other
+        and other.get_forward_hook("other") is not None
+    )
 
 
 def test_a_second_trace_is_refused_and_leaves_the_first_as_it_was(trace: Path) -> None:
@@ -187,7 +217,9 @@ def test_an_unknown_statistic_is_said_and_skipped(
     assert "avg_trace_test" in capfd.readouterr().err
 
 
-def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(
+    trace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def failing(tensor: torch.Tensor) -> float:
         raise RuntimeError("no such number")
 
@@ -197,7 +229,8 @@ def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(trace: P
     manager.append_forward_hook(ActivationStatHook("failing", [("bad", failing)], sink))
     assert module(X) is X
     manager.replace_forward_hook(
-        "activation_stats", ActivationStatHook("closed", [("sum", lambda t: float(t.sum()))], sink, {0, 2})
+        "activation_stats",
+        ActivationStatHook("closed", [("sum", lambda t: float(t.sum()))], sink, {0, 2}),
     )
     with trace_step(0):
         module(X)
@@ -214,7 +247,10 @@ def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(trace: P
 
 def test_a_sink_may_be_written_to_by_many_threads(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "deep" / "threads.jsonl")
-    threads = [threading.Thread(target=lambda n=n: [sink.write({"n": n, "i": i}) for i in range(200)]) for n in range(4)]
+    threads = [
+        threading.Thread(target=lambda n=n: [sink.write({"n": n, "i": i}) for i in range(200)])
+        for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,6 @@
-"""What is recorded of a call: outputs, inputs, gradients, parameters, in every container and of every kind of tensor."""
+"""What is recorded of a call: outputs, inputs, gradients, parameters, in every container and of
+every kind of tensor.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ CONTAINERS = {
     "dict": (lambda t: {"a": t, "b": {"c": [t]}}, ["out.a", "out.b.c[0]"]),
     "ordered": (lambda t: OrderedDict(z=t, a=t), ["out.z", "out.a"]),
     "named_tuple": (lambda t: Pair(t, t), ["out.mean", "out.scale"]),
-    "dataclass": (lambda t: Sample(t, Pair(t, t)), ["out.sample", "out.pair.mean", "out.pair.scale"]),
+    "dataclass": (
+        lambda t: Sample(t, Pair(t, t)),
+        ["out.sample", "out.pair.mean", "out.pair.scale"],
+    ),
     "nothing": (lambda t: None, []),
     "text": (lambda t: "text", []),
 }
@@ -64,20 +69,26 @@ def test_tensors_are_found_in_every_container_with_their_gradients(kind: str) ->
         found = Returning(lambda t: make(t))()
         leaves = [
             t
-            for t in torch.utils._pytree.tree_leaves(found if not dataclasses.is_dataclass(found) else vars(found))
+            for t in torch.utils._pytree.tree_leaves(
+                found if not dataclasses.is_dataclass(found) else vars(found)
+            )
             if torch.is_tensor(t)
         ]
         if leaves:
             sum(leaf.sum() for leaf in leaves).backward()
     assert sink.rows("tensor", phase="forward") == labels
-    assert sorted(sink.rows("tensor", phase="backward")) == sorted("grad" + label.removeprefix("out") for label in labels)
+    assert sorted(sink.rows("tensor", phase="backward")) == sorted(
+        "grad" + label.removeprefix("out") for label in labels
+    )
 
 
 def test_outputs_of_transformers_and_diffusers_are_found() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
     diffusers = pytest.importorskip("diffusers.models.modeling_outputs")
     with recording(capture="outputs,gradients") as sink:
-        made = Returning(lambda t: outputs.CausalLMOutput(loss=t.sum(), logits=t, hidden_states=(t, t + 1)))()
+        made = Returning(
+            lambda t: outputs.CausalLMOutput(loss=t.sum(), logits=t, hidden_states=(t, t + 1))
+        )()
         made.loss.backward()
         Returning(lambda t: diffusers.Transformer2DModelOutput(sample=t))()
     assert sink.rows("tensor", phase="forward") == [
@@ -87,12 +98,18 @@ def test_outputs_of_transformers_and_diffusers_are_found() -> None:
         "out.hidden_states[1]",
         "out.sample",
     ]
-    assert sink.rows("tensor", phase="backward") == ["grad.loss", "grad.logits", "grad.hidden_states[0]"]
+    assert sink.rows("tensor", phase="backward") == [
+        "grad.loss",
+        "grad.logits",
+        "grad.hidden_states[0]",
+    ]
 
 
 def test_inputs_go_by_their_place_or_their_keyword() -> None:
     with recording(capture="inputs") as sink:
-        Returning(lambda t: t)(torch.ones(1), (torch.ones(2), 7), mask=torch.ones(3), config={"scale": torch.ones(4)})
+        Returning(lambda t: t)(
+            torch.ones(1), (torch.ones(2), 7), mask=torch.ones(3), config={"scale": torch.ones(4)}
+        )
     assert sink.rows("tensor") == ["in[0]", "in[1][0]", "in.mask", "in.config.scale"]
     assert [stats["shape"] for stats in sink.rows("stats")] == [[1], [2], [3], [4]]
 
@@ -105,7 +122,8 @@ def test_numbers_are_those_at_the_time_of_the_call_whatever_is_changed_in_place_
     assert [stats["mean"] for stats in sink.rows("stats", module="0", tensor="out")] == [-2.0]
     assert [stats["mean"] for stats in sink.rows("stats", module="1", tensor="in[0]")] == [-2.0]
     assert [stats["mean"] for stats in sink.rows("stats", module="1", tensor="out")] == [0.0]
-    # the gradient of the Linear's own output, which the ReLU has changed in place: nothing passes a ReLU at -2
+    # the gradient of the Linear's own output, which the ReLU has changed in place: nothing passes a
+    # ReLU at -2
     assert [stats["mean"] for stats in sink.rows("stats", module="0", tensor="grad")] == [0.0]
     assert [stats["mean"] for stats in sink.rows("stats", module="1", tensor="grad")] == [3.0]
 
@@ -115,34 +133,61 @@ def low_precision(dtype: torch.dtype) -> Any:
 
 
 TENSORS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fp64": (low_precision(torch.float64), {"mean": -1.0, "abs_mean": 2.0, "dtype": "torch.float64"}),
-    "fp32": (low_precision(torch.float32), {"mean": -1.0, "abs_mean": 2.0, "std": pytest.approx(8**0.5)}),
+    "fp64": (
+        low_precision(torch.float64),
+        {"mean": -1.0, "abs_mean": 2.0, "dtype": "torch.float64"},
+    ),
+    "fp32": (
+        low_precision(torch.float32),
+        {"mean": -1.0, "abs_mean": 2.0, "std": pytest.approx(8**0.5)},
+    ),
     "fp16": (low_precision(torch.float16), {"mean": -1.0, "max": 1.0}),
     "bf16": (low_precision(torch.bfloat16), {"mean": -1.0, "min": -3.0}),
     "fp8_e4m3": (low_precision(torch.float8_e4m3fn), {"mean": -1.0, "abs_mean": 2.0}),
     "fp8_e5m2": (low_precision(torch.float8_e5m2), {"mean": -1.0, "dtype": "torch.float8_e5m2"}),
     "int": (lambda t: torch.tensor([2, 4]), {"mean": 3.0, "sum": 6.0, "dtype": "torch.int64"}),
     "uint8": (lambda t: torch.tensor([255, 255], dtype=torch.uint8), {"sum": 510.0}),
-    "bool": (lambda t: torch.tensor([True, False, True, True]), {"mean": 0.75, "sum": 3.0, "nonfinite": 0}),
-    "complex": (lambda t: torch.tensor([3 + 4j]), {"abs_mean": 5.0, "mean": None, "min": None, "shape": [1]}),
-    "empty": (lambda t: torch.empty(0, 3), {"shape": [0, 3], "sum": 0.0, "nonfinite": 0, "mean": None, "min": None, "std": None}),
+    "bool": (
+        lambda t: torch.tensor([True, False, True, True]),
+        {"mean": 0.75, "sum": 3.0, "nonfinite": 0},
+    ),
+    "complex": (
+        lambda t: torch.tensor([3 + 4j]),
+        {"abs_mean": 5.0, "mean": None, "min": None, "shape": [1]},
+    ),
+    "empty": (
+        lambda t: torch.empty(0, 3),
+        {"shape": [0, 3], "sum": 0.0, "nonfinite": 0, "mean": None, "min": None, "std": None},
+    ),
     "scalar": (lambda t: torch.tensor(2.5), {"shape": [], "mean": 2.5, "std": None}),
     "sparse": (
         lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse(),
         {"shape": [2, 2], "mean": 1.0, "max": 4.0, "min": 0.0},
     ),
-    "csr": (lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse_csr(), {"shape": [2, 2], "mean": 1.0}),
-    "nested": (lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), {"shape": [2, -1], "sum": 5.0}),
+    "csr": (
+        lambda t: torch.tensor([[0.0, 4.0], [0.0, 0.0]]).to_sparse_csr(),
+        {"shape": [2, 2], "mean": 1.0},
+    ),
+    "nested": (
+        lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        {"shape": [2, -1], "sum": 5.0},
+    ),
     "jagged": (
         lambda t: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         {"shape": [2, -1], "sum": 5.0},
     ),
     "meta": (lambda t: torch.ones(2, device="meta"), {"shape": [2], "mean": None, "sum": None}),
-    "nonfinite": (lambda t: torch.tensor([float("nan"), float("inf"), 1.0]), {"nonfinite": 2, "shape": [3]}),
+    "nonfinite": (
+        lambda t: torch.tensor([float("nan"), float("inf"), 1.0]),
+        {"nonfinite": 2, "shape": [3]},
+    ),
     "expanded": (lambda t: torch.ones(1, 1).expand(3, 4), {"shape": [3, 4], "sum": 12.0}),
     "conjugate": (lambda t: torch.tensor([3 + 4j]).conj(), {"abs_mean": 5.0}),
     "negative_view": (lambda t: torch.tensor([1 + 2j]).conj().imag, {"sum": -2.0}),
-    "quantized": (lambda t: torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8), {"mean": 1.0}),
+    "quantized": (
+        lambda t: torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8),
+        {"mean": 1.0},
+    ),
     "parameter": (lambda t: nn.Parameter(torch.ones(2)), {"mean": 1.0}),
     "subclass": (lambda t: torch.ones(2).as_subclass(Named), {"mean": 1.0}),
 }
@@ -152,15 +197,21 @@ class Named(torch.Tensor):
     """A tensor class that must not see what is computed of it."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function in (torch.Tensor.sum, torch.Tensor.abs, torch.Tensor.to, torch.stack):
             raise AssertionError(f"{function} reached the program's tensor class")
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-@pytest.mark.filterwarnings("ignore:.*prototype.*", "ignore:.*beta state.*", "ignore:.*deprecated.*")
+@pytest.mark.filterwarnings(
+    "ignore:.*prototype.*", "ignore:.*beta state.*", "ignore:.*deprecated.*"
+)
 @pytest.mark.parametrize("kind", TENSORS)
-def test_every_kind_of_tensor_has_a_defined_result_or_a_defined_absence(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_tensor_has_a_defined_result_or_a_defined_absence(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     make, expected = TENSORS[kind]
     with recording(capture="inputs,outputs") as sink:
         nn.Sequential(Returning(make))(make(None))
@@ -242,7 +293,10 @@ def test_parameter_gradients_are_those_with_which_the_optimizer_steps() -> None:
             net.weight.grad.mul_(turn + 1)  # what clipping does
             optimizer.step()
             optimizer.zero_grad()
-    assert [(step, stats["mean"]) for step, stats in sink.rows("step", "stats", tensor="param_grad.weight")] == [
+    assert [
+        (step, stats["mean"])
+        for step, stats in sink.rows("step", "stats", tensor="param_grad.weight")
+    ] == [
         (0, 3.0),
         (1, 6.0),
     ]
@@ -293,7 +347,13 @@ def test_an_encoder_decoder_has_unique_keys_though_its_embedding_is_shared() -> 
     transformers = pytest.importorskip("transformers")
     with recording(capture=EVERYTHING) as sink:
         config = transformers.T5Config(
-            vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0
+            vocab_size=32,
+            d_model=16,
+            d_kv=8,
+            d_ff=32,
+            num_layers=2,
+            num_heads=2,
+            decoder_start_token_id=0,
         )
         model = transformers.T5ForConditionalGeneration(config).eval()
         ids = torch.arange(8).reshape(1, 8)
@@ -326,13 +386,21 @@ def test_denoising_has_unique_keys() -> None:
             latents = torch.ones(1, 4, 8, 8)
             with torch.no_grad():
                 for timestep in scheduler.timesteps:
-                    noise = unet(latents, timestep, prompt).sample - unet(latents, timestep, prompt * 0).sample
+                    noise = (
+                        unet(latents, timestep, prompt).sample
+                        - unet(latents, timestep, prompt * 0).sample
+                    )
                     latents = scheduler.step(noise, timestep, latents).prev_sample
                 vae.decode(latents)
     assert_keys_unique(sink)
-    calls = sink.rows("loop", "step", "call", model="UNet2DConditionModel", module="", tensor="out.sample")
+    calls = sink.rows(
+        "loop", "step", "call", model="UNet2DConditionModel", module="", tensor="out.sample"
+    )
     assert calls == [(loop, step, call) for loop in (0, 1) for step in (0, 1) for call in (0, 1)]
-    assert sink.rows("loop", "step", model="AutoencoderKL", module="decoder", tensor="out") == [(0, 0), (1, 1)]
+    assert sink.rows("loop", "step", model="AutoencoderKL", module="decoder", tensor="out") == [
+        (0, 0),
+        (1, 1),
+    ]
 
 
 def test_records_agree_with_torch() -> None:

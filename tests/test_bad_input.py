@@ -1,4 +1,5 @@
-"""Whatever is wrong with what we are given is one clear line, and the program's result and exit status stay its own.
+"""Whatever is wrong with what we are given is one clear line, and the program's result and exit
+status stay its own.
 
 Unmodified programs in child processes, with nothing but environment variables set, two at a time.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch.parity.recording import load_recording
+from otel_torch.recording.reader import load_recording
 from tests.support import lines, metadata, run_python
 
 # prints its result and ends with a status of its own: neither may change
@@ -60,10 +61,17 @@ class Ended:
         return self.folder / "run.jsonl"
 
 
-# selections of which nothing usable remains: the line must hold these words, and nothing is recorded
+# selections of which nothing usable remains: the line must hold these words, and nothing is
+# recorded
 UNUSABLE = {
-    "no regex": ({"OTEL_TORCH_MODULES": "("}, ["OTEL_TORCH_MODULES='('", "not a regular expression"]),
-    "only an unknown statistic": ({"OTEL_TORCH_STATS": "bogus"}, ["OTEL_TORCH_STATS", "'bogus'", "abs_mean"]),
+    "no regex": (
+        {"OTEL_TORCH_MODULES": "("},
+        ["OTEL_TORCH_MODULES='('", "not a regular expression"],
+    ),
+    "only an unknown statistic": (
+        {"OTEL_TORCH_STATS": "bogus"},
+        ["OTEL_TORCH_STATS", "'bogus'", "abs_mean"],
+    ),
     "no step list": ({"OTEL_TORCH_STEPS": "first"}, ["OTEL_TORCH_STEPS", "'first'", "10-20"]),
 }
 # places where no file can be: the line must hold these words, and what is there stays as it is
@@ -114,7 +122,9 @@ for step in range(3):
         gc.collect()
         model = torch.nn.Sequential(torch.nn.ReLU())
 """
-LIMITED_FILES = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n" + PROGRAM
+LIMITED_FILES = (
+    "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n" + PROGRAM
+)
 
 CASES = {
     "entries": Case(
@@ -140,7 +150,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
     def execute(case: Case) -> Ended:
         folder = tmp_path_factory.mktemp("case")
         environ = {name: value.format(folder=folder) for name, value in case.environ.items()}
-        done = run_python(folder, textwrap.dedent(case.program), check=False, timeout=120, **environ)
+        done = run_python(
+            folder, textwrap.dedent(case.program), check=False, timeout=120, **environ
+        )
         return Ended(folder, done.stdout, done.stderr, done.returncode)
 
     def result(name: str) -> Ended:
@@ -152,13 +164,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_programs_result_and_exit_status_are_its_own(name: str, ended: Callable[[str], Ended]) -> None:
+def test_the_programs_result_and_exit_status_are_its_own(
+    name: str, ended: Callable[[str], Ended]
+) -> None:
     end = ended(name)
     assert (end.stdout, end.status) == (CASES[name].result, CASES[name].status), end.stderr
     assert "Traceback" not in end.stderr
 
 
-def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(ended: Callable[[str], Ended]) -> None:
+def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(
+    ended: Callable[[str], Ended],
+) -> None:
     end = ended("entries")
     expected = {
         "OTEL_TORCH_STATS": "'bogus'", "OTEL_TORCH_STEPS": "'x'", "OTEL_TORCH_ACTIVATIONS": "'perhaps'",
@@ -175,7 +191,9 @@ def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(end
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_a_selection_without_anything_usable_records_nothing(name: str, ended: Callable[[str], Ended]) -> None:
+def test_a_selection_without_anything_usable_records_nothing(
+    name: str, ended: Callable[[str], Ended]
+) -> None:
     end = ended(name)
     said = " ".join(end.said)
     assert all(word in said for word in UNUSABLE[name][1]) and "Nothing is recorded" in end.said[-1]
@@ -206,7 +224,9 @@ def test_a_full_disk_ends_the_recording_after_a_whole_step(ended: Callable[[str]
     assert lost == f"otel_torch: lost: {30 - count} records (disk)"
 
 
-def test_the_limit_of_bytes_ends_the_recording_after_a_whole_step(ended: Callable[[str], Ended]) -> None:
+def test_the_limit_of_bytes_ends_the_recording_after_a_whole_step(
+    ended: Callable[[str], Ended],
+) -> None:
     end = ended("limit")
     line, lost = end.said
     assert "OTEL_TORCH_MAX_BYTES (2000 bytes)" in line
@@ -226,14 +246,19 @@ def test_a_model_of_ten_thousand_modules_is_recorded_whole(ended: Callable[[str]
     assert len(rows) == len({(row["step"], row["module"]) for row in rows}) == 20_000
 
 
-def test_a_model_that_raises_is_recorded_up_to_there_and_from_there_on(ended: Callable[[str], Ended]) -> None:
+def test_a_model_that_raises_is_recorded_up_to_there_and_from_there_on(
+    ended: Callable[[str], Ended],
+) -> None:
     end = ended("raises")
     assert end.said == []
     rows = [(row["step"], row["call"], row["module"]) for row in lines(end.recording)]
     whole = ["0", "1.0", "1", "2", ""]
-    # the second forward raises behind its first module; it is not completed, so the third is the same step's next call
+    # the second forward raises behind its first module; it is not completed, so the third is the
+    # same step's next call
     raised, again = [(1, 0, "0")], [(1, int(module == "0"), module) for module in whole]
-    assert rows == [(0, 0, module) for module in whole] + raised + again + [(2, 0, module) for module in whole]
+    assert rows == [(0, 0, module) for module in whole] + raised + again + [
+        (2, 0, module) for module in whole
+    ]
 
 
 def test_a_module_that_is_deleted_while_it_is_hooked_is_gone(ended: Callable[[str], Ended]) -> None:

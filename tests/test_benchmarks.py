@@ -1,4 +1,6 @@
-"""Each benchmark's program runs, at its smallest size, and what it finds can stand in the table. Nothing here looks at a time."""
+"""Each benchmark's program runs, at its smallest size, and what it finds can stand in the table.
+Nothing here looks at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,18 @@ from tests.benchmarks.pairing import BARE, Rounds, interleave, plainly
 pytestmark = pytest.mark.scoreboard
 
 driver = importlib.import_module("tests.benchmarks.__main__")
-MINE = ["six_statistics", "small_tensors", "gpu", "regions", "telemetry", "startup", "large", "bandwidth", "peers", "growth"]
+MINE = [
+    "six_statistics",
+    "small_tensors",
+    "gpu",
+    "regions",
+    "telemetry",
+    "startup",
+    "large",
+    "bandwidth",
+    "peers",
+    "growth",
+]
 # why a figure may be missing
 EXCUSES = ("no GPU here", "is not installed here")
 
@@ -56,7 +69,9 @@ def test_runs_at_its_smallest(name: str) -> None:
 
 
 def test_diff_runs_at_its_smallest() -> None:
-    pytest.importorskip("orjson", reason="`make bench` installs the readers that diff is held against")
+    pytest.importorskip(
+        "orjson", reason="`make bench` installs the readers that diff is held against"
+    )
     for figure in smallest("diff"):
         check(figure)
 
@@ -74,7 +89,11 @@ def test_nothing_is_lost_by_processes_that_record_at_once() -> None:
 
 def test_every_benchmark_is_in_the_table() -> None:
     shared = {"pairing", "figures", "sides"}
-    files = {path.stem for path in (ROOT / "tests" / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    files = {
+        path.stem
+        for path in (ROOT / "tests" / "benchmarks").glob("*.py")
+        if not path.stem.startswith("_")
+    }
     assert files - shared == set(driver.BENCHMARKS)
 
 
@@ -91,7 +110,10 @@ def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
     assert "device synchronisations in a forward" in page.read_text()
     assert "six statistics, float32" not in page.read_text()
     assert {figure["benchmark"] for figure in json.loads(found.read_text())["figures"]} == {"gpu"}
-    assert driver.rewritten("a <!-- x -->old<!-- end of x --> b", x="new") == "a <!-- x -->\nnew\n<!-- end of x --> b"
+    assert (
+        driver.rewritten("a <!-- x -->old<!-- end of x --> b", x="new")
+        == "a <!-- x -->\nnew\n<!-- end of x --> b"
+    )
     with pytest.raises(ValueError, match="no <!-- y -->"):
         driver.rewritten("nothing", y="new")
 
@@ -113,7 +135,9 @@ def test_ratios_are_of_the_same_round() -> None:
     assert rounds.ratio("ours").value == pytest.approx(1.1)
     assert rounds.share("ours", "theirs").value == pytest.approx(0.25)
     assert rounds.overhead("theirs") == "+40.0 %"
-    assert rounds.cost_share("ours", "theirs", {"ours": 2.0, "theirs": 1.0}).value == pytest.approx(0.125)
+    assert rounds.cost_share("ours", "theirs", {"ours": 2.0, "theirs": 1.0}).value == pytest.approx(
+        0.125
+    )
 
 
 def test_a_goal_is_met_at_the_goal() -> None:

@@ -1,4 +1,6 @@
-"""OTEL_TORCH_BUDGET: recording costs no more than it may, what is recorded still pairs, and what goes wrong is seen."""
+"""OTEL_TORCH_BUDGET: recording costs no more than it may, what is recorded still pairs, and what
+goes wrong is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ TRAIN = Kind("optimizer", "Net", "forward")
 class Program:
     """A program that runs on a clock of its own.
 
-    step: seconds of one that is not recorded. in_step, between: what recording adds to it, and to the time until the next
-    one begins. reading: what reading takes, in this step or, `late`, in the next. first: what the very first step adds.
+    step: seconds of one that is not recorded. in_step, between: what recording adds to it, and to
+    the time until the next one begins. reading: what reading takes, in this step or, `late`, in the
+    next. first: what the very first step adds.
     """
 
     def __init__(
@@ -43,7 +46,13 @@ class Program:
         self.now = self.spent = 0.0
         self.cadence = Cadence(percent, lambda: self.now)
         self.picked: list[tuple[str, int, int]] = []  # model, loop, step
-        self._step, self._in_step, self._between, self._reading, self._late = step, in_step, between, reading, late
+        self._step, self._in_step, self._between, self._reading, self._late = (
+            step,
+            in_step,
+            between,
+            reading,
+            late,
+        )
         self._first, self._unread = first, 0.0
 
     def run(self, kind: Kind, step: int, loop: int = 0, wanted: bool = True) -> bool:
@@ -88,7 +97,9 @@ WAYS = {
 
 @pytest.mark.parametrize("costs", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("percent", [0.3, 1, 5, 20])
-def test_recording_costs_what_it_may_wherever_it_costs(percent: float, costs: dict[str, Any]) -> None:
+def test_recording_costs_what_it_may_wherever_it_costs(
+    percent: float, costs: dict[str, Any]
+) -> None:
     program = trained(percent, 4000, **costs)
     spent = 100 * program.spent / program.now
     assert percent / 3 < spent <= percent
@@ -112,7 +123,10 @@ def test_ranks_that_decide_alone_record_steps_of_one_ladder() -> None:
 
 
 def test_the_same_times_give_the_same_picks() -> None:
-    assert trained(2, 500, in_step=0.1, reading=0.01).picked == trained(2, 500, in_step=0.1, reading=0.01).picked
+    assert (
+        trained(2, 500, in_step=0.1, reading=0.01).picked
+        == trained(2, 500, in_step=0.1, reading=0.01).picked
+    )
 
 
 def generated(videos: int, denoise_steps: int, percent: float, **costs: Any) -> Program:
@@ -148,7 +162,11 @@ def test_of_videos_of_few_steps_whole_ones_are_left_out_by_the_same_ladder() -> 
     assert {(loop % 4, step) for loop, step in later} == {(0, 0)}
 
 
-@pytest.mark.parametrize("numbers", [range(1, 2000, 2), [step * 1000 + 1 for step in range(1000)]], ids=["odd", "far apart"])
+@pytest.mark.parametrize(
+    "numbers",
+    [range(1, 2000, 2), [step * 1000 + 1 for step in range(1000)]],
+    ids=["odd", "far apart"],
+)
 def test_steps_that_are_numbered_past_the_ladder_do_not_starve(numbers: Any) -> None:
     program = Program(5, in_step=0.3)
     for step in numbers:
@@ -217,7 +235,8 @@ class TestNonFinite:
         assert not program.run(TRAIN, 41, wanted=False)
 
 
-# -- in a program -----------------------------------------------------------------------------------------------------------
+# -- in a program
+# --------------------------------------------------------------------------------------------------
 
 # so little that nothing is recorded but the first steps, however fast the machine
 LITTLE = "0.001"
@@ -256,7 +275,9 @@ def test_off(text: str) -> None:
     assert Settings.from_env({"OTEL_TORCH_BUDGET": text}).budget is None
 
 
-@pytest.mark.parametrize(("text", "percent"), [("5", 5.0), (" 0.5 % ", 0.5), (".25", 0.25), ("100%", 100.0)])
+@pytest.mark.parametrize(
+    ("text", "percent"), [("5", 5.0), (" 0.5 % ", 0.5), (".25", 0.25), ("100%", 100.0)]
+)
 def test_percentages(text: str, percent: float) -> None:
     assert Settings.from_env({"OTEL_TORCH_BUDGET": text}).budget == percent
 
@@ -270,19 +291,24 @@ def test_what_is_no_percentage_is_named_and_all_is_recorded(text: str) -> None:
     ]
 
 
-def test_steps_are_recorded_as_wholes_and_counted_as_if_all_were(capfd: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_recorded_as_wholes_and_counted_as_if_all_were(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with recording(budget=LITTLE) as sink:
         net = make()
         for step in range(40):
             with otel_torch.trace_step(step):
                 net(X)
                 net(X)
-    assert sorted(set(sink.rows("step", "call", module="layers.1"))) == [(step, call) for step in FIRST for call in (0, 1)]
+    assert sorted(set(sink.rows("step", "call", module="layers.1"))) == [
+        (step, call) for step in FIRST for call in (0, 1)
+    ]
     assert len(sink.closed) == 40 + 80  # steps and forwards are spans all the same
     said = re.findall(r"OTEL_TORCH_BUDGET=0.001: .*", capfd.readouterr().err)
     assert len(said) == 1
     assert re.fullmatch(
-        r".*: 3 of 40 steps were recorded; at the end one in \d+ of Net's; that cost about [\d.e+-]+ % of .*", said[0]
+        r".*: 3 of 40 steps were recorded; at the end one in \d+ of Net's; that cost about [\d.e+-]+ % of .*",
+        said[0],
     )
 
 
@@ -330,7 +356,9 @@ FORMS = (eager, whole, in_place, regional)
 
 @pytest.mark.parametrize("modules", ["", r"^layers\.1$"], ids=["all modules", "one module"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_around_a_value_that_is_not_finite_steps_are_recorded_though_it_began_in_one_that_is_not(form: Any, modules: str) -> None:
+def test_around_a_value_that_is_not_finite_steps_are_recorded_though_it_began_in_one_that_is_not(
+    form: Any, modules: str
+) -> None:
     with recording(budget=LITTLE, modules=modules) as sink:
         net = form(make())
         for step in range(30):
@@ -361,12 +389,16 @@ def test_a_change_of_cadence_makes_no_new_graph(form: Any) -> None:
     bare, graphs = work(), counters["stats"]["unique_graphs"]
     with recording(budget=LITTLE) as sink:
         found = work()
-        assert counters["stats"]["unique_graphs"] == graphs or not COMPILER_TELLS  # older torch: hooks are graphs of their own
+        assert (
+            counters["stats"]["unique_graphs"] == graphs or not COMPILER_TELLS
+        )  # older torch: hooks are graphs of their own
     assert sorted(set(sink.rows("step"))) == FIRST
     assert all(torch.equal(one, other) for one, other in zip(bare, found, strict=True))
 
 
-def test_a_port_that_is_fed_with_its_reference_needs_every_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_fed_with_its_reference_needs_every_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with recording(budget=LITTLE, isolate=str(tmp_path), capture="parity") as sink:
         net = make()
         for _ in range(8):
@@ -383,7 +415,8 @@ def test_nothing_stays_behind() -> None:
     assert not net._forward_hooks and not net._forward_pre_hooks
 
 
-# -- compared ---------------------------------------------------------------------------------------------------------------
+# -- compared
+# --------------------------------------------------------------------------------------------------
 
 DENOISING = """
 import sys
@@ -453,15 +486,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]
     return found
 
 
-def test_a_sampled_run_computes_what_any_other_does_and_says_what_was_recorded(runs: dict[str, tuple[Path, str]]) -> None:
+def test_a_sampled_run_computes_what_any_other_does_and_says_what_was_recorded(
+    runs: dict[str, tuple[Path, str]],
+) -> None:
     full, sampled = runs["full"], runs["budget"]
     assert sampled[1] == full[1]
     kept = {(row["model"], row["loop"], row["step"], row["phase"]) for row in lines(sampled[0])}
     told = metadata(sampled[0])["budget"]
     assert "budget" not in metadata(full[0])
-    assert {(model, phase) for model, _, _, phase in kept} >= {("Transformer", "attach"), ("TextEncoder", "attach")}
+    assert {(model, phase) for model, _, _, phase in kept} >= {
+        ("Transformer", "attach"),
+        ("TextEncoder", "attach"),
+    }
     # forwards of the text encoder are steps of their own
-    assert {(loop, step) for model, loop, step, phase in kept if (model, phase) == ("Transformer", "forward")} >= {(0, 0), (0, 2)}
+    assert {
+        (loop, step)
+        for model, loop, step, phase in kept
+        if (model, phase) == ("Transformer", "forward")
+    } >= {(0, 0), (0, 2)}
     assert (told["percent"], told["steps"], [kind["model"] for kind in told["kinds"]]) == (
         0.001,
         34,
@@ -472,12 +514,20 @@ def test_a_sampled_run_computes_what_any_other_does_and_says_what_was_recorded(r
 
 @pytest.mark.parametrize("port", ["budget", "steps"])
 @pytest.mark.parametrize("reference", ["full", "budget", "steps"])
-def test_a_sampled_recording_pairs_with_any_other(reference: str, port: str, runs: dict[str, tuple[Path, str]]) -> None:
+def test_a_sampled_recording_pairs_with_any_other(
+    reference: str, port: str, runs: dict[str, tuple[Path, str]]
+) -> None:
     for one, other in ((reference, port), (port, reference)):
         clean = otel_torch.diff(runs[one][0], runs[other][0])
         assert (clean.verdict, clean.first) == ("match", None)
         diverged = otel_torch.diff(runs[one][0], runs[f"{other}, bug"][0])
         first = diverged.first
         assert (diverged.verdict, len(diverged.introduced)) == ("diverged", 1)
-        assert (first.module, first.side, first.loop, first.step, first.call) == ("blocks.1.up", "output", 0, 0, 0)
+        assert (first.module, first.side, first.loop, first.step, first.call) == (
+            "blocks.1.up",
+            "output",
+            0,
+            0,
+            0,
+        )
         assert (first.port_loop, first.port_step, first.port_call) == (0, 0, 0)

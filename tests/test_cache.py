@@ -22,7 +22,9 @@ class Attention(nn.Module):
         super().__init__()
         self.project = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor, *, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, None]:
+    def forward(
+        self, x: torch.Tensor, *, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, None]:
         return self.project(x), None
 
 
@@ -67,7 +69,15 @@ def kept(model: Net, *arguments: object, **options: object) -> CacheDict:
 def test_every_form_of_access_finds_the_same_module() -> None:
     cache = kept(make(12))
     view = cache.model.h[1]
-    forms = [cache["model.h.1"], cache["h.1"], cache.h[1], cache.model["h.1"], cache.model.h["1"], cache.h[-11], cache.h[:3][1]]
+    forms = [
+        cache["model.h.1"],
+        cache["h.1"],
+        cache.h[1],
+        cache.model["h.1"],
+        cache.model.h["1"],
+        cache.h[-11],
+        cache.h[:3][1],
+    ]
     assert all(form.output is view.output for form in forms)
     assert view.attn.project.output.shape == (1, 3, 4) and len(cache.h[2:5]) == 3
     assert cache.h[10].output is cache["h.10"].output is not view.output
@@ -77,11 +87,24 @@ def test_every_form_of_access_finds_the_same_module() -> None:
 def test_keys_are_those_from_here_down() -> None:
     cache = kept(make(), include_inputs=True)
     inside = [f"model.h.1{rest}" for rest in ("", ".attn", ".attn.project", ".output")]
-    assert list(cache.model.h[1]) == inside == list(cache.h[1].keys())  # with inputs: in the order in which calls begin
+    assert (
+        list(cache.model.h[1]) == inside == list(cache.h[1].keys())
+    )  # with inputs: in the order in which calls begin
     assert len(cache) == 15 == len(list(cache.items())) and len(cache.h) == 12
-    assert "h.0" in cache.model and "model.h.0" in cache and "h" not in cache and "hea" not in cache and "nope" not in cache
+    assert (
+        "h.0" in cache.model
+        and "model.h.0" in cache
+        and "h" not in cache
+        and "hea" not in cache
+        and "nope" not in cache
+    )
     assert all(cache[key] is not None for key in cache)
-    assert list(kept(make()).h[1]) == [inside[2], inside[1], inside[3], inside[0]]  # else in which they end
+    assert list(kept(make()).h[1]) == [
+        inside[2],
+        inside[1],
+        inside[3],
+        inside[0],
+    ]  # else in which they end
 
 
 def test_what_is_not_there_is_said() -> None:
@@ -94,7 +117,9 @@ def test_what_is_not_there_is_said() -> None:
         cache.h[9]
     with pytest.raises(TypeError, match=r"model\.h\.1 is no list of modules"):
         cache.h[1][0]
-    with pytest.raises(AttributeError, match=r"no call of model\.h\.0 was kept, so it has no input"):
+    with pytest.raises(
+        AttributeError, match=r"no call of model\.h\.0 was kept, so it has no input"
+    ):
         cache.h[0].input  # noqa: B018
     assert repr(CacheDict()) == "model: nothing was kept"
 
@@ -103,7 +128,11 @@ def test_modules_are_chosen_by_object_name_and_pattern() -> None:
     model = make()
     cache = kept(model, [model.h[0], "model.head", "embed", re.compile(r"2\.attn$")])
     assert list(cache) == ["model.embed", "model.h.0", "model.h.2.attn", "model.head"]
-    for wrong, meant in (("model.haed", "did you mean 'head'"), ("h.1.atn", "did you mean 'h.1.attn'"), ("zzz", "there are 16")):
+    for wrong, meant in (
+        ("model.haed", "did you mean 'head'"),
+        ("h.1.atn", "did you mean 'h.1.attn'"),
+        ("zzz", "there are 16"),
+    ):
         with pytest.raises(ValueError, match=meant):
             Cache(wrong).attach(model)
     with pytest.raises(ValueError, match="no module of Net matches 'moe'"):
@@ -124,19 +153,31 @@ def test_later_changes_in_place_do_not_reach_it() -> None:
 
 def test_a_child_that_is_called_like_an_attribute_of_ours() -> None:
     cache = kept(make())
-    assert torch.equal(cache.h[0]["output"].output, cache.h[0].output) and cache["model.h.0.output"].calls
+    assert (
+        torch.equal(cache.h[0]["output"].output, cache.h[0].output)
+        and cache["model.h.0.output"].calls
+    )
 
 
 def test_inputs_are_kept_with_their_names() -> None:
     cache = kept(make(), "h.0.attn", include_inputs=True)
     args, kwargs = cache.h[0].attn.inputs
-    assert len(args) == 1 and kwargs["mask"].dtype == torch.bool and torch.equal(cache.h[0].attn.input, args[0])
+    assert (
+        len(args) == 1
+        and kwargs["mask"].dtype == torch.bool
+        and torch.equal(cache.h[0].attn.input, args[0])
+    )
     only = kept(make(), "head", include_inputs=True, include_output=False)
     assert only.head.input.shape == (1, 3, 4) and only.head.output is None
-    assert Cache.Entry(inputs=((), {})).input is None and Cache.Entry(inputs=((), {"x": 1})).input == 1
+    assert (
+        Cache.Entry(inputs=((), {})).input is None and Cache.Entry(inputs=((), {"x": 1})).input == 1
+    )
     with pytest.raises(ValueError, match="would stay empty"):
         Cache(include_output=False)
-    with pytest.raises(RuntimeError, match=r"on no model: write `with Cache\(…\)\.attach\(model\)"), Cache():
+    with (
+        pytest.raises(RuntimeError, match=r"on no model: write `with Cache\(…\)\.attach\(model\)"),
+        Cache(),
+    ):
         pass
 
 
@@ -153,7 +194,10 @@ def test_several_calls_are_a_list_with_the_last_as_the_short_form() -> None:
     model = make()
     with torch.no_grad(), Cache("head", include_inputs=True).attach(model) as cache:
         first, second = model(IDS), model(IDS + 1)
-    assert [entry.output.tolist() for entry in cache.head.calls] == [first.tolist(), second.tolist()]
+    assert [entry.output.tolist() for entry in cache.head.calls] == [
+        first.tolist(),
+        second.tolist(),
+    ]
     assert torch.equal(cache.head.output, second) and len(cache) == 1
     assert repr(cache.head.calls[0]) == "Entry((float32[1, 3, 4]) → float32[1, 3, 2])"
     assert "(2 calls)" in repr(cache)
@@ -166,7 +210,9 @@ def test_a_call_that_raised_does_not_take_the_output_of_the_next() -> None:
             model(IDS + 100)
         model(IDS)
     assert [entry.has_output for entry in cache.embed.calls] == [False, True]
-    assert torch.equal(cache.embed.input, IDS) and torch.equal(cache.model.calls[1].output, cache.model.output)
+    assert torch.equal(cache.embed.input, IDS) and torch.equal(
+        cache.model.calls[1].output, cache.model.output
+    )
 
 
 @dataclasses.dataclass
@@ -186,17 +232,33 @@ def test_every_container_is_kept_without_its_graph() -> None:
     with Cache().attach(model) as cache:
         found = model(x)
     kept = cache.output
-    assert kept["result"].logits.tolist() == [2, 2] and not kept["result"].logits.requires_grad and kept["result"].words == "kept"
-    assert found["result"].logits.requires_grad and kept["pair"][1][1] is None and not kept["pair"][0].requires_grad
+    assert (
+        kept["result"].logits.tolist() == [2, 2]
+        and not kept["result"].logits.requires_grad
+        and kept["result"].words == "kept"
+    )
+    assert (
+        found["result"].logits.requires_grad
+        and kept["pair"][1][1] is None
+        and not kept["pair"][0].requires_grad
+    )
 
 
 def test_renamed_components_and_modules() -> None:
-    cache = kept(make(), rename={"h": "layers", "h.0": "first", "unused": "x"}, alias={"logits": "head"})
+    cache = kept(
+        make(), rename={"h": "layers", "h.0": "first", "unused": "x"}, alias={"logits": "head"}
+    )
     assert cache.model.layers[1].output is cache.h[1].output is cache["layers.1"].output
     assert cache.first.output is cache["model.first"].output is cache.h[0].output
-    assert cache.first.attn.output is cache.h[0].attn.output and cache.logits.output is cache.head.output
+    assert (
+        cache.first.attn.output is cache.h[0].attn.output
+        and cache.logits.output is cache.head.output
+    )
     assert "layers.1" in cache and len(cache.layers) == len(cache.h)
-    assert list(kept(make(), ["layers.0", "first"], rename={"h": "layers", "h.1": "first"})) == ["model.h.0", "model.h.1"]
+    assert list(kept(make(), ["layers.0", "first"], rename={"h": "layers", "h.1": "first"})) == [
+        "model.h.0",
+        "model.h.1",
+    ]
 
 
 def test_it_shows_itself_as_a_tree() -> None:
@@ -235,10 +297,14 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         CacheDict.load(tmp_path / "other")
 
 
-def test_a_budget_stops_with_a_clear_error_or_goes_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_stops_with_a_clear_error_or_goes_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, whole = make(), kept(make(), include_inputs=True)
-    with pytest.raises(CacheFull, match=r"another \d+ would pass max_bytes=300; choose fewer modules"):
+    with pytest.raises(
+        CacheFull, match=r"another \d+ would pass max_bytes=300; choose fewer modules"
+    ):
         kept(model, max_bytes=300)
     assert not any(module._forward_hooks for module in model.modules())
     cache = kept(model, max_bytes=300, overflow="disk", include_inputs=True)
@@ -250,7 +316,9 @@ def test_a_budget_stops_with_a_clear_error_or_goes_to_disk(tmp_path: Path, monke
     again = pickle.loads(pickle.dumps(cache))
     del cache
     gc.collect()
-    assert list(tmp_path.glob("otel_torch-cache-*")) == [] and torch.equal(again.head.output, whole.head.output)
+    assert list(tmp_path.glob("otel_torch-cache-*")) == [] and torch.equal(
+        again.head.output, whole.head.output
+    )
     with pytest.raises(ValueError, match="'error' or 'disk'"):
         Cache(overflow="elsewhere")
 
@@ -260,7 +328,11 @@ def test_values_added_by_hand() -> None:
     cache.add("model.h.0.input.i0", ((torch.ones(2),), {}))
     cache.add("model.h.0.output.i0", torch.ones(3))
     cache.add("output", torch.ones(1))
-    assert cache.cache.h["0"].output.shape == (3,) and cache.cache.h["0"].input.shape == (2,) and cache.cache.output.shape == (1,)
+    assert (
+        cache.cache.h["0"].output.shape == (3,)
+        and cache.cache.h["0"].input.shape == (2,)
+        and cache.cache.output.shape == (1,)
+    )
     with pytest.raises(ValueError, match="names neither an output nor an input"):
         cache.add("model.h.0.grad.i0", None)
 
@@ -272,7 +344,10 @@ def test_inside_compiled_graphs(fresh_compiler: None) -> None:
         out = compiled(IDS)
         compiled(IDS)
     assert torch.equal(cache.output, out) and len(cache.h[1].attn.calls) == 2
-    assert torch.equal(cache.embed.input, IDS) and cache.h[0].attn.inputs[1]["mask"].dtype == torch.bool
+    assert (
+        torch.equal(cache.embed.input, IDS)
+        and cache.h[0].attn.inputs[1]["mask"].dtype == torch.bool
+    )
 
 
 def test_nothing_is_left_behind() -> None:
@@ -282,12 +357,16 @@ def test_nothing_is_left_behind() -> None:
     whole = weakref.ref(cache)
     del cache
     gc.collect()
-    assert whole() is None and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert whole() is None and not any(
+        module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+    )
     pickle.loads(pickle.dumps(model))
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_attaching_sets_the_garbage_collector_off_once_at_most_and_leaves_it_as_it_was(enabled: bool) -> None:
+def test_attaching_sets_the_garbage_collector_off_once_at_most_and_leaves_it_as_it_was(
+    enabled: bool,
+) -> None:
     model, began = nn.Sequential(*(nn.Identity() for _ in range(2_000))), []
 
     def note(phase: str, info: dict[str, int]) -> None:

@@ -7,7 +7,14 @@ import threading
 from otel_torch.sources.calls import Calls
 
 
-def run(calls: Calls, step: int, times: int = 1, module: str = "layer", phase: str = "forward", loop: int = 0) -> list[int]:
+def run(
+    calls: Calls,
+    step: int,
+    times: int = 1,
+    module: str = "layer",
+    phase: str = "forward",
+    loop: int = 0,
+) -> list[int]:
     counted = calls.of(phase, loop, step)
     return [calls.next(counted, module) for _ in range(times)]
 
@@ -15,9 +22,18 @@ def run(calls: Calls, step: int, times: int = 1, module: str = "layer", phase: s
 def test_each_module_step_loop_and_phase_is_counted_for_itself() -> None:
     calls = Calls()
     assert run(calls, 0, 2) == [0, 1]
-    assert run(calls, 1) == run(calls, 0, module="other") == run(calls, 0, loop=1) == run(calls, 0, phase="eval") == [0]
+    assert (
+        run(calls, 1)
+        == run(calls, 0, module="other")
+        == run(calls, 0, loop=1)
+        == run(calls, 0, phase="eval")
+        == [0]
+    )
     assert run(calls, 0) == [2]
-    assert calls.of("forward", 0, 0).so_far("layer") == 3 and calls.of("forward", 0, 0).so_far("never") == 0
+    assert (
+        calls.of("forward", 0, 0).so_far("layer") == 3
+        and calls.of("forward", 0, 0).so_far("never") == 0
+    )
     assert calls.modules() == {"layer", "other"}
     assert calls.of("forward", 0, 9) is calls.of("forward", 0, 9)  # before any call in it, too
 
@@ -37,7 +53,10 @@ def test_threads_share_a_steps_numbers() -> None:
     calls, found = Calls(), []
     counted = calls.of("forward", 0, 0)
     threads = [
-        threading.Thread(target=lambda: found.extend([calls.next(counted, "layer") for _ in range(5000)])) for _ in range(4)
+        threading.Thread(
+            target=lambda: found.extend([calls.next(counted, "layer") for _ in range(5000)])
+        )
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

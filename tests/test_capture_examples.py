@@ -1,6 +1,8 @@
-"""The documented examples of tensor_tracker and of nnsight, on a GPT-2 and on a diffusion transformer: eager and compiled.
+"""The documented examples of tensor_tracker and of nnsight, on a GPT-2 and on a diffusion
+transformer: eager and compiled.
 
-What they print is not looked at, but the numbers: beside them stand PyTorch's own hooks, which keep copies.
+What they print is not looked at, but the numbers: beside them stand PyTorch's own hooks, which keep
+copies.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.scoreboard
 
 @dataclasses.dataclass
 class Subject:
-    """A model and what it is called with. blocks: the name of its list of layers; attention, head: of modules in it."""
+    """A model and what it is called with. blocks: the name of its list of layers; attention, head:
+    of modules in it.
+    """
 
     model: nn.Module
     inputs: dict[str, Any]
@@ -37,7 +41,15 @@ def gpt2(layers: int = 2) -> Subject:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=layers, n_head=2, n_embd=16, n_positions=32, vocab_size=50, bos_token_id=0, eos_token_id=49)
+    config = GPT2Config(
+        n_layer=layers,
+        n_head=2,
+        n_embd=16,
+        n_positions=32,
+        vocab_size=50,
+        bos_token_id=0,
+        eos_token_id=49,
+    )
     model = GPT2LMHeadModel(config).eval()
     tokens, others = torch.randint(1, 49, (2, 1, 5))
     return Subject(
@@ -87,11 +99,15 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def seen(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[list[Tensor]]]:
-    """By PyTorch's own hooks: copies of the tensors that every module returns, a list for each call; in the order of ends."""
+    """By PyTorch's own hooks: copies of the tensors that every module returns, a list for each
+    call; in the order of ends.
+    """
     found: dict[str, list[list[Tensor]]] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: found.setdefault(name, []).append([one.detach().clone() for one in tensors(output)])
+        return lambda module, args, output: found.setdefault(name, []).append(
+            [one.detach().clone() for one in tensors(output)]
+        )
 
     handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     forward()
@@ -105,7 +121,8 @@ def same(one: list[Tensor], other: list[Tensor], exact: bool = True) -> bool:
     return len(one) == len(other) and all(close(a, b) for a, b in zip(one, other, strict=True))
 
 
-# -- tensor_tracker --------------------------------------------------------------------------------------------------------
+# -- tensor_tracker
+# --------------------------------------------------------------------------------------------------
 
 
 @SUBJECTS
@@ -116,7 +133,9 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
     own = seen(model, lambda: model(inputs))
     gradients: dict[str, Any] = {}
     handles = [
-        module.register_full_backward_pre_hook(lambda module, grads, name=name: gradients.__setitem__(name, tensors(grads)))
+        module.register_full_backward_pre_hook(
+            lambda module, grads, name=name: gradients.__setitem__(name, tensors(grads))
+        )
         for name, module in model.named_modules()
     ]
     model(inputs).backward()
@@ -131,20 +150,33 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
     )
     for stash in tracker:
         if stash.grad and stash.name in gradients:
-            # what a module returns and uses itself, as this one its first, has its whole gradient here
+            # what a module returns and uses itself, as this one its first, has its whole gradient
+            # here
             start = stash.name == "model.condition_embedder"
             found, expected = tensors(stash.value)[start:], gradients[stash.name][start:]
-            assert found and same(found, expected, exact=False), stash.name  # they are added in another order
+            assert found and same(found, expected, exact=False), (
+                stash.name
+            )  # they are added in another order
         elif not stash.grad:
             assert same(tensors(stash.value), own[stash.name][0]), stash.name
-    assert set(gradients) <= {stash.name for stash in tracker if stash.grad}  # and those of dicts, which torch's hooks leave out
+    assert set(gradients) <= {
+        stash.name for stash in tracker if stash.grad
+    }  # and those of dicts, which torch's hooks leave out
     assert all(isinstance(stash, Stash) for stash in list(tracker))
     frame = tracker.to_frame()
     assert list(frame.columns) == ["name", "type", "grad", "std"] and len(frame) == len(tracker)
-    assert frame["type"][0] == f"{type(dict(model.named_modules())[tracker[0].name]).__module__}.{tracker[0].type.__name__}"
+    assert (
+        frame["type"][0]
+        == f"{type(dict(model.named_modules())[tracker[0].name]).__module__}.{tracker[0].type.__name__}"
+    )
     largest = tracker.to_frame(lambda tensor: tensor.abs().max(), "largest")["largest"]
-    for stash, value in zip(tracker, largest, strict=True):  # of the first value, as there; a dict is none
-        assert not isinstance(stash.first_value, Tensor) or value == stash.first_value.abs().max().item()
+    for stash, value in zip(
+        tracker, largest, strict=True
+    ):  # of the first value, as there; a dict is none
+        assert (
+            not isinstance(stash.first_value, Tensor)
+            or value == stash.first_value.abs().max().item()
+        )
 
 
 @SUBJECTS
@@ -160,7 +192,10 @@ def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) ->
     with track(model, exclude=f"{subject.attention}|drop", grad=False) as tracker:
         model(inputs)
     assert [one.name for one in tracker] == [
-        name for name, calls in own.items() for _ in calls if subject.attention not in name and "drop" not in name
+        name
+        for name, calls in own.items()
+        for _ in calls
+        if subject.attention not in name and "drop" not in name
     ]
     with track(model, stash_value=lambda t: t.std().detach().cpu(), include=layers[0]) as tracker:
         model(inputs).backward()
@@ -187,19 +222,31 @@ def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) ->
 
 @SUBJECTS
 def test_activations_of_layers_are_stacked_for_a_projection(make: Callable[[], Subject]) -> None:
-    """What its second notebook does, up to the call of UMAP: tokens × layers, one row of features each, with gradients."""
+    """What its second notebook does, up to the call of UMAP: tokens × layers, one row of features
+    each, with gradients.
+    """
     subject = make()
     model = Loss(subject.model)
-    with track(model, include=rf"{subject.blocks}\.\d+$", stash_value=lambda t: t.detach().flatten(end_dim=-2)) as tracker:
+    with track(
+        model,
+        include=rf"{subject.blocks}\.\d+$",
+        stash_value=lambda t: t.detach().flatten(end_dim=-2),
+    ) as tracker:
         model(subject.inputs).backward()
     forward = torch.stack([stash.first_value for stash in tracker if not stash.grad])
     backward = torch.stack([stash.first_value for stash in tracker if stash.grad])
-    assert forward.shape == backward.shape and len(forward) == 2 and backward.abs().min(dim=-1).values.shape == forward.shape[:2]
+    assert (
+        forward.shape == backward.shape
+        and len(forward) == 2
+        and backward.abs().min(dim=-1).values.shape == forward.shape[:2]
+    )
     assert [stash.name[-1] for stash in tracker] == ["0", "1", "1", "0"]
 
 
 @COMPILED
-def test_tracked_inside_compiled_graphs(make: Callable[[], Subject], backend: str, fresh_compiler: None) -> None:
+def test_tracked_inside_compiled_graphs(
+    make: Callable[[], Subject], backend: str, fresh_compiler: None
+) -> None:
     subject = make()
     model, inputs = Loss(subject.model), subject.inputs
     own = seen(model, lambda: model(inputs))
@@ -211,21 +258,37 @@ def test_tracked_inside_compiled_graphs(make: Callable[[], Subject], backend: st
     assert_same_calls(by_name, own)
 
 
-def assert_same_calls(found: dict[str, list[list[Tensor]]], own: dict[str, list[list[Tensor]]]) -> None:
-    assert {name: len(calls) for name, calls in found.items()} == {name: len(calls) for name, calls in own.items()}
+def assert_same_calls(
+    found: dict[str, list[list[Tensor]]], own: dict[str, list[list[Tensor]]]
+) -> None:
+    assert {name: len(calls) for name, calls in found.items()} == {
+        name: len(calls) for name, calls in own.items()
+    }
     for name, calls in own.items():
-        assert all(same(one, other, exact=False) for one, other in zip(found[name], calls, strict=True)), name
+        assert all(
+            same(one, other, exact=False) for one, other in zip(found[name], calls, strict=True)
+        ), name
 
 
-# -- nnsight's cache -------------------------------------------------------------------------------------------------------
+# -- nnsight's cache
+# --------------------------------------------------------------------------------------------------
 
 
 def everything(cache: CacheDict) -> dict[str, list[list[Tensor]]]:
-    return {key.removeprefix("model").removeprefix("."): [tensors(entry.output) for entry in cache[key].calls] for key in cache}
+    return {
+        key.removeprefix("model").removeprefix("."): [
+            tensors(entry.output) for entry in cache[key].calls
+        ]
+        for key in cache
+    }
 
 
-@pytest.mark.parametrize(("make", "backend"), [(gpt2, None), (gpt2, "eager"), (wan, None), (wan, "aot_eager")])
-def test_every_module_is_cached(make: Callable[[], Subject], backend: str | None, fresh_compiler: None) -> None:
+@pytest.mark.parametrize(
+    ("make", "backend"), [(gpt2, None), (gpt2, "eager"), (wan, None), (wan, "aot_eager")]
+)
+def test_every_module_is_cached(
+    make: Callable[[], Subject], backend: str | None, fresh_compiler: None
+) -> None:
     subject = make()
     own = seen(subject.model, lambda: subject.model(**subject.inputs))
     given: list[Tensor] = []
@@ -257,12 +320,18 @@ def test_modules_are_cached_by_object_and_path_and_cast(make: Callable[[], Subje
     own = seen(model, lambda: model(**subject.inputs))
     with (
         torch.no_grad(),
-        Cache(modules=[layer, f"model.{subject.head}"], dtype=torch.float16, device=None).attach(model) as cache,
+        Cache(modules=[layer, f"model.{subject.head}"], dtype=torch.float16, device=None).attach(
+            model
+        ) as cache,
     ):
         model(**subject.inputs)
     assert list(cache) == [f"model.{subject.blocks}.0", f"model.{subject.head}"]
     assert same(tensors(cache[subject.head].output), [one.half() for one in own[subject.head][0]])
-    renamed = Cache(layer, rename={subject.blocks.rpartition(".")[2]: "layers"}, alias={"first": f"{subject.blocks}.0"})
+    renamed = Cache(
+        layer,
+        rename={subject.blocks.rpartition(".")[2]: "layers"},
+        alias={"first": f"{subject.blocks}.0"},
+    )
     with torch.no_grad(), renamed.attach(model) as cache:
         model(**subject.inputs)
     place = cache.model.transformer if subject.blocks.startswith("transformer") else cache.model
@@ -270,20 +339,32 @@ def test_modules_are_cached_by_object_and_path_and_cast(make: Callable[[], Subje
 
 
 @SUBJECTS
-def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(make: Callable[[], Subject]) -> None:
+def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
+    make: Callable[[], Subject],
+) -> None:
     subject = make()
     with torch.no_grad(), Cache().attach(subject.model) as cache:
         subject.model(**subject.inputs)
         model = subject.model.to("meta")
-        found = scan(model, **{key: one.to("meta") if key == "hidden_states" else one for key, one in subject.inputs.items()})
+        found = scan(
+            model,
+            **{
+                key: one.to("meta") if key == "hidden_states" else one
+                for key, one in subject.inputs.items()
+            },
+        )
     shapes: dict[str, list[list[tuple[int, ...]]]] = {}
     for call in found.calls:
         shapes.setdefault(call.module, []).append([tuple(value.shape) for value in call.outputs])
-    kept = {name: [[tuple(one.shape) for one in call] for call in calls] for name, calls in everything(cache).items()}
+    kept = {
+        name: [[tuple(one.shape) for one in call] for call in calls]
+        for name, calls in everything(cache).items()
+    }
     assert shapes == kept
 
 
-# -- nnsight's tracer ------------------------------------------------------------------------------------------------------
+# -- nnsight's tracer
+# --------------------------------------------------------------------------------------------------
 
 
 def patched(it: Any, subject: Subject) -> tuple[Tensor, Tensor]:
@@ -301,14 +382,22 @@ def test_two_invokes_hand_over_a_layer(make: Callable[[], Subject]) -> None:
     cache = it.cache(subject.head)
     with torch.no_grad():
         a, b = patched(it, subject)
-        exact, other = (tensors(subject.model(**inputs))[0] for inputs in (subject.inputs, subject.others))
-    assert torch.equal(a, exact) and not torch.equal(b, other) and len(cache[subject.head].calls) == 2
-    if "input_ids" in subject.inputs:  # behind the last layer there is nothing of the prompt's own left
+        exact, other = (
+            tensors(subject.model(**inputs))[0] for inputs in (subject.inputs, subject.others)
+        )
+    assert (
+        torch.equal(a, exact) and not torch.equal(b, other) and len(cache[subject.head].calls) == 2
+    )
+    if (
+        "input_ids" in subject.inputs
+    ):  # behind the last layer there is nothing of the prompt's own left
         assert torch.equal(b, exact)
 
 
 @COMPILED
-def test_two_invokes_of_a_compiled_model(make: Callable[[int], Subject], backend: str, fresh_compiler: None) -> None:
+def test_two_invokes_of_a_compiled_model(
+    make: Callable[[int], Subject], backend: str, fresh_compiler: None
+) -> None:
     subject = make(1)
     with torch.no_grad():
         expected = patched(interleave(subject.model), subject)
@@ -333,7 +422,10 @@ def test_a_body_is_compiled_and_replaces(make: Callable[[], Subject]) -> None:
 def test_the_embeddings_of_a_prompt_go_into_another_at_a_barrier() -> None:
     """With `generate`: what is generated from the blanks is what the prompt generates."""
     subject = gpt2()
-    model, options = subject.model, {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    model, options = (
+        subject.model,
+        {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None},
+    )
     prompt, blanks = subject.inputs["input_ids"], torch.full((1, 5), 7)
     it = interleave(model)
     barrier = it.barrier(2)
@@ -350,14 +442,23 @@ def test_the_embeddings_of_a_prompt_go_into_another_at_a_barrier() -> None:
         return run.result
 
     with torch.no_grad():
-        runs = it.execute(model.generate, prompt, **options).do(give), it.execute(model.generate, blanks, **options).do(take)
+        runs = (
+            it.execute(model.generate, prompt, **options).do(give),
+            it.execute(model.generate, blanks, **options).do(take),
+        )
         first, second = (run.wait() for run in runs)
-    assert first.shape == (1, 8) and torch.equal(first[:, 5:], second[:, 5:]) and torch.equal(second[:, :5], blanks)
+    assert (
+        first.shape == (1, 8)
+        and torch.equal(first[:, 5:], second[:, 5:])
+        and torch.equal(second[:, :5], blanks)
+    )
     assert torch.equal(first, model.generate(prompt, **options))
 
 
 def test_guidance_is_two_bodies_that_meet_at_every_step() -> None:
-    """The same for a loop of denoising: at every step the conditional run's layer goes into the unconditional one."""
+    """The same for a loop of denoising: at every step the conditional run's layer goes into the
+    unconditional one.
+    """
     subject = wan()
     model, steps, name = subject.model, 3, f"{subject.blocks}.0"
 
@@ -365,7 +466,10 @@ def test_guidance_is_two_bodies_that_meet_at_every_step() -> None:
         latents = inputs["hidden_states"]
         for step in range(steps):
             timestep = torch.tensor([900 - 300 * step])
-            latents = latents - 0.1 * model(**inputs | {"hidden_states": latents, "timestep": timestep})[0]
+            latents = (
+                latents
+                - 0.1 * model(**inputs | {"hidden_states": latents, "timestep": timestep})[0]
+            )
         return latents
 
     it = interleave(model)
@@ -389,12 +493,20 @@ def test_guidance_is_two_bodies_that_meet_at_every_step() -> None:
         return differs
 
     with torch.no_grad():
-        runs = it.execute(denoise, subject.inputs).do(give), it.execute(denoise, subject.others).do(take)
+        runs = (
+            it.execute(denoise, subject.inputs).do(give),
+            it.execute(denoise, subject.others).do(take),
+        )
         latents, differs = (run.wait() for run in runs)
-        assert torch.equal(latents, denoise(subject.inputs)) and differs == [True] * steps and len(handed) == steps
+        assert (
+            torch.equal(latents, denoise(subject.inputs))
+            and differs == [True] * steps
+            and len(handed) == steps
+        )
 
 
-# -- the compiler that makes code ------------------------------------------------------------------------------------------
+# -- the compiler that makes code
+# ------------------------------------------------------------------------------------------
 
 
 def test_tracked_and_cached_by_inductor(fresh_compiler: None) -> None:
@@ -403,4 +515,6 @@ def test_tracked_and_cached_by_inductor(fresh_compiler: None) -> None:
     with torch.no_grad(), track(subject.model) as tracker, Cache().attach(subject.model) as cache:
         torch.compile(subject.model, fullgraph=True)(**subject.inputs)
     assert_same_calls(everything(cache), own)
-    assert [stash.name for stash in tracker] == [key.removeprefix("model").removeprefix(".") for key in cache]
+    assert [stash.name for stash in tracker] == [
+        key.removeprefix("model").removeprefix(".") for key in cache
+    ]

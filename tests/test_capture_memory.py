@@ -1,4 +1,6 @@
-"""A thousand traces of one model leave nothing: no tensor, hook, thread, file, folder or setting, whatever became of each."""
+"""A thousand traces of one model leave nothing: no tensor, hook, thread, file, folder or setting,
+whatever became of each.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,17 @@ import torch
 from torch import Tensor, nn
 
 import otel_torch
-from otel_torch import Cache, ModuleHookManager, enable_layerwise_offload, interleave, lockstep, scan, track
+from otel_torch import (
+    Cache,
+    ModuleHookManager,
+    enable_layerwise_offload,
+    interleave,
+    lockstep,
+    scan,
+    track,
+)
 from otel_torch.capture.cache import CacheFull
-from otel_torch.capture.run import InterleaveError
+from otel_torch.capture.interleaved_run import InterleaveError
 from otel_torch.sources import compiled
 
 pytestmark = pytest.mark.scoreboard  # a thousand of each take long
@@ -56,15 +66,26 @@ def make() -> Net:
 
 
 def hooks(model: nn.Module) -> dict[str, list[int]]:
-    """Every table of hooks of every module and parameter, and torch's own of all modules, by what they belong to."""
+    """Every table of hooks of every module and parameter, and torch's own of all modules, by what
+    they belong to.
+    """
     tables = {
-        f"{name}.{key}": table for name, one in model.named_modules() for key, table in vars(one).items() if "_hooks" in key
+        f"{name}.{key}": table
+        for name, one in model.named_modules()
+        for key, table in vars(one).items()
+        if "_hooks" in key
     }
     for name, parameter in model.named_parameters():
         for key in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             tables[f"{name}.{key}"] = getattr(parameter, key)
-    tables |= {key: table for key, table in vars(nn.modules.module).items() if key.startswith("_global") and "_hooks" in key}
-    return {name: list(table or ()) for name, table in tables.items() if not isinstance(table, bool)}
+    tables |= {
+        key: table
+        for key, table in vars(nn.modules.module).items()
+        if key.startswith("_global") and "_hooks" in key
+    }
+    return {
+        name: list(table or ()) for name, table in tables.items() if not isinstance(table, bool)
+    }
 
 
 def census(model: nn.Module) -> dict[str, Any]:
@@ -108,14 +129,17 @@ def check(trace: Callable[[Net], object], traces: int = TRACES) -> None:
         trace(model)
     assert census(model) == before == kept and before["hook guards"] == guards
     objects.append(len(gc.get_objects()))
-    assert objects[2] - objects[1] - (objects[1] - objects[0]) < max(traces, 100)  # not an object for every trace
+    assert objects[2] - objects[1] - (objects[1] - objects[0]) < max(
+        traces, 100
+    )  # not an object for every trace
     assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
     for one in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(one(X), exact)
         assert not any(hooks(one).values())
 
 
-# -- Cache -----------------------------------------------------------------------------------------------------------------
+# -- Cache
+# --------------------------------------------------------------------------------------------------
 
 
 def cached(model: Net) -> None:
@@ -134,7 +158,10 @@ def cached_twice_at_once(model: Net) -> None:
 
 
 def cached_while_the_forward_raises(model: Net) -> None:
-    with Cache(include_inputs=True).attach(model), pytest.raises(RuntimeError, match="mat1 and mat2"):
+    with (
+        Cache(include_inputs=True).attach(model),
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+    ):
         model(WRONG)
 
 
@@ -165,7 +192,8 @@ def test_caches(trace: Callable[[Net], None]) -> None:
     check(trace)
 
 
-# -- interleave ------------------------------------------------------------------------------------------------------------
+# -- interleave
+# --------------------------------------------------------------------------------------------------
 
 
 def invoked(model: Net) -> None:
@@ -212,7 +240,11 @@ def two_live_runs(model: Net) -> None:
 
 def two_live_runs_of_which_one_raises(model: Net) -> None:
     it = interleave(model)
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), it.invoke(X) as a, it.invoke(WRONG) as b:
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+        it.invoke(X) as a,
+        it.invoke(WRONG) as b,
+    ):
         a.h[0].output  # noqa: B018
         b.h[0].output  # noqa: B018
 
@@ -271,7 +303,8 @@ def test_one_interleaver_for_all_runs() -> None:
     check(trace)
 
 
-# -- track, scan, lockstep, offload ----------------------------------------------------------------------------------------
+# -- track, scan, lockstep, offload
+# ----------------------------------------------------------------------------------------
 
 
 def tracked(model: Net) -> None:
@@ -303,7 +336,13 @@ def tracked_by_a_stash_that_raises(model: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    "trace", [tracked, tracked_without_a_backward_pass, tracked_while_the_forward_raises, tracked_by_a_stash_that_raises]
+    "trace",
+    [
+        tracked,
+        tracked_without_a_backward_pass,
+        tracked_while_the_forward_raises,
+        tracked_by_a_stash_that_raises,
+    ],
 )
 def test_trackers(trace: Callable[[Net], None]) -> None:
     check(trace)
@@ -339,9 +378,14 @@ def in_lockstep_with_inputs_that_do_not_fit(model: Net) -> None:
         lockstep(model, copy.deepcopy(model), WRONG)
 
 
-@pytest.mark.parametrize("trace", [in_lockstep, in_lockstep_until_the_first_fault, in_lockstep_with_inputs_that_do_not_fit])
+@pytest.mark.parametrize(
+    "trace",
+    [in_lockstep, in_lockstep_until_the_first_fault, in_lockstep_with_inputs_that_do_not_fit],
+)
 def test_lockstep(trace: Callable[[Net], None]) -> None:
-    check(trace, 5)  # each is two sessions, which look through all of the interpreter's objects, and a comparison
+    check(
+        trace, 5
+    )  # each is two sessions, which look through all of the interpreter's objects, and a comparison
 
 
 def offloaded(model: Net) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from otel_torch.cli import main
+from otel_torch.cli.main import main
 from tests.pages.spans import line, span, step, write
 from tests.support import run_python
 from tests.test_diff_report import HOSTILE
@@ -41,7 +41,7 @@ RUN = line(
 )
 
 
-def test_regions_and_steps_are_complete_events_in_microseconds(recording, tmp_path, trace):  # noqa: F811
+def test_regions_and_steps_are_complete_events_in_microseconds(recording, tmp_path, trace):
     events, said = trace(recording(row()), "--traces", write(tmp_path / "traces.jsonl", RUN))
     drawn = [(event["name"], event["cat"], event["ts"], event["dur"]) for event in of(events, "X")]
     assert drawn == [
@@ -51,13 +51,20 @@ def test_regions_and_steps_are_complete_events_in_microseconds(recording, tmp_pa
         ("torch.step 1", "step", 5e6, 3_000_001.0),
     ]
     region = of(events, "X")[1]["args"]
-    assert region["torch.region"] == "denoising" and (region["span_id"], region["parent_span_id"]) == ("aa", "bb")
+    assert region["torch.region"] == "denoising" and (
+        region["span_id"],
+        region["parent_span_id"],
+    ) == ("aa", "bb")
     assert {(event["pid"], event["tid"]) for event in of(events, "X")} == {(1, 1)}
     assert "4 spans of 1 process" in said
 
 
-def test_what_happened_in_a_span_is_an_instant(recording, tmp_path, trace):  # noqa: F811
-    activation = ("torch.module.activation", 3, {"torch.module": "a.b", "torch.tensor": "out", "torch.stat.max": "NaN"})
+def test_what_happened_in_a_span_is_an_instant(recording, tmp_path, trace):
+    activation = (
+        "torch.module.activation",
+        3,
+        {"torch.module": "a.b", "torch.tensor": "out", "torch.stat.max": "NaN"},
+    )
     traces = write(tmp_path / "traces.jsonl", RUN, line(step(2, 2, 4, events=[activation])))
     events, _ = trace(recording(row()), "--traces", traces)
     found = [(event["name"], event["ts"], event["args"]) for event in of(events, "i")]
@@ -65,35 +72,59 @@ def test_what_happened_in_a_span_is_an_instant(recording, tmp_path, trace):  # n
     assert found[1][:2] == ("a.b out", 3e6) and found[1][2]["torch.stat.max"] == "NaN"
 
 
-def test_processes_and_threads_are_called_by_rank_and_stand_in_their_order(recording, tmp_path, trace):  # noqa: F811
+def test_processes_and_threads_are_called_by_rank_and_stand_in_their_order(
+    recording, tmp_path, trace
+):
     ranks = [line(span("torch.run", rank, 10), rank=rank, pid=100 - rank) for rank in (2, 0, 11)]
-    traces = [write(tmp_path / "otlp" / f"traces.rank{at}.jsonl", text) for at, text in enumerate(ranks)]
-    for given in (["--traces", tmp_path / "otlp"], [word for path in traces for word in ("--traces", path)]):
+    traces = [
+        write(tmp_path / "otlp" / f"traces.rank{at}.jsonl", text) for at, text in enumerate(ranks)
+    ]
+    for given in (
+        ["--traces", tmp_path / "otlp"],
+        [word for path in traces for word in ("--traces", path)],
+    ):
         events, _ = trace(recording(row()), *given)
-        names = [(event["pid"], event["args"]["name"]) for event in of(events, "M") if event["name"] == "process_name"]
+        names = [
+            (event["pid"], event["args"]["name"])
+            for event in of(events, "M")
+            if event["name"] == "process_name"
+        ]
         assert names == [
             (1, "rank 0 (process 100 on node)"), (2, "rank 2 (process 98 on node)"), (3, "rank 11 (process 89 on node)"),
         ]  # fmt: skip
         assert "rank 11: regions and steps" in [
             event["args"]["name"] for event in of(events, "M") if event["name"] == "thread_name"
         ]
-        assert [(event["pid"], event["ts"]) for event in of(events, "X")] == [(2, 2e6), (1, 0.0), (3, 11e6)]
+        assert [(event["pid"], event["ts"]) for event in of(events, "X")] == [
+            (2, 2e6),
+            (1, 0.0),
+            (3, 11e6),
+        ]
 
 
-def test_spans_that_overlap_without_nesting_have_threads_of_their_own(recording, tmp_path, trace):  # noqa: F811
-    """A training step begins in the first forward and ends in the optimizer: viewers draw overlaps in one thread wrong."""
-    traces = line(span("region a", 0, 4), step(0, 2, 6), span("region b", 5, 9), span("inner", 5.5, 7))
+def test_spans_that_overlap_without_nesting_have_threads_of_their_own(recording, tmp_path, trace):
+    """A training step begins in the first forward and ends in the optimizer: viewers draw overlaps
+    in one thread wrong.
+    """
+    traces = line(
+        span("region a", 0, 4), step(0, 2, 6), span("region b", 5, 9), span("inner", 5.5, 7)
+    )
     events, _ = trace(recording(row()), "--traces", write(tmp_path / "traces.jsonl", traces))
     drawn = of(events, "X")
     for one in drawn:
         for other in drawn:
             if one["tid"] == other["tid"] and one["ts"] < other["ts"]:
                 begins, ends = other["ts"], other["ts"] + other["dur"]
-                assert begins >= one["ts"] + one["dur"] or ends <= one["ts"] + one["dur"], (one["name"], other["name"])
+                assert begins >= one["ts"] + one["dur"] or ends <= one["ts"] + one["dur"], (
+                    one["name"],
+                    other["name"],
+                )
     assert len({event["tid"] for event in drawn}) == 2
 
 
-def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(recording, tmp_path, trace):  # noqa: F811
+def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(
+    recording, tmp_path, trace
+):
     traces = write(tmp_path / "traces.jsonl", RUN)
     rows = [row(step=at, abs_mean=value, max=1.0) for at, value in ((0, 0.5), (1, 0.25), (7, 3.0))]
     rows.append(row("last", step=1, call=0, abs_mean=1.0))
@@ -101,7 +132,9 @@ def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(record
     path = recording(*rows)
     events, said = trace(path, "--traces", traces)
     assert of(events, "C") == [] and "have no counter" not in said
-    events, said = trace(path, "--traces", traces, "--counters", "abs_mean", "--counters", "max", "--module", "block")
+    events, said = trace(
+        path, "--traces", traces, "--counters", "abs_mean", "--counters", "max", "--module", "block"
+    )
     assert [(event["name"], event["ts"], event["args"]) for event in of(events, "C")] == [
         ("M block out abs_mean", 4e6, {"abs_mean": 0.5}),
         ("M block out max", 4e6, {"max": 1.0}),
@@ -113,18 +146,32 @@ def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(record
     assert [event["args"] for event in of(events, "C")] == [{"abs_mean": 2.0}]
 
 
-def test_what_is_not_finite_is_no_counter_but_an_instant_that_says_so(recording, tmp_path, trace):  # noqa: F811
-    path = recording(row("a", abs_mean="NaN"), row("b", abs_mean=2.0), row("c", abs_mean="-Infinity"))
-    events, _ = trace(path, "--traces", write(tmp_path / "traces.jsonl", RUN), "--counters", "abs_mean")
+def test_what_is_not_finite_is_no_counter_but_an_instant_that_says_so(recording, tmp_path, trace):
+    path = recording(
+        row("a", abs_mean="NaN"), row("b", abs_mean=2.0), row("c", abs_mean="-Infinity")
+    )
+    events, _ = trace(
+        path, "--traces", write(tmp_path / "traces.jsonl", RUN), "--counters", "abs_mean"
+    )
     assert [event["name"] for event in of(events, "C")] == ["M b out abs_mean"]
-    assert [(event["name"], event["ts"], event["args"]) for event in of(events, "i") if event["cat"] == "nonfinite"] == [
-        ("abs_mean is not finite: M a out and 1 more", 4e6, {"M a out": "NaN", "M c out": "-Infinity"})
+    assert [
+        (event["name"], event["ts"], event["args"])
+        for event in of(events, "i")
+        if event["cat"] == "nonfinite"
+    ] == [
+        (
+            "abs_mean is not finite: M a out and 1 more",
+            4e6,
+            {"M a out": "NaN", "M c out": "-Infinity"},
+        )
     ]
 
 
-def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):  # noqa: F811
+def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):
     path = recording(row(HOSTILE))
-    events, _ = trace(path, "--traces", write(tmp_path / "traces.jsonl", RUN), "--counters", "abs_mean")
+    events, _ = trace(
+        path, "--traces", write(tmp_path / "traces.jsonl", RUN), "--counters", "abs_mean"
+    )
     (counter,) = of(events, "C")
     assert "alert(1)" in counter["name"] and counter["name"].isprintable()
 
@@ -132,7 +179,10 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):  # noqa: F
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "no spans to draw; a recording holds no times: record with OTEL_TORCH_OTLP_FILE=FOLDER too, and give --traces"),
+        (
+            (),
+            "no spans to draw; a recording holds no times: record with OTEL_TORCH_OTLP_FILE=FOLDER too, and give --traces",
+        ),
         (("--traces", "missing.jsonl"), "missing.jsonl: No such file"),
         (("--traces", "."), "this folder holds no traces.jsonl"),
         (("--traces", "run.jsonl"), "run.jsonl: line 1 holds no spans"),
@@ -143,7 +193,9 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):  # noqa: F
         (("--json",), "ask for one of them"),
     ],
 )
-def test_without_spans_to_draw_one_line_says_why_and_the_status_is_2(recording, tmp_path, monkeypatch, trace, words, said):  # noqa: F811
+def test_without_spans_to_draw_one_line_says_why_and_the_status_is_2(
+    recording, tmp_path, monkeypatch, trace, words, said
+):
     recording(row())
     write(tmp_path / "traces" / "traces.jsonl", RUN)
     monkeypatch.chdir(tmp_path)
@@ -152,12 +204,14 @@ def test_without_spans_to_draw_one_line_says_why_and_the_status_is_2(recording, 
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_counters_without_a_trace_are_refused(recording, capsys):  # noqa: F811
+def test_counters_without_a_trace_are_refused(recording, capsys):
     assert main(["show", recording(row()), "--counters", "max"]) == 2
     assert "give --chrome-trace FILE too" in capsys.readouterr().err
 
 
-def test_a_traces_file_that_a_kill_cut_off_is_drawn_up_to_there_and_said(recording, tmp_path, trace):  # noqa: F811
+def test_a_traces_file_that_a_kill_cut_off_is_drawn_up_to_there_and_said(
+    recording, tmp_path, trace
+):
     traces = write(tmp_path / "traces.jsonl", RUN, '{"resourceSpans": [{"reso')
     events, said = trace(recording(row()), "--traces", traces)
     assert len(of(events, "X")) == 4 and "line 2 was cut off" in said
@@ -174,9 +228,17 @@ def test_an_unmodified_program_is_drawn_without_saying_where_its_spans_are(tmp_p
     run_python(tmp_path, program, OTEL_TORCH_OTLP_FILE=str(tmp_path / "otlp"))
     events, _ = trace(tmp_path / "run.jsonl", "--counters", "abs_mean")
     names = [event["name"] for event in of(events, "X")]
-    assert [name for name in names if name.startswith("torch.step")] == [f"torch.step {number}" for number in range(3)]
+    assert [name for name in names if name.startswith("torch.step")] == [
+        f"torch.step {number}" for number in range(3)
+    ]
     assert "torch.run" in names
-    ends = {event["ts"] + event["dur"] for event in of(events, "X") if event["name"].startswith("torch.step")}
+    ends = {
+        event["ts"] + event["dur"]
+        for event in of(events, "X")
+        if event["name"].startswith("torch.step")
+    }
     counters = of(events, "C")
-    assert len(counters) == 3 * 3 and {round(event["ts"], 3) for event in counters} == {round(end, 3) for end in ends}
+    assert len(counters) == 3 * 3 and {round(event["ts"], 3) for event in counters} == {
+        round(end, 3) for end in ends
+    }
     assert "0 out" in {event["name"] for event in of(events, "i")}

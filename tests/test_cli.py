@@ -1,4 +1,6 @@
-"""The command line: statuses, one line on stderr, never a traceback, and a doctor that gives no secret away."""
+"""The command line: statuses, one line on stderr, never a traceback, and a doctor that gives no
+secret away.
+"""
 
 import dataclasses
 import json
@@ -9,7 +11,9 @@ import sys
 
 import pytest
 
-from otel_torch import __version__, cli, doctor
+from otel_torch import __version__
+from otel_torch.cli import doctor
+from otel_torch.cli import main as cli
 from otel_torch.settings import Settings
 
 SECRET = "hunter2"
@@ -25,7 +29,11 @@ def bare_environment(monkeypatch):
 @pytest.fixture
 def undelivered(monkeypatch):
     """A doctor that sends nothing: whether things arrive is tested where they are sent."""
-    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check is not doctor.find_delivery))
+    monkeypatch.setattr(
+        doctor,
+        "CHECKS",
+        tuple(check for check in doctor.CHECKS if check is not doctor.find_delivery),
+    )
 
 
 def call(*arguments, **variables):
@@ -43,7 +51,10 @@ def test_help_names_every_command_and_loads_none_of_them():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert all(f"    {name}" in shown for name in cli.COMMANDS)
     loaded = shown.splitlines()[-1]
-    assert not any(f"'{module}'" in loaded for module in ("torch", "opentelemetry", *(home for home, _ in cli.COMMANDS.values())))
+    assert not any(
+        f"'{module}'" in loaded
+        for module in ("torch", "opentelemetry", *(home for home, _ in cli.COMMANDS.values()))
+    )
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -86,9 +97,11 @@ def test_a_fault_of_our_own_is_one_line_too(monkeypatch, capsys):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    code = "import sys; from otel_torch import cli, doctor; doctor.run = lambda _: [print('x' * 10000) for _ in range(100)] and 0"
-    program = f"{code}; sys.exit(cli.main(['doctor']))"
-    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    code = "import sys; from otel_torch.cli import doctor, main; doctor.run = lambda _: [print('x' * 10000) for _ in range(100)] and 0"
+    program = f"{code}; sys.exit(main.main(['doctor']))"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     writer.stdout.read(1)
     writer.stdout.close()
     assert (writer.stderr.read(), writer.wait(60)) == (b"", 0)
@@ -96,7 +109,15 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 def test_run_takes_the_programs_own_options_and_double_dash(tmp_path):
     for separator in ([], ["--"]):
-        result = call("run", *separator, sys.executable, "-c", "import sys; print(sys.argv)", "--version", "-x")
+        result = call(
+            "run",
+            *separator,
+            sys.executable,
+            "-c",
+            "import sys; print(sys.argv)",
+            "--version",
+            "-x",
+        )
         assert (result.returncode, result.stdout) == (0, "['-c', '--version', '-x']\n")
 
 
@@ -109,7 +130,11 @@ def findings(capsys, expected=None, **variables):
     report = json.loads(printed)
     assert report["schema"] == "otel_torch.doctor/1"
     assert status == (0 if report["ok"] else 2)
-    return report["ok"], [(row["about"], row["ok"], row["text"]) for row in report["findings"]], printed
+    return (
+        report["ok"],
+        [(row["about"], row["ok"], row["text"]) for row in report["findings"]],
+        printed,
+    )
 
 
 def test_doctor_with_nothing_set_is_fine(capsys, undelivered, tmp_path, monkeypatch):
@@ -127,7 +152,10 @@ def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch)
     monkeypatch.setenv("OTEL_TORCH_MODULES", r"^blocks\.")
     monkeypatch.setenv("FASTVIDEO_TRACE_STEPS", "0-3")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization={SECRET}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"https://me:{SECRET}@collector.example:4318/{SECRET}?key={SECRET}")
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        f"https://me:{SECRET}@collector.example:4318/{SECRET}?key={SECRET}",
+    )
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"token={SECRET}")
     fine, rows, printed = findings(capsys)
     assert fine and SECRET not in printed
@@ -170,7 +198,9 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
 
     monkeypatch.setattr(doctor, "CHECKS", (find_trouble, doctor.find_versions))
     fine, rows, _ = findings(capsys)
-    assert not fine and rows[0] == ("find_trouble", False, "RuntimeError: trouble") and len(rows) > 1
+    assert (
+        not fine and rows[0] == ("find_trouble", False, "RuntimeError: trouble") and len(rows) > 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +208,10 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}, "to http://a:1"),
         (
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1]:2/v1"},
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1",
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1]:2/v1",
+            },
             "to http://[::1]:2",
         ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "a:1"}, "to a:1"),
@@ -200,12 +233,16 @@ def test_doctor_minds_only_the_signals_that_are_asked_for(monkeypatch):
         endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TORCH_SIGNALS": "spans"}
         found = {finding.text.split(":")[0]: finding for finding in doctor.find_delivery(environ)}
-    assert {signal: finding.ok for signal, finding in found.items()} == {"traces": False, "metrics": None, "logs": None}
+    assert {signal: finding.ok for signal, finding in found.items()} == {
+        "traces": False,
+        "metrics": None,
+        "logs": None,
+    }
     assert "OTEL_TORCH_SIGNALS does not ask for it" in found["logs"].text
 
 
 def test_the_environment_module_knows_every_setting():
-    from otel_torch import environment_variables
+    from otel_torch.startup import environment_variables
 
     names = {row.metadata["name"] for row in dataclasses.fields(Settings)}
     assert names <= set(dir(environment_variables))

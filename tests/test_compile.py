@@ -65,7 +65,8 @@ def run(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
         call(X * turn)
 
 
-# how a program compiles: (a name) a function that is given the module and how to compile, and runs it three times
+# how a program compiles: (a name) a function that is given the module and how to compile, and runs
+# it three times
 def whole(net: Net, **how: str) -> None:
     run(torch.compile(net, fullgraph=True, **how))
 
@@ -100,7 +101,15 @@ def without_gradients(net: Net, **how: str) -> None:
         run(torch.compile(net, fullgraph=True, **how))
 
 
-WAYS = (whole, in_place, regional, of_the_method, of_a_function, with_graph_breaks, without_gradients)
+WAYS = (
+    whole,
+    in_place,
+    regional,
+    of_the_method,
+    of_a_function,
+    with_graph_breaks,
+    without_gradients,
+)
 
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -126,7 +135,10 @@ def graphs_of(work: Callable[[], object]) -> tuple[int, int]:
 
 
 def by_key(records: list[Record]) -> dict[tuple[object, ...], dict[str, object]]:
-    found = {tuple(value for name, value in record.key().items() if name != "model"): record.stats for record in records}
+    found = {
+        tuple(value for name, value in record.key().items() if name != "model"): record.stats
+        for record in records
+    }
     assert len(found) == len(records), "a key was recorded twice"
     return found
 
@@ -137,7 +149,9 @@ def assert_same_records(records: list[Record], expected: list[Record]) -> None:
     for key, stats in wanted.items():
         assert actual[key].keys() == stats.keys()
         for name, value in stats.items():
-            assert actual[key][name] == (pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value), key
+            assert actual[key][name] == (
+                pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
+            ), key
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -153,7 +167,9 @@ def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs
 
 
 @pytest.mark.parametrize(
-    ("way", "how"), [(whole, {}), (regional, {}), (whole, {"mode": "reduce-overhead"})], ids=["whole", "regional", "reduce"]
+    ("way", "how"),
+    [(whole, {}), (regional, {}), (whole, {"mode": "reduce-overhead"})],
+    ids=["whole", "regional", "reduce"],
 )
 def test_inductor_keeps_every_record(way, how: dict[str, str]) -> None:
     """It drops what it believes to be without effect."""
@@ -178,7 +194,9 @@ def test_the_values_are_those_of_the_compiled_program() -> None:
         net = make()
         out = torch.compile(net, backend=halved, fullgraph=True)(X)
     assert not torch.equal(out, net(X))
-    assert next(stats["sum"] for stats in sink.rows("stats", module="")) == pytest.approx(float(out.double().sum()))
+    assert next(stats["sum"] for stats in sink.rows("stats", module="")) == pytest.approx(
+        float(out.double().sum())
+    )
 
 
 def test_a_model_that_ran_before_it_was_compiled_goes_on() -> None:
@@ -210,7 +228,9 @@ def test_training_records_parameters_their_gradients_and_one_graph(backend: str)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_gradients_that_a_graph_hides_are_said(backend: str, nothing_said: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_a_graph_hides_are_said(
+    backend: str, nothing_said: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     with recording(capture="outputs,gradients") as sink:
         net = torch.compile(make(), fullgraph=True, backend=backend)
         for _ in range(2):
@@ -220,13 +240,17 @@ def test_gradients_that_a_graph_hides_are_said(backend: str, nothing_said: None,
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_compiled_backward_pass_keeps_its_graphs(compiled: bool, nothing_said: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_backward_pass_keeps_its_graphs(
+    compiled: bool, nothing_said: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Hooks on gradients are in its graph; one that broke it would raise here."""
 
     def train() -> None:
         net = make()
         call = torch.compile(net, fullgraph=True, backend="aot_eager") if compiled else net
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        with torch._dynamo.compiled_autograd._enable(
+            torch.compile(backend="eager", fullgraph=True)
+        ):
             for _ in range(2):
                 call(X).sum().backward()
 
@@ -235,12 +259,17 @@ def test_a_compiled_backward_pass_keeps_its_graphs(compiled: bool, nothing_said:
         assert graphs_of(train) == bare
     assert Counter(sink.rows("phase")) == {"forward": 20}
     said = capfd.readouterr().err
-    # where older torch traces the outermost module's hooks too, no hook on a gradient is left to be hidden
-    assert said.count("gradients inside a compiled backward pass are not recorded") == (COMPILER_TELLS or not compiled)
+    # where older torch traces the outermost module's hooks too, no hook on a gradient is left to be
+    # hidden
+    assert said.count("gradients inside a compiled backward pass are not recorded") == (
+        COMPILER_TELLS or not compiled
+    )
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
-def test_what_a_checkpoint_recomputes_is_labelled_and_not_counted_as_forward(reentrant: bool) -> None:
+def test_what_a_checkpoint_recomputes_is_labelled_and_not_counted_as_forward(
+    reentrant: bool,
+) -> None:
     def train(compile: Callable[[Net], Any]) -> None:
         net = make(Checkpointed)
         net.reentrant = reentrant
@@ -323,7 +352,10 @@ def test_every_other_layer_of_one_class(way) -> None:
         assert graphs == (bare[0] + 1, 0)
 
 
-@pytest.mark.parametrize(("modules", "expected"), [(r"^blocks\.1$", 3), (r"^blocks\.[12]\.linear$", 6), (r"^blocks\.2", 9)])
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [(r"^blocks\.1$", 3), (r"^blocks\.[12]\.linear$", 6), (r"^blocks\.2", 9)],
+)
 def test_some_layers_of_a_regionally_compiled_model(modules: str, expected: int) -> None:
     with recording(modules=modules) as sink:
         regional(make(), backend="eager")
@@ -348,7 +380,9 @@ def test_a_change_of_step_makes_no_new_graph(way) -> None:
 
 
 def changing(net: Net, how: str) -> list[torch.Size]:
-    net = torch.compile(net, fullgraph=True, backend="aot_eager", dynamic=True if how == "dynamic" else None)
+    net = torch.compile(
+        net, fullgraph=True, backend="aot_eager", dynamic=True if how == "dynamic" else None
+    )
     batches = [torch.linspace(-1, 1, 3 * size).reshape(size, 3) for size in (2, 5, 3, 7)]
     for batch in batches:
         if how == "marked":
@@ -368,7 +402,9 @@ def test_shapes_may_change(how: str) -> None:
             shapes = changing(make(), how)
         finally:
             torch._dynamo.config.disable = False
-    assert [stats["shape"] for stats in eager.rows("stats", module="", tensor="out")] == [list(shape) for shape in shapes]
+    assert [stats["shape"] for stats in eager.rows("stats", module="", tensor="out")] == [
+        list(shape) for shape in shapes
+    ]
     assert_same_records(sink.records, eager.records)
 
 
@@ -423,7 +459,9 @@ def test_structured_values_have_the_labels_of_an_eager_run_and_one_operator_a_ca
     assert labels == {
         "in[0]", "in.masks.keep", "in.masks.unused", "out.result.hidden", "out.result.extra.twice[0]",
     }  # fmt: skip
-    assert operators == [2 * (12 - COMPILER_TELLS)]  # newer torch runs the outermost module's own hooks outside of the graph
+    assert operators == [
+        2 * (12 - COMPILER_TELLS)
+    ]  # newer torch runs the outermost module's own hooks outside of the graph
 
 
 def test_a_compiled_part_of_an_eager_loop() -> None:
@@ -466,7 +504,8 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
         found = {}
         for r in records:
             assert r.place is not None
-            # a compiled program uses memory again as it likes: there every tensor is a value of its own, with a sketch
+            # a compiled program uses memory again as it likes: there every tensor is a value of its
+            # own, with a sketch
             found[r.module, r.tensor, r.step, r.call, r.phase] = (
                 r.place.class_name, r.place.argument, r.stats["shape"], pytest.approx(r.stats["mean"], rel=1e-5, abs=1e-6),
             )  # fmt: skip
@@ -474,11 +513,21 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
 
     assert facts(sink.records) == facts(eager.records)
     assert all("sketch" in r.stats for r in sink.records if r.tensor == "out" and r.module)
-    entered = {r.place.order[0]: r.module for r in sink.records if r.place is not None and r.phase == "forward"}
+    entered = {
+        r.place.order[0]: r.module
+        for r in sink.records
+        if r.place is not None and r.phase == "forward"
+    }
     for r in sink.records:
         if r.phase == "forward" and r.place is not None:
             assert r.place.order[1] is None or r.place.order[0] < r.place.order[1]
-            holder = None if r.module == "" else "" if r.module.count(".") < 2 else r.module.rpartition(".")[0]
+            holder = (
+                None
+                if r.module == ""
+                else ""
+                if r.module.count(".") < 2
+                else r.module.rpartition(".")[0]
+            )
             assert (None if r.place.parent is None else entered[r.place.parent]) == holder
 
 
@@ -487,9 +536,15 @@ def test_functional_transforms_compile_as_before(transform: str) -> None:
     def work() -> torch.Tensor:
         net = make()
         if transform == "vmap":
-            call = torch.compile(lambda x: torch.vmap(lambda one: net(one))(x), backend="eager", fullgraph=True)
+            call = torch.compile(
+                lambda x: torch.vmap(lambda one: net(one))(x), backend="eager", fullgraph=True
+            )
         else:
-            call = torch.compile(lambda x: torch.func.grad(lambda y: net(y).sum())(x), backend="eager", fullgraph=True)
+            call = torch.compile(
+                lambda x: torch.func.grad(lambda y: net(y).sum())(x),
+                backend="eager",
+                fullgraph=True,
+            )
         return call(X)
 
     results: list[torch.Tensor] = []
@@ -516,7 +571,9 @@ def test_distributed_tensors_in_a_graph(backend: str, tmp_path: Path) -> None:
             net = make()
             for module in net.modules():
                 for name, parameter in module._parameters.items():
-                    module._parameters[name] = nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)]))
+                    module._parameters[name] = nn.Parameter(
+                        distribute_tensor(parameter.data, mesh, [Shard(0)])
+                    )
             call = torch.compile(net, backend=backend, fullgraph=True)
             for turn in range(3):
                 call(distribute_tensor(X * turn, mesh, [Replicate()]))
@@ -527,7 +584,9 @@ def test_distributed_tensors_in_a_graph(backend: str, tmp_path: Path) -> None:
     assert_same_records(sink.records, eager.records)
 
 
-def test_a_graph_that_was_compiled_before_recording_began_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_that_was_compiled_before_recording_began_is_named(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     net = torch.compile(make(), backend="eager")
     net(X)
     with recording() as sink:
@@ -539,7 +598,9 @@ def test_a_graph_that_was_compiled_before_recording_began_is_named(capfd: pytest
 
 
 @pytest.mark.parametrize("modules", [r"^blocks", "linear$"])
-def test_that_nothing_came_is_said_after_the_first_step(modules: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_that_nothing_came_is_said_after_the_first_step(
+    modules: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Not at the end only: a run of a week should not find out then."""
     net = make()
     for block in net.blocks:
@@ -551,7 +612,9 @@ def test_that_nothing_came_is_said_after_the_first_step(modules: str, capfd: pyt
         assert said.count("nothing came from") == 1 and "inside compiled 'blocks.0'" in said
 
 
-def test_compiled_parts_that_fired_or_were_not_called_are_not_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiled_parts_that_fired_or_were_not_called_are_not_named(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with recording():
         net = make()
         net.unused = torch.compile(Block(), backend="eager")
@@ -602,13 +665,17 @@ def test_the_graphs_that_a_compiler_makes_are_no_models() -> None:
     assert Counter(sink.rows("model")) == {"Net": 30}
 
 
-def test_a_run_of_compiled_code_in_which_no_model_was_seen_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_compiled_code_in_which_no_model_was_seen_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with recording():
         torch.compile(lambda x: x + 1, backend="eager")(X)
     assert "no model was seen: what ran was compiled" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch looks for the tag in its scheduler only")
+@pytest.mark.skipif(
+    not COMPILER_TELLS, reason="older torch looks for the tag in its scheduler only"
+)
 def test_inductor_takes_no_record_into_a_cuda_graph() -> None:
     from torch._inductor.utils import get_first_incompatible_cudagraph_node
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -1,4 +1,6 @@
-"""The dashboards are made from the names that are sent: no query asks for another, and what is checked in is what is made."""
+"""The dashboards are made from the names that are sent: no query asks for another, and what is
+checked in is what is made.
+"""
 
 import json
 import re
@@ -10,18 +12,24 @@ import yaml
 
 CONFIG = Path(__file__).parents[1] / "collector-config"
 made = runpy.run_path(str(CONFIG / "grafana" / "make_dashboards.py"))
-DOCUMENTED = (Path(__file__).parents[1] / "docs" / "opentelemetry-names.md").read_text() + (CONFIG / "README.md").read_text()
+DOCUMENTED = (Path(__file__).parents[1] / "docs" / "opentelemetry-names.md").read_text() + (
+    CONFIG / "README.md"
+).read_text()
 
 
 def test_the_dashboards_are_up_to_date() -> None:
     files = made["files"]()
-    assert {path.name for path in files} == {path.name for path in (CONFIG / "grafana" / "dashboards").iterdir()}
+    assert {path.name for path in files} == {
+        path.name for path in (CONFIG / "grafana" / "dashboards").iterdir()
+    }
     for path, text in files.items():
         assert path.read_text() == text, "run `make dashboards`"
 
 
 def test_every_query_is_in_its_dashboard_with_a_data_source_that_is_provisioned() -> None:
-    provisioned = yaml.safe_load((CONFIG / "grafana/provisioning/datasources/otel_torch.yaml").read_text())["datasources"]
+    provisioned = yaml.safe_load(
+        (CONFIG / "grafana/provisioning/datasources/otel_torch.yaml").read_text()
+    )["datasources"]
     known = {one["uid"]: one["type"] for one in provisioned}
     asked: list[str] = []
     for path in made["files"]():
@@ -38,14 +46,20 @@ def test_every_query_is_in_its_dashboard_with_a_data_source_that_is_provisioned(
     assert sorted(asked) == sorted(query.text for _, _, query in made["queries"]())
 
 
-@pytest.mark.parametrize("text", [query.text for _, _, query in made["queries"]() if query.source == "prometheus"])
+@pytest.mark.parametrize(
+    "text", [query.text for _, _, query in made["queries"]() if query.source == "prometheus"]
+)
 def test_every_metric_that_is_asked_for_is_documented(text: str) -> None:
     found = re.findall(r"\b((?:torch|otel_torch|traces|otelcol)_[a-z_]+)(?=\$?\{|\$)", text)
     assert found
     for name in found:
         if name == "torch_module_activation_":
             continue  # of any statistic
-        base = re.sub(r"_(sum|count|bucket)$", "", re.sub(r"_(spans|metric_points|log_records)_total$", "_", name))
+        base = re.sub(
+            r"_(sum|count|bucket)$",
+            "",
+            re.sub(r"_(spans|metric_points|log_records)_total$", "_", name),
+        )
         assert base in DOCUMENTED, name
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from otel_torch.statistics import device_rows
-from otel_torch.statistics.columns import PRIMITIVES, SUM
 from otel_torch.statistics.device_rows import Copy, take
 from otel_torch.statistics.measure import Measured, measure
 from otel_torch.statistics.read import Rows, read_rows
+from otel_torch.statistics.row_layout import PRIMITIVES, SUM
 from tests.support import run_python
 
 CPU = torch.device("cpu")
@@ -36,7 +36,9 @@ def test_rows_lie_side_by_side_and_are_one_copy():
 
 def test_a_piece_that_is_full_is_followed_by_another():
     taken = rows(3000, 7)
-    assert len({row.untyped_storage().data_ptr() for row in taken}) == math.ceil(3000 / (device_rows._PIECE // 7))
+    assert len({row.untyped_storage().data_ptr() for row in taken}) == math.ceil(
+        3000 / (device_rows._PIECE // 7)
+    )
     assert [row[0] for row in Copy(taken).fetch()] == list(range(3000))
     assert take(3 * device_rows._PIECE, torch.float64, CPU).numel() == 3 * device_rows._PIECE
 
@@ -54,13 +56,17 @@ def test_rows_of_hosts_and_devices_and_none_come_in_order():
         return Measured(row, ("sum",), 1, 1, [1], "torch.float32")
 
     single = take(1, torch.float32, CPU).fill_(4.0)
-    reading = Rows([measured(row) for row in ([1.0], take(1, torch.float64, CPU).fill_(2.0), None, single)])
+    reading = Rows(
+        [measured(row) for row in ([1.0], take(1, torch.float64, CPU).fill_(2.0), None, single)]
+    )
     assert reading.ready()
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
 
 
-def test_while_a_graph_is_captured_no_row_is_copied_and_none_is_lost(monkeypatch: pytest.MonkeyPatch):
+def test_while_a_graph_is_captured_no_row_is_copied_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+):
     capture = [True]
     monkeypatch.setattr("otel_torch.statistics.read.capturing", lambda: capture[0])
     made: list[Copy] = []
@@ -162,7 +168,9 @@ def test_rows_that_several_streams_write_are_all_there():
     for stream, value in zip(streams, values, strict=True):
         with torch.cuda.stream(stream):
             measured.append(measure(value, ("sum",)))
-    assert [row and row[SUM] for row in read_rows(measured)] == [number * 1e6 for number in range(4)]
+    assert [row and row[SUM] for row in read_rows(measured)] == [
+        number * 1e6 for number in range(4)
+    ]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,6 @@
-"""Device time of regions: never waited for by the program, asked off its thread, and nothing in a captured graph."""
+"""Device time of regions: never waited for by the program, asked off its thread, and nothing in a
+captured graph.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import torch
 
 import otel_torch
 from otel_torch import session
-from otel_torch.late import Late
 from otel_torch.recorder import Sink
 from otel_torch.records import Scope
-from otel_torch.sources import device_time, regions
-from otel_torch.sources.device_time import Pool
+from otel_torch.regions import device_time, entry
+from otel_torch.regions.deferred import Late
+from otel_torch.regions.device_time import Pool
 from tests.support import recording
 
 REGION = "inference_denoising"
@@ -22,7 +24,9 @@ REGION = "inference_denoising"
 
 @pytest.fixture(autouse=True)
 def own_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "_by_hand", set())  # or natural regions of later tests would step back
+    monkeypatch.setattr(
+        entry, "_by_hand", set()
+    )  # or natural regions of later tests would step back
 
 
 class StandInEvent:
@@ -45,7 +49,9 @@ class StandInEvent:
 
 
 class StandIn:
-    """Stands for an accelerator, which this machine may not have. Times are milliseconds of the device's."""
+    """Stands for an accelerator, which this machine may not have. Times are milliseconds of the
+    device's.
+    """
 
     def __init__(self) -> None:
         self.issued = self.reached = 0.0
@@ -114,7 +120,9 @@ def test_two_devices_are_no_stretch(device: StandIn) -> None:
     assert not begun.pending and begun.seconds() is None
 
 
-def test_a_device_that_fails_is_said_and_left_alone(device: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_fails_is_said_and_left_alone(
+    device: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
     measured = Pool(device).begin()
     assert measured is not None
     measured.end()
@@ -149,8 +157,10 @@ def listen() -> tuple[Waits, Late]:
 
 
 @pytest.mark.parametrize("natural", [False, True])
-def test_a_region_is_handed_on_once_its_device_time_is_known(device: StandIn, natural: bool) -> None:
-    from otel_torch.sources.regions import close_region, open_region, region
+def test_a_region_is_handed_on_once_its_device_time_is_known(
+    device: StandIn, natural: bool
+) -> None:
+    from otel_torch.regions.entry import close_region, open_region, region
 
     with recording(signals=""):
         sink, late = listen()

@@ -1,4 +1,6 @@
-"""`diff` on small models of two hands: what is aligned, what is judged, and what is said, rule by rule."""
+"""`diff` on small models of two hands: what is aligned, what is judged, and what is said, rule by
+rule.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2, self.up, self.act, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)
+        self.norm2, self.up, self.act, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 64),
+            nn.GELU(),
+            nn.Linear(64, WIDTH),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm(x))
@@ -70,7 +77,11 @@ class FusedAttention(nn.Module):
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.input_norm, self.self_attn, self.post_norm = nn.LayerNorm(WIDTH), FusedAttention(), nn.LayerNorm(WIDTH)
+        self.input_norm, self.self_attn, self.post_norm = (
+            nn.LayerNorm(WIDTH),
+            FusedAttention(),
+            nn.LayerNorm(WIDTH),
+        )
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
         self.residual_scale = 1.0
 
@@ -130,7 +141,9 @@ def port_of(model: Reference) -> Port:
     return port
 
 
-def record(path: Path, model: nn.Module, x: torch.Tensor, forwards: int = 1, **settings: str) -> Path:
+def record(
+    path: Path, model: nn.Module, x: torch.Tensor, forwards: int = 1, **settings: str
+) -> Path:
     assert bootstrap.start(**({"jsonl": str(path), "capture": "parity"} | settings))
     try:
         with torch.no_grad():
@@ -146,7 +159,12 @@ def make_inputs() -> torch.Tensor:
     return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
 
 
-def compare(tmp_path: Path, inputs: torch.Tensor, change: Callable[[Port], None] = lambda port: None, **settings: str) -> Report:
+def compare(
+    tmp_path: Path,
+    inputs: torch.Tensor,
+    change: Callable[[Port], None] = lambda port: None,
+    **settings: str,
+) -> Report:
     model = reference()
     port = port_of(model)
     change(port)
@@ -160,13 +178,18 @@ def places(report: Report) -> tuple[str | None, ...]:
     return first.kind, first.side, first.module, first.port_side, first.port_module
 
 
-def test_a_right_port_without_a_name_in_common_matches(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_a_right_port_without_a_name_in_common_matches(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     report = compare(tmp_path, inputs)
     assert (report.verdict, report.first, report.introduced) == ("match", None, [])
     compared = {(pair.module, pair.port_module) for pair in report.compared}
     assert ("blocks.1.attention", "body.layers.1.self_attn") in compared
     assert ("blocks.2", "body.layers.2") in compared
-    assert ("blocks.0.act", "body.layers.0.mlp.1") in compared  # no parameters: by what goes in and comes out
+    assert (
+        "blocks.0.act",
+        "body.layers.0.mlp.1",
+    ) in compared  # no parameters: by what goes in and comes out
     assert report.pairs > 60
 
 
@@ -174,22 +197,44 @@ def test_a_wrong_module_is_named_in_both_programs(tmp_path: Path, inputs: torch.
     def change(port: Port) -> None:
         port.layers[1].mlp[1] = nn.SiLU()
 
-    assert places(compare(tmp_path, inputs, change)) == ("value", "output", "blocks.1.act", "output", "body.layers.1.mlp.1")
+    assert places(compare(tmp_path, inputs, change)) == (
+        "value",
+        "output",
+        "blocks.1.act",
+        "output",
+        "body.layers.1.mlp.1",
+    )
 
 
-def test_code_between_modules_is_named_by_what_it_hands_on(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_code_between_modules_is_named_by_what_it_hands_on(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Port) -> None:
         port.layers[1].residual_scale = 0.9
 
-    assert places(compare(tmp_path, inputs, change)) == ("value", "input", "blocks.1.norm2", "input", "body.layers.1.post_norm")
+    assert places(compare(tmp_path, inputs, change)) == (
+        "value",
+        "input",
+        "blocks.1.norm2",
+        "input",
+        "body.layers.1.post_norm",
+    )
 
 
-def test_exchanged_parts_of_a_fused_output_are_seen_behind_them(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_exchanged_parts_of_a_fused_output_are_seen_behind_them(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Port) -> None:
         port.layers[0].self_attn.exchange = True
 
     found = places(compare(tmp_path, inputs, change))
-    assert found == ("value", "input", "blocks.0.attention.out", "input", "body.layers.0.self_attn.o_proj")
+    assert found == (
+        "value",
+        "input",
+        "blocks.0.attention.out",
+        "input",
+        "body.layers.0.self_attn.o_proj",
+    )
 
 
 def test_wrong_weights_are_said_to_be_that(tmp_path: Path, inputs: torch.Tensor) -> None:
@@ -198,26 +243,46 @@ def test_wrong_weights_are_said_to_be_that(tmp_path: Path, inputs: torch.Tensor)
             port.layers[2].mlp[0].weight.mul_(1.1)
 
     report = compare(tmp_path, inputs, change)
-    assert places(report) == ("weights", "parameter", "blocks.2.up", "parameter", "body.layers.2.mlp.0")
+    assert places(report) == (
+        "weights",
+        "parameter",
+        "blocks.2.up",
+        "parameter",
+        "body.layers.2.mlp.0",
+    )
     assert report.first is not None and report.first.port_tensor == "param.weight"
 
 
-def test_weights_of_another_block_are_paired_by_place_and_named(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_weights_of_another_block_are_paired_by_place_and_named(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Port) -> None:
         port.layers[1].post_norm.load_state_dict(port.layers[2].post_norm.state_dict())
 
     found = places(compare(tmp_path, inputs, change))
-    assert found == ("weights", "parameter", "blocks.1.norm2", "parameter", "body.layers.1.post_norm")
+    assert found == (
+        "weights",
+        "parameter",
+        "blocks.1.norm2",
+        "parameter",
+        "body.layers.1.post_norm",
+    )
 
 
-def test_two_blocks_that_have_each_others_weights_are_not_paired_crosswise(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_two_blocks_that_have_each_others_weights_are_not_paired_crosswise(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Port) -> None:
         first, second = port.layers[0].post_norm.state_dict(), port.layers[1].post_norm.state_dict()
         first = {name: value.clone() for name, value in first.items()}
         port.layers[0].post_norm.load_state_dict(second)
         port.layers[1].post_norm.load_state_dict(first)
 
-    assert places(compare(tmp_path, inputs, change))[2:] == ("blocks.0.norm2", "parameter", "body.layers.0.post_norm")
+    assert places(compare(tmp_path, inputs, change))[2:] == (
+        "blocks.0.norm2",
+        "parameter",
+        "body.layers.0.post_norm",
+    )
 
 
 def test_a_module_that_is_never_called_is_missing(tmp_path: Path, inputs: torch.Tensor) -> None:
@@ -226,7 +291,11 @@ def test_a_module_that_is_never_called_is_missing(tmp_path: Path, inputs: torch.
 
     report = compare(tmp_path, inputs, change)
     assert report.first is not None
-    assert (report.first.kind, report.first.module, report.first.port_module) == ("missing", "blocks.1", "body.layers.1")
+    assert (report.first.kind, report.first.module, report.first.port_module) == (
+        "missing",
+        "blocks.1",
+        "body.layers.1",
+    )
     assert (report.first.step, report.first.port_step) == (0, None)
 
 
@@ -241,7 +310,9 @@ class Permuting(nn.Module):
         return self.inner(x).flip(1)
 
 
-def test_the_right_numbers_in_another_order_are_a_layout_fault(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_the_right_numbers_in_another_order_are_a_layout_fault(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Port) -> None:
         port.stem = Permuting(port.stem)  # type: ignore[assignment]
 
@@ -272,14 +343,19 @@ def test_a_difference_that_heals_is_harmless(tmp_path: Path, inputs: torch.Tenso
             return self.inner(2 * x)
 
     def change(port: Port) -> None:
-        with torch.no_grad():  # the activation comes out twice as large, and what takes it halves it again
+        with (
+            torch.no_grad()
+        ):  # the activation comes out twice as large, and what takes it halves it again
             last = port.layers[1].mlp[2]
             last.weight.mul_(0.5)
             port.layers[1].mlp[1] = nn.Sequential(nn.GELU(), _Twice())
 
     report = compare(tmp_path, inputs, change)
     assert report.verdict == "match" and report.first is None
-    assert {finding.port_module for finding in report.harmless} & {"body.layers.1.mlp.1.1", "body.layers.1.mlp.2"}
+    assert {finding.port_module for finding in report.harmless} & {
+        "body.layers.1.mlp.1.1",
+        "body.layers.1.mlp.2",
+    }
 
 
 class _Twice(nn.Module):
@@ -315,7 +391,9 @@ def test_the_first_wrong_step_is_named(tmp_path: Path, inputs: torch.Tensor) -> 
     assert report.first is not None and (report.first.step, report.first.port_step) == (2, 2)
 
 
-def test_rounding_in_bfloat16_is_no_divergence_and_a_bug_in_it_is(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_rounding_in_bfloat16_is_no_divergence_and_a_bug_in_it_is(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     model = reference()
     port = port_of(model).bfloat16()
     model = model.bfloat16()
@@ -329,7 +407,9 @@ def test_rounding_in_bfloat16_is_no_divergence_and_a_bug_in_it_is(tmp_path: Path
     assert places(bugged)[1:] == ("input", "blocks.1.norm2", "input", "body.layers.1.post_norm")
 
 
-def test_modules_kept_in_another_type_are_listed_as_harmless(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_modules_kept_in_another_type_are_listed_as_harmless(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     class Kept(nn.LayerNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.float()).to(x.dtype)
@@ -339,22 +419,31 @@ def test_modules_kept_in_another_type_are_listed_as_harmless(tmp_path: Path, inp
     model = model.bfloat16()
     for block in model.blocks:
         kept = Kept(WIDTH)
-        kept.load_state_dict({name: value.float() for name, value in block.norm.state_dict().items()})
+        kept.load_state_dict(
+            {name: value.float() for name, value in block.norm.state_dict().items()}
+        )
         block.norm = kept
     mine = record(tmp_path / "reference.jsonl", model, inputs.bfloat16())
     report = otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs.bfloat16()))
     assert report.verdict == "match"
-    assert {(one.kind, one.module) for one in report.harmless} >= {("dtype", "blocks.0.norm"), ("dtype", "blocks.2.norm")}
+    assert {(one.kind, one.module) for one in report.harmless} >= {
+        ("dtype", "blocks.0.norm"),
+        ("dtype", "blocks.2.norm"),
+    }
 
 
-def test_models_that_have_nothing_in_common_are_incomparable(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_models_that_have_nothing_in_common_are_incomparable(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     mine = record(tmp_path / "reference.jsonl", reference(), inputs)
     other = record(tmp_path / "other.jsonl", nn.Sequential(nn.Linear(8, 3), nn.Tanh()), inputs)
     report = otel_torch.diff(mine, other)
     assert report.verdict == "incomparable" and report.reason
 
 
-def test_without_sketches_statistics_decide_and_it_is_said(tmp_path: Path, inputs: torch.Tensor) -> None:
+def test_without_sketches_statistics_decide_and_it_is_said(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
     def change(port: Reference) -> None:
         port.blocks[1].act = nn.SiLU()
 

@@ -1,6 +1,8 @@
-"""`otel-torch diff` as a person starts it: exit status, what goes where, and whatever it is given one clear line.
+"""`otel-torch diff` as a person starts it: exit status, what goes where, and whatever it is given
+one clear line.
 
-Real processes and real recordings; nothing that is wrong with what it is given may end in a traceback, or in a match.
+Real processes and real recordings; nothing that is wrong with what it is given may end in a
+traceback, or in a match.
 """
 
 from __future__ import annotations
@@ -17,15 +19,28 @@ import torch
 from torch import nn
 
 from otel_torch import bootstrap
-from otel_torch.parity.command import diff
+from otel_torch.cli.diff import diff
 
-KEYS = ["schema", "verdict", "reason", "pairs", "first", "introduced", "harmless", "unpaired", "ambiguous", "warnings"]
+KEYS = [
+    "schema",
+    "verdict",
+    "reason",
+    "pairs",
+    "first",
+    "introduced",
+    "harmless",
+    "unpaired",
+    "ambiguous",
+    "warnings",
+]
 
 
 def command(*arguments, cwd=None, **variables):
     """The process, ended."""
     environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_")) and name != "RANK"
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "FASTVIDEO_")) and name != "RANK"
     }
     return subprocess.run(
         [sys.executable, "-m", "otel_torch", "diff", *map(str, arguments)],
@@ -37,7 +52,9 @@ class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(2)
+        )
 
     def forward(self, x):
         x = self.embed(x)
@@ -58,7 +75,9 @@ class Vision(nn.Module):
 
 def record(path, model, *shape, **settings):
     torch.manual_seed(1)
-    assert bootstrap.start(**({"jsonl": str(path), "capture": "parity", "signals": "spans"} | settings))
+    assert bootstrap.start(
+        **({"jsonl": str(path), "capture": "parity", "signals": "spans"} | settings)
+    )
     try:
         with torch.no_grad():
             for _ in range(3):
@@ -73,7 +92,10 @@ def recordings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
     torch.manual_seed(0)
     model, other = Transformer(), Vision()
-    found = {"reference": record(folder / "reference.jsonl", model, 2, 4), "again": record(folder / "again.jsonl", model, 2, 4)}
+    found = {
+        "reference": record(folder / "reference.jsonl", model, 2, 4),
+        "again": record(folder / "again.jsonl", model, 2, 4),
+    }
     with torch.no_grad():
         model.blocks[1][1].weight[0] *= 1.5
     found["wrong"] = record(folder / "wrong.jsonl", model, 2, 4)
@@ -81,11 +103,13 @@ def recordings(tmp_path_factory):
     return found
 
 
-# -- what it says, and where -----------------------------------------------------------------------------------------------
+# -- what it says, and where
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "port, status, verdict", [("again", 0, "match"), ("wrong", 1, "diverged"), ("vision", 2, "incomparable")]
+    "port, status, verdict",
+    [("again", 0, "match"), ("wrong", 1, "diverged"), ("vision", 2, "incomparable")],
 )
 def test_exit_status_and_one_object(recordings, port, status, verdict):
     done = command(recordings["reference"], recordings[port], "--json", "-")
@@ -93,15 +117,23 @@ def test_exit_status_and_one_object(recordings, port, status, verdict):
     found = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1 and list(found) == KEYS
     assert (found["schema"], found["verdict"]) == ("otel_torch.diff/1", verdict)
-    assert (found["first"] is not None) == (verdict == "diverged") and (found["reason"] is not None) == (status == 2)
+    assert (found["first"] is not None) == (verdict == "diverged") and (
+        found["reason"] is not None
+    ) == (status == 2)
     said = done.stderr.splitlines()
-    assert len(said) == (status == 2) and all(line.startswith("otel_torch: incomparable: ") for line in said)
+    assert len(said) == (status == 2) and all(
+        line.startswith("otel_torch: incomparable: ") for line in said
+    )
 
 
 def test_the_place_of_a_fault_is_in_the_object(recordings):
     found = json.loads(command(recordings["reference"], recordings["wrong"], "--json", "-").stdout)
     first = found["first"]
-    assert (first["module"], first["kind"], first["port_module"]) == ("blocks.1.1", "weights", "blocks.1.1")
+    assert (first["module"], first["kind"], first["port_module"]) == (
+        "blocks.1.1",
+        "weights",
+        "blocks.1.1",
+    )
 
 
 def test_without_options_a_screen_and_nothing_else(recordings):
@@ -111,7 +143,16 @@ def test_without_options_a_screen_and_nothing_else(recordings):
 
 
 def test_files_are_written_beside_the_screen(recordings, tmp_path):
-    done = command(recordings["reference"], recordings["wrong"], "--json", "d.json", "--html", "d.html", "--all", cwd=tmp_path)
+    done = command(
+        recordings["reference"],
+        recordings["wrong"],
+        "--json",
+        "d.json",
+        "--html",
+        "d.html",
+        "--all",
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stderr) == (1, "")
     assert "blocks.1.1" in done.stdout
     assert len(json.loads((tmp_path / "d.json").read_text())["compared"]) > 10
@@ -120,7 +161,12 @@ def test_files_are_written_beside_the_screen(recordings, tmp_path):
 
 def test_a_reader_that_has_seen_enough_does_not_change_the_status(recordings):
     line = f'"{sys.executable}" -m otel_torch diff "{recordings["reference"]}" "{recordings["wrong"]}" --all'
-    done = subprocess.run(["bash", "-c", f"{line} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -148,7 +194,10 @@ def test_how_far_it_is_stands_in_a_terminal_only(recordings):
 def test_help_says_what_everything_is():
     done = command("--help")
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("--noise", "--rtol", "--map", "--save-map", "--html", "--json", "--all"))
+    assert all(
+        word in done.stdout
+        for word in ("--noise", "--rtol", "--map", "--save-map", "--html", "--json", "--all")
+    )
     text = " ".join(done.stdout.split())
     assert "Exit status: 0" in text and "OTEL_TORCH_CAPTURE=parity" in text
 
@@ -156,13 +205,18 @@ def test_help_says_what_everything_is():
 def test_as_a_function(recordings):
     told = []
     report = diff(recordings["reference"], recordings["wrong"], progress=told.append)
-    assert report.verdict == "diverged" and report.first is not None and report.first.module == "blocks.1.1"
+    assert (
+        report.verdict == "diverged"
+        and report.first is not None
+        and report.first.module == "blocks.1.1"
+    )
     assert told
     with pytest.raises(ValueError, match="holds no record"):
         diff(recordings["reference"], os.devnull)
 
 
-# -- what a person probably did not mean -----------------------------------------------------------------------------------
+# -- what a person probably did not mean
+# -----------------------------------------------------------------------------------
 
 
 def test_the_same_file_twice_is_a_match_and_said(recordings, tmp_path):
@@ -192,7 +246,8 @@ def test_exchanged_files_are_said(recordings, tmp_path):
     assert diff(recordings["reference"], port).warnings == []
 
 
-# -- bad input -------------------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------
 
 
 def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
@@ -235,11 +290,17 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_recording_is_one_line(recordings, tmp_path, name):
     path, said = bad_files(tmp_path, recordings["reference"])[name]
-    for place, arguments in enumerate(([path, recordings["again"]], [recordings["reference"], path])):
+    for place, arguments in enumerate(
+        ([path, recordings["again"]], [recordings["reference"], path])
+    ):
         output = ["--json", "-"] if place else []
         done = command(*arguments, *output)
         (line,) = done.stderr.splitlines()
-        assert done.returncode == 2 and line.startswith("otel_torch: ") and "Traceback" not in done.stderr
+        assert (
+            done.returncode == 2
+            and line.startswith("otel_torch: ")
+            and "Traceback" not in done.stderr
+        )
         assert [words for words in said if words not in line] == []
         if place:  # who reads a program's answer finds one here too
             found = json.loads(done.stdout)
@@ -256,7 +317,9 @@ def test_what_options_name_must_be_there(recordings, tmp_path, option):
 
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--save-map"])
-@pytest.mark.parametrize("place, said", [("no/such/out", "No such file or directory"), ("", "Is a directory")])
+@pytest.mark.parametrize(
+    "place, said", [("no/such/out", "No such file or directory"), ("", "Is a directory")]
+)
 def test_where_nothing_can_be_written_is_one_line(recordings, tmp_path, option, place, said):
     done = command(recordings["reference"], recordings["again"], option, f"{tmp_path}/{place}")
     assert (done.returncode, done.stdout) == (2, "")
@@ -280,8 +343,14 @@ def test_a_tolerance_that_lets_everything_pass(recordings):
     "text, said",
     [
         ("[modules\n", ["is not TOML", "line 1"]),
-        ('[modules]\n"blocks.*.9" = "blocks.*.1"\n', ['[modules] "blocks.*.9"', "the reference has no module"]),
-        ('[modules]\n"blocks.*.1" = "blocks.*.9"\n', ['[modules] "blocks.*.1"', "the port has no module"]),
+        (
+            '[modules]\n"blocks.*.9" = "blocks.*.1"\n',
+            ['[modules] "blocks.*.9"', "the reference has no module"],
+        ),
+        (
+            '[modules]\n"blocks.*.1" = "blocks.*.9"\n',
+            ['[modules] "blocks.*.1"', "the port has no module"],
+        ),
     ],
 )
 def test_a_map_that_does_not_fit(recordings, tmp_path, text, said):
@@ -296,7 +365,10 @@ def test_an_old_answer_does_not_stay(recordings, tmp_path):
     """A file from yesterday that says `match` would be taken for today's answer."""
     answer = tmp_path / "answer.json"
     assert command(recordings["reference"], recordings["again"], "--json", answer).returncode == 0
-    assert command(recordings["reference"], tmp_path / "missing.jsonl", "--json", answer).returncode == 2
+    assert (
+        command(recordings["reference"], tmp_path / "missing.jsonl", "--json", answer).returncode
+        == 2
+    )
     assert json.loads(answer.read_text())["verdict"] == "incomparable"
 
 
@@ -313,7 +385,9 @@ def test_mixed_schema_versions(recordings, tmp_path):
     later = tmp_path / "later.jsonl"
     later.write_bytes(recordings["again"].read_bytes())
     meta = json.loads(recordings["again"].with_name("again.meta.json").read_text())
-    (tmp_path / "later.meta.json").write_text(json.dumps({**meta, "schema": "otel_torch.recording/9"}))
+    (tmp_path / "later.meta.json").write_text(
+        json.dumps({**meta, "schema": "otel_torch.recording/9"})
+    )
     done = command(recordings["reference"], later)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and str(later) in line and "otel_torch.recording/9" in line
@@ -327,6 +401,11 @@ def test_no_common_module_says_what_there_is(recordings):
 
 
 def test_a_folder_for_isolation_must_be_there(recordings, tmp_path):
-    done = command(recordings["reference"], recordings["again"], "--save-isolation", tmp_path / "no")
+    done = command(
+        recordings["reference"], recordings["again"], "--save-isolation", tmp_path / "no"
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"otel_torch: {tmp_path}/no/isolation.json: cannot be written: No such file or directory\n"
+    assert (
+        done.stderr
+        == f"otel_torch: {tmp_path}/no/isolation.json: cannot be written: No such file or directory\n"
+    )

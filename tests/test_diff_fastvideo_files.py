@@ -1,7 +1,9 @@
-"""`diff` of the files that FastVideo's own trace writes: module, tensor, step and two statistics, and nothing else.
+"""`diff` of the files that FastVideo's own trace writes: module, tensor, step and two statistics,
+and nothing else.
 
-A row names no model and no call, inputs are not recorded and there is no sketch; the step is null wherever a pipeline does not
-say it, guidance makes two forwards with equal keys, and what is not finite stands there as a bare token.
+A row names no model and no call, inputs are not recorded and there is no sketch; the step is null
+wherever a pipeline does not say it, guidance makes two forwards with equal keys, and what is not
+finite stands there as a bare token.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from otel_torch.parity.command import diff
+from otel_torch.cli.diff import diff
 from otel_torch.parity.finding import Report
 from otel_torch.parity.report import render
 
@@ -34,7 +36,12 @@ class Linear(nn.Linear):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.act, self.down = nn.LayerNorm(8), Linear(8, 16), nn.GELU(), Linear(16, 8)
+        self.norm, self.up, self.act, self.down = (
+            nn.LayerNorm(8),
+            Linear(8, 16),
+            nn.GELU(),
+            Linear(16, 8),
+        )
         self.residual = Residual()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,7 +70,9 @@ class Transformer(nn.Module):
 
 
 def trace(guidance: float = 3.0, **changes: float) -> list[Row]:
-    """The rows of three denoising steps with guidance. changes: gates of blocks, by number: `gate_1=0.4`."""
+    """The rows of three denoising steps with guidance. changes: gates of blocks, by number:
+    `gate_1=0.4`.
+    """
     torch.manual_seed(0)
     model, rows = Transformer(), []
     for name, gate in changes.items():
@@ -71,7 +80,11 @@ def trace(guidance: float = 3.0, **changes: float) -> list[Row]:
 
     def write(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = {"out": output} if isinstance(output, torch.Tensor) else {f"out[{i}]": t for i, t in enumerate(output)}
+            tensors = (
+                {"out": output}
+                if isinstance(output, torch.Tensor)
+                else {f"out[{i}]": t for i, t in enumerate(output)}
+            )
             for label, tensor in tensors.items():
                 if tensor is not None:
                     numbers = tensor.detach().float()
@@ -105,7 +118,11 @@ def forwards(rows: list[Row]) -> list[list[Row]]:
 
 def numbered(rows: list[Row]) -> list[Row]:
     """With the step that a pipeline says which calls `trace_step`."""
-    return [{**row, "step": number // 2} for number, forward in enumerate(forwards(rows)) for row in forward]
+    return [
+        {**row, "step": number // 2}
+        for number, forward in enumerate(forwards(rows))
+        for row in forward
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +141,9 @@ def compared(tmp_path: Path) -> Callable[[list[Row], list[Row]], Report]:
         paths = []
         for name, rows in (("reference", reference), ("port", port)):
             paths.append(tmp_path / f"{name}.jsonl")
-            paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))  # NaN as a bare token, as FastVideo does
+            paths[-1].write_text(
+                "".join(json.dumps(row) + "\n" for row in rows)
+            )  # NaN as a bare token, as FastVideo does
         return diff(*paths)
 
     return compared
@@ -134,20 +153,35 @@ def names(report: Report) -> list[tuple[str, str, int | None]]:
     return [(one.module, one.tensor, one.step) for one in report.introduced]
 
 
-# -- what is the same ------------------------------------------------------------------------------------------------------
+# -- what is the same
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", [list, numbered], ids=["null steps", "steps"])
 def test_the_same_run_matches_row_by_row(clean, compared, write):
     report = compared(write(clean), write(clean))
-    assert (report.verdict, report.pairs, report.introduced, report.harmless) == ("match", len(clean), [], [])
+    assert (report.verdict, report.pairs, report.introduced, report.harmless) == (
+        "match",
+        len(clean),
+        [],
+        [],
+    )
 
 
 def test_two_forwards_of_a_step_are_paired_in_order_of_occurrence_and_that_is_said(clean, compared):
     report = compared(numbered(clean), numbered(clean))
-    assert report.verdict == "match" and any("order of occurrence" in line for line in report.warnings)
-    exchanged = [row for pair in zip(forwards(clean)[1::2], forwards(clean)[::2], strict=True) for part in pair for row in part]
-    assert compared(numbered(clean), numbered(exchanged)).verdict == "diverged", "the other branch is another value"
+    assert report.verdict == "match" and any(
+        "order of occurrence" in line for line in report.warnings
+    )
+    exchanged = [
+        row
+        for pair in zip(forwards(clean)[1::2], forwards(clean)[::2], strict=True)
+        for part in pair
+        for row in part
+    ]
+    assert compared(numbered(clean), numbered(exchanged)).verdict == "diverged", (
+        "the other branch is another value"
+    )
 
 
 def test_null_steps_meet_numbered_ones(clean, compared):
@@ -156,14 +190,21 @@ def test_null_steps_meet_numbered_ones(clean, compared):
 
 
 def test_rounding_of_sums_is_no_difference(clean, compared):
-    rounded = [{**row, "sum": row["sum"] * (1 + 2e-7), "abs_mean": row["abs_mean"] * (1 - 1e-7)} for row in clean]
+    rounded = [
+        {**row, "sum": row["sum"] * (1 + 2e-7), "abs_mean": row["abs_mean"] * (1 - 1e-7)}
+        for row in clean
+    ]
     assert compared(clean, rounded).verdict == "match"
 
 
 def test_names_that_wrapping_left_behind_are_the_names_without(clean, wrong, compared):
     def wrapped(rows: list[Row]) -> list[Row]:
         return [
-            {**row, "module": "_orig_mod." + row["module"].replace("blocks.1", "blocks.1._checkpoint_wrapped_module")}
+            {
+                **row,
+                "module": "_orig_mod."
+                + row["module"].replace("blocks.1", "blocks.1._checkpoint_wrapped_module"),
+            }
             for row in rows
         ]
 
@@ -180,7 +221,8 @@ def test_another_order_within_a_forward_is_no_difference(clean, compared):
     assert (report.verdict, report.pairs) == ("match", len(clean))
 
 
-# -- what is not -----------------------------------------------------------------------------------------------------------
+# -- what is not
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write, step", [(list, None), (numbered, 0)], ids=["null steps", "steps"])
@@ -195,7 +237,10 @@ def test_what_comes_between_two_steps_shows_at_the_first_module_of_the_next(clea
 
 
 def test_a_difference_of_which_nothing_comes_is_harmless(clean, compared):
-    changed = [{**row, "abs_mean": row["abs_mean"] * 1.1} if row["module"] == "blocks.0.up" else row for row in clean]
+    changed = [
+        {**row, "abs_mean": row["abs_mean"] * 1.1} if row["module"] == "blocks.0.up" else row
+        for row in clean
+    ]
     report = compared(clean, changed)
     assert report.verdict == "match"
     assert {(one.module, one.tensor) for one in report.harmless} == {("blocks.0.up", "out[0]")}
@@ -208,7 +253,9 @@ def test_a_value_that_is_not_finite_is_named_as_such(clean, compared, spelled):
     report = compared(clean, broken)
     assert (report.introduced[0].kind, report.introduced[0].error) == ("nonfinite", math.inf)
     assert names(report) == [("blocks.1.act", "out", None)]
-    assert compared(broken, broken).verdict == "match", "what is not finite on both sides is the same"
+    assert compared(broken, broken).verdict == "match", (
+        "what is not finite on both sides is the same"
+    )
 
 
 @pytest.mark.parametrize("module", ["embed", "blocks.0.act", "head"])
@@ -224,10 +271,13 @@ def test_rows_that_one_side_lacks_disturb_no_others(clean, wrong, compared, modu
 
 def test_a_run_that_was_shorter_says_what_was_not_compared(clean, compared):
     report = compared(clean, [row for forward in forwards(clean)[:4] for row in forward])
-    assert report.verdict == "match" and any("2 forwards" in line and "not compared" in line for line in report.warnings)
+    assert report.verdict == "match" and any(
+        "2 forwards" in line and "not compared" in line for line in report.warnings
+    )
 
 
-# -- what cannot be said ---------------------------------------------------------------------------------------------------
+# -- what cannot be said
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_name_in_common_is_no_match(clean, compared):

@@ -1,4 +1,6 @@
-"""A person's map: it overrides what is found, every line of it is used or said, and what was found can be saved as one."""
+"""A person's map: it overrides what is found, every line of it is used or said, and what was found
+can be saved as one.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from otel_torch import bootstrap, cli
-from otel_torch.parity.command import diff
+from otel_torch import bootstrap
+from otel_torch.cli.diff import diff
+from otel_torch.cli.main import main
+from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.layout import parse_layout
 from otel_torch.parity.mapping import MapError, load_map
 from otel_torch.parity.modules import ModulePairs
-from otel_torch.parity.program import Parameter
 from otel_torch.parity.saved_map import fold
 
-# -- names that exist, without a recording ---------------------------------------------------------------------------------
+# -- names that exist, without a recording
+# ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -31,7 +35,9 @@ class Names:
 
 
 def names(*modules, model="M", parameters=()):
-    """A model's modules, the root first, and parameters: full names, or (full name, number of the tensor)."""
+    """A model's modules, the root first, and parameters: full names, or (full name, number of the
+    tensor).
+    """
     found = []
     for one in parameters:
         full, number = one if isinstance(one, tuple) else (one, None)
@@ -43,7 +49,10 @@ def names(*modules, model="M", parameters=()):
 
 def both(*sides):
     """Several models of one recording."""
-    return Names([place for side in sides for place in side.modules], [one for side in sides for one in side.parameters])
+    return Names(
+        [place for side in sides for place in side.modules],
+        [one for side in sides for one in side.parameters],
+    )
 
 
 def read(tmp_path, text):
@@ -58,7 +67,10 @@ def plain(pairs):
 
 
 def groups(found):
-    return [(tuple(one.full for one in left), tuple(one.full for one in right)) for left, right in found.parameters]
+    return [
+        (tuple(one.full for one in left), tuple(one.full for one in right))
+        for left, right in found.parameters
+    ]
 
 
 BLOCKS = [f"blocks.{index}" for index in range(3)]
@@ -67,7 +79,9 @@ BLOCKS = [f"blocks.{index}" for index in range(3)]
 def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
     left = names("blocks", *(f"{block}.attn1.to_q" for block in BLOCKS), "text.proj.0")
     right = names("layers", *(f"layers.{index}.q" for index in range(3)), "model.text.proj.0")
-    found = read(tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"').between(left, right)
+    found = read(
+        tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"'
+    ).between(left, right)
     assert plain(found.one) == {
         "blocks.0.attn1.to_q": "layers.0.q",
         "blocks.1.attn1.to_q": "layers.1.q",
@@ -78,29 +92,44 @@ def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
 
 
 def test_names_need_no_quotes_where_toml_needs_none(tmp_path):
-    found = read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'").between(names("blocks.0.norm"), names("blocks.0.ln"))
+    found = read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'").between(
+        names("blocks.0.norm"), names("blocks.0.ln")
+    )
     assert plain(found.one) == {"blocks.0.norm": "blocks.0.ln"}
 
 
 def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
     left, right = names(*BLOCKS), names(*BLOCKS, "first")
-    found = read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"').between(left, right)
+    found = read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"').between(
+        left, right
+    )
     assert plain(found.one) == {"blocks.0": "first", "blocks.1": "blocks.1", "blocks.2": "blocks.2"}
 
 
 def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
     text = '[modules]\n"blocks.*" = "blocks.*"\n"*.0" = "*.9"\n'
     left, right = names(*BLOCKS), names(*BLOCKS, "blocks.9")
-    with pytest.raises(MapError, match=r'"blocks.\*" = "blocks.\*" says something else of blocks.0; a line without `\*`'):
+    with pytest.raises(
+        MapError,
+        match=r'"blocks.\*" = "blocks.\*" says something else of blocks.0; a line without `\*`',
+    ):
         read(tmp_path, text).between(left, right)
-    assert plain(read(tmp_path, text + '"blocks.0" = "blocks.9"').between(left, right).one)["blocks.0"] == "blocks.9"
+    assert (
+        plain(read(tmp_path, text + '"blocks.0" = "blocks.9"').between(left, right).one)["blocks.0"]
+        == "blocks.9"
+    )
 
 
 def test_a_pair_of_modules_pairs_their_parameters(tmp_path):
     left = names("norm", "norm2", parameters=["norm.weight", "norm.bias", "norm2.weight"])
     right = names("ln", "ln2", parameters=["ln.weight", "ln.gamma", "ln2.weight"])
-    found = read(tmp_path, '[modules]\nnorm = "ln"\n[parameters]\n"norm.bias" = "ln.gamma"').between(left, right)
-    assert sorted(groups(found)) == [(("norm.bias",), ("ln.gamma",)), (("norm.weight",), ("ln.weight",))]
+    found = read(
+        tmp_path, '[modules]\nnorm = "ln"\n[parameters]\n"norm.bias" = "ln.gamma"'
+    ).between(left, right)
+    assert sorted(groups(found)) == [
+        (("norm.bias",), ("ln.gamma",)),
+        (("norm.weight",), ("ln.weight",)),
+    ]
 
 
 def test_a_parameter_with_two_names_is_paired_once(tmp_path):
@@ -113,21 +142,37 @@ def test_a_parameter_with_two_names_is_paired_once(tmp_path):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_fused_modules_both_ways(tmp_path, turned):
-    apart = names(*(f"{b}.{p}" for b in BLOCKS for p in "qkv"), parameters=[f"{b}.{p}.weight" for b in BLOCKS for p in "qkv"])
+    apart = names(
+        *(f"{b}.{p}" for b in BLOCKS for p in "qkv"),
+        parameters=[f"{b}.{p}.weight" for b in BLOCKS for p in "qkv"],
+    )
     whole = names(*(f"{b}.qkv" for b in BLOCKS), parameters=[f"{b}.qkv.weight" for b in BLOCKS])
     table = "reference" if turned else "port"
-    read_map = read(tmp_path, f'[fused.{table}]\n"blocks.*.qkv" = ["blocks.*.q", "blocks.*.k", "blocks.*.v"]')
+    read_map = read(
+        tmp_path, f'[fused.{table}]\n"blocks.*.qkv" = ["blocks.*.q", "blocks.*.k", "blocks.*.v"]'
+    )
     found = read_map.between(*((whole, apart) if turned else (apart, whole)))
     made, empty = (found.wholes, found.parts) if turned else (found.parts, found.wholes)
-    assert made["M", "blocks.1.qkv"] == [("M", "blocks.1.q"), ("M", "blocks.1.k"), ("M", "blocks.1.v")]
+    assert made["M", "blocks.1.qkv"] == [
+        ("M", "blocks.1.q"),
+        ("M", "blocks.1.k"),
+        ("M", "blocks.1.v"),
+    ]
     assert len(made) == 3 and not empty
-    parts, single = ("blocks.1.q.weight", "blocks.1.k.weight", "blocks.1.v.weight"), ("blocks.1.qkv.weight",)
+    parts, single = (
+        ("blocks.1.q.weight", "blocks.1.k.weight", "blocks.1.v.weight"),
+        ("blocks.1.qkv.weight",),
+    )
     assert ((single, parts) if turned else (parts, single)) in groups(found)
 
 
 def test_a_fused_parameter_of_parameters(tmp_path):
     left = names("attn", parameters=["attn.in_proj_weight", "attn.in_proj_bias"])
-    right = names("attn", *(f"attn.{p}" for p in "qkv"), parameters=[f"attn.{p}.{n}" for p in "qkv" for n in ("weight", "bias")])
+    right = names(
+        "attn",
+        *(f"attn.{p}" for p in "qkv"),
+        parameters=[f"attn.{p}.{n}" for p in "qkv" for n in ("weight", "bias")],
+    )
     text = '[fused.reference]\n"attn.in_proj_weight" = ["attn.q.weight", "attn.k.weight", "attn.v.weight"]\n'
     text += '"attn.in_proj_bias" = ["attn.q.bias", "attn.k.bias", "attn.v.bias"]'
     found = read(tmp_path, text).between(left, right)
@@ -151,7 +196,10 @@ def test_models(tmp_path):
 
 def test_the_map_overrides_what_was_found(tmp_path):
     pairs = ModulePairs(
-        one={("M", name): ("M", other) for name, other in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "w")]},
+        one={
+            ("M", name): ("M", other)
+            for name, other in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "w")]
+        },
         parts={("M", "pq"): [("M", "p"), ("M", "q")]},
         containers={("M", "a"): ("M", "x")},
     )
@@ -160,28 +208,44 @@ def test_the_map_overrides_what_was_found(tmp_path):
     found = read(tmp_path, text).between(left, right)
     assert plain(found.apply(pairs).one) == {"a": "y", "d": "w", "p": "p"}
     assert pairs.parts == {} and pairs.containers == {}
-    assert found.forbids(0, ("M", "c")) and not found.forbids(1, ("M", "c")) and not found.forbids(0, ("M", "d"))
+    assert (
+        found.forbids(0, ("M", "c"))
+        and not found.forbids(1, ("M", "c"))
+        and not found.forbids(0, ("M", "d"))
+    )
 
 
 def test_what_holds_others_and_owns_nothing_is_a_container(tmp_path):
-    left, right = names("blocks", "blocks.0", parameters=["blocks.0.weight"]), names("layers", "layers.0")
-    found = read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"').between(left, right)
+    left, right = (
+        names("blocks", "blocks.0", parameters=["blocks.0.weight"]),
+        names("layers", "layers.0"),
+    )
+    found = read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"').between(
+        left, right
+    )
     assert plain(found.apply(ModulePairs()).containers) == {"blocks": "layers"}
 
 
 def test_layouts(tmp_path):
-    found = read(tmp_path, '[layouts]\n"blocks.*.norm:out" = "permute(0, 2, 1)"\n"head:in[*]" = "reshape(4, -1)"').between(
-        names("blocks.0.norm", "head"), names("other")
+    found = read(
+        tmp_path,
+        '[layouts]\n"blocks.*.norm:out" = "permute(0, 2, 1)"\n"head:in[*]" = "reshape(4, -1)"',
+    ).between(names("blocks.0.norm", "head"), names("other"))
+    assert found.reorders(("M", "blocks.0.norm"), "out") and not found.reorders(
+        ("M", "blocks.0.norm"), "in[0]"
     )
-    assert found.reorders(("M", "blocks.0.norm"), "out") and not found.reorders(("M", "blocks.0.norm"), "in[0]")
-    assert str(found.layout(("M", "head"), "in[3]")) == "reshape(4, -1)" and not found.reorders(("M", "head"), "in[0]")
+    assert str(found.layout(("M", "head"), "in[3]")) == "reshape(4, -1)" and not found.reorders(
+        ("M", "head"), "in[0]"
+    )
     assert found.unused() == []
 
 
 def test_a_layout_whose_tensor_never_came_is_said(tmp_path):
     found = read(tmp_path, '[layouts]\n"head:out[7]" = "any"').between(names("head"), names("head"))
     found.layout(("M", "head"), "out[0]")
-    assert found.unused() == [f'{tmp_path}/map.toml: [layouts] "head:out[7]" = "any": no such tensor was compared']
+    assert found.unused() == [
+        f'{tmp_path}/map.toml: [layouts] "head:out[7]" = "any": no such tensor was compared'
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,36 +262,60 @@ def test_a_layout_means_what_torch_means(text, of_torch):
     layout = parse_layout(text)
     assert np.array_equal(layout.apply(tensor.numpy()), of_torch(tensor).numpy())
     assert layout.shape(tuple(tensor.shape)) == tuple(of_torch(tensor).shape)
-    assert not layout.keeps_order and parse_layout("reshape(-1)").keeps_order and not parse_layout("any").keeps_order
+    assert (
+        not layout.keeps_order
+        and parse_layout("reshape(-1)").keeps_order
+        and not parse_layout("any").keeps_order
+    )
 
 
 def test_a_layout_that_does_not_fit_is_a_value_error():
-    for text, shape in [("permute(1, 0)", (2, 3, 4)), ("transpose(0, 3)", (2, 2)), ("reshape(5, -1)", (2, 3))]:
+    for text, shape in [
+        ("permute(1, 0)", (2, 3, 4)),
+        ("transpose(0, 3)", (2, 2)),
+        ("reshape(5, -1)", (2, 3)),
+    ]:
         with pytest.raises(ValueError):
             parse_layout(text).shape(shape)
 
 
-# -- maps that cannot be used ----------------------------------------------------------------------------------------------
+# -- maps that cannot be used
+# ----------------------------------------------------------------------------------------------
 
 NO_MAPS = {
     "no TOML": ("[modules\n", ["is not TOML", "line 1"]),
     "an unclosed name": ('[modules]\n"a" = "b\n', ["is not TOML", "line 2"]),
     "a name twice": ('[modules]\na = "b"\na = "c"\n', ["is not TOML", "line 3"]),
     "another schema": ('schema = "otel_torch.map/9"', ["'otel_torch.map/9'", "'otel_torch.map/1'"]),
-    "an unknown table": ("[module]\n", ["[module]", "no table of a map", 'the nearest is "modules"']),
+    "an unknown table": (
+        "[module]\n",
+        ["[module]", "no table of a map", 'the nearest is "modules"'],
+    ),
     "no table": ('modules = "a"', ["modules is no table"]),
     "a number": ("[modules]\na = 3\n", ['[modules] "a"', "3", "no name in quotes"]),
-    "a list": ('[modules]\na = ["b", "c"]\n', ['[modules] "a"', "[fused.reference]", "[fused.port]"]),
-    "another number of wildcards": ('[modules]\n"a.*" = "b"\n', ['[modules] "a.*" = "b"', "carried over"]),
+    "a list": (
+        '[modules]\na = ["b", "c"]\n',
+        ['[modules] "a"', "[fused.reference]", "[fused.port]"],
+    ),
+    "another number of wildcards": (
+        '[modules]\n"a.*" = "b"\n',
+        ['[modules] "a.*" = "b"', "carried over"],
+    ),
     "a wildcard within": ('[modules]\n"a**" = "b**"\n', ['"a**"', "whole components"]),
     "no side": ('[fused]\na = ["b", "c"]\n', ["[fused]", "'a'"]),
-    "no parts": ('[fused.port]\na = "b"\n', ['[fused.port] "a"', "list of its parts in the reference"]),
+    "no parts": (
+        '[fused.port]\na = "b"\n',
+        ['[fused.port] "a"', "list of its parts in the reference"],
+    ),
     "one part": ('[fused.port]\na = ["b"]\n', ['[fused.port] "a"', "[modules]"]),
     "a part twice": ('[fused.port]\na = ["b", "b"]\n', ['[fused.port] "a"', "twice"]),
     "unpaired without a side": ('[unpaired]\nname = ["a"]\n', ["[unpaired]", "'name'"]),
     "unpaired without a list": ('[unpaired]\nport = "a"\n', ["[unpaired] port", "list"]),
     "no tensor": ('[layouts]\na = "any"\n', ['[layouts] "a"', "module:out"]),
-    "no layout": ('[layouts]\n"a:out" = "sideways"\n', ['"a:out"', "'sideways' is no layout", "permute"]),
+    "no layout": (
+        '[layouts]\n"a:out" = "sideways"\n',
+        ['"a:out"', "'sideways' is no layout", "permute"],
+    ),
     "no order": ('[layouts]\n"a:out" = "permute(0, 2)"\n', ['"a:out"', "permute(0, 2)"]),
     "an unknown step": ('[layouts]\n"a:out" = "flip(0)"\n', ['"a:out"', "flip"]),
 }
@@ -249,24 +337,71 @@ def test_bytes_are_no_map(tmp_path):
         load_map(tmp_path / "map.toml")
 
 
-REFERENCE = names("blocks", *BLOCKS, "blocks.0.attn", "blocks.1.attn", "norm", "q", "k", parameters=["norm.weight", "q.weight"])
-PORT = names("blocks", *BLOCKS, "blocks.0.self_attn", "ln", "qk", "v", parameters=["ln.weight", "qk.weight"])
+REFERENCE = names(
+    "blocks",
+    *BLOCKS,
+    "blocks.0.attn",
+    "blocks.1.attn",
+    "norm",
+    "q",
+    "k",
+    parameters=["norm.weight", "q.weight"],
+)
+PORT = names(
+    "blocks", *BLOCKS, "blocks.0.self_attn", "ln", "qk", "v", parameters=["ln.weight", "qk.weight"]
+)
 
 MISFITS = {
-    "no module here": ('[modules]\n"blocks.*.atn" = "x.*"', ["the reference has no module", '"blocks.*.atn"', '"blocks.*.attn"']),
-    "no module there": ('[modules]\n"norm" = "lnn"', ['[modules] "norm" = "lnn"', 'the port has no module "lnn"', '"ln"']),
-    "no module there, of a pattern": ('[modules]\n"blocks.*.attn" = "blocks.*.atn"', ['the port has no module "blocks.0.atn"']),
-    "no parameter": ('[parameters]\n"norm.bias" = "ln.weight"', ["the reference has no parameter", '"norm.bias"']),
-    "no part": ('[fused.port]\n"qk" = ["q", "z"]', ["[fused.port]", "the reference has no module and no parameter", '"z"']),
-    "no whole": ('[fused.port]\n"qkv" = ["q", "k"]', ["[fused.port]", "the port has no module and no parameter", '"qk"']),
+    "no module here": (
+        '[modules]\n"blocks.*.atn" = "x.*"',
+        ["the reference has no module", '"blocks.*.atn"', '"blocks.*.attn"'],
+    ),
+    "no module there": (
+        '[modules]\n"norm" = "lnn"',
+        ['[modules] "norm" = "lnn"', 'the port has no module "lnn"', '"ln"'],
+    ),
+    "no module there, of a pattern": (
+        '[modules]\n"blocks.*.attn" = "blocks.*.atn"',
+        ['the port has no module "blocks.0.atn"'],
+    ),
+    "no parameter": (
+        '[parameters]\n"norm.bias" = "ln.weight"',
+        ["the reference has no parameter", '"norm.bias"'],
+    ),
+    "no part": (
+        '[fused.port]\n"qk" = ["q", "z"]',
+        ["[fused.port]", "the reference has no module and no parameter", '"z"'],
+    ),
+    "no whole": (
+        '[fused.port]\n"qkv" = ["q", "k"]',
+        ["[fused.port]", "the port has no module and no parameter", '"qk"'],
+    ),
     "no model": ('[models]\n"M" = "N"', ["[models]", 'the port has no model "N"', "it has M"]),
     "unpaired": ('[unpaired]\nport = ["rope"]', ['[unpaired] "rope"', "the port has no module"]),
-    "no layout's module": ('[layouts]\n"nor:out" = "any"', ["[layouts]", "the reference has no module", '"nor"']),
-    "two of one": ('[modules]\n"q" = "qk"\n"k" = "qk"', ["q and k of the reference would both be qk", "[fused.port]"]),
-    "two of one, by a pattern": ('[modules]\n"blocks.*" = "blocks.*"\n"norm" = "blocks.1"', ["both be blocks.1"]),
-    "paired and not": ('[modules]\n"norm" = "ln"\n[unpaired]\nreference = ["norm"]', ["[modules]", "[unpaired]", "norm"]),
-    "paired and fused": ('[modules]\n"q" = "v"\n[fused.port]\n"qk" = ["q", "k"]', ["[modules]", "[fused.port]", "of q"]),
-    "a mixture": ('[fused.port]\n"qk" = ["q", "norm.weight"]', ["some of these are modules and some are parameters"]),
+    "no layout's module": (
+        '[layouts]\n"nor:out" = "any"',
+        ["[layouts]", "the reference has no module", '"nor"'],
+    ),
+    "two of one": (
+        '[modules]\n"q" = "qk"\n"k" = "qk"',
+        ["q and k of the reference would both be qk", "[fused.port]"],
+    ),
+    "two of one, by a pattern": (
+        '[modules]\n"blocks.*" = "blocks.*"\n"norm" = "blocks.1"',
+        ["both be blocks.1"],
+    ),
+    "paired and not": (
+        '[modules]\n"norm" = "ln"\n[unpaired]\nreference = ["norm"]',
+        ["[modules]", "[unpaired]", "norm"],
+    ),
+    "paired and fused": (
+        '[modules]\n"q" = "v"\n[fused.port]\n"qk" = ["q", "k"]',
+        ["[modules]", "[fused.port]", "of q"],
+    ),
+    "a mixture": (
+        '[fused.port]\n"qk" = ["q", "norm.weight"]',
+        ["some of these are modules and some are parameters"],
+    ),
 }
 
 
@@ -281,18 +416,25 @@ def test_what_does_not_fit_the_recordings_is_one_line(tmp_path, case):
 
 
 def test_counterparts_that_a_pattern_does_not_find_are_said(tmp_path):
-    found = read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"').between(REFERENCE, PORT)
+    found = read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"').between(
+        REFERENCE, PORT
+    )
     assert plain(found.one) == {"blocks.0.attn": "blocks.0.self_attn"}
     (warning,) = found.warnings
     assert "the port has no counterpart of blocks.1.attn" in warning
 
 
 def test_a_line_that_others_outdo_is_said(tmp_path):
-    found = read(tmp_path, '[modules]\n"nor*" = "l*"\n"norm" = "ln"').between(names("norm"), names("ln", "lm"))
-    assert found.warnings == [f'{tmp_path}/map.toml: [modules] "nor*" = "l*": other lines already say it']
+    found = read(tmp_path, '[modules]\n"nor*" = "l*"\n"norm" = "ln"').between(
+        names("norm"), names("ln", "lm")
+    )
+    assert found.warnings == [
+        f'{tmp_path}/map.toml: [modules] "nor*" = "l*": other lines already say it'
+    ]
 
 
-# -- folding ---------------------------------------------------------------------------------------------------------------
+# -- folding
+# --------------------------------------------------------------------------------------------------
 
 
 def test_fold_writes_only_what_means_the_same():
@@ -320,15 +462,20 @@ def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
             if chance.random() < 0.9 and other not in left.values():
                 left[name] = other
             right.add(other)
-    universe = list(dict.fromkeys([*left, *(f"blocks.{i}.{leaf}" for i in range(5) for leaf in ("q", "net.0"))]))
+    universe = list(
+        dict.fromkeys([*left, *(f"blocks.{i}.{leaf}" for i in range(5) for leaf in ("q", "net.0"))])
+    )
     text = "[modules]\n" + "".join(
         f"{json.dumps(name)} = {json.dumps(others[0])}\n"
-        for name, others, _ in fold({name: (other,) for name, other in left.items()}, universe, [right])
+        for name, others, _ in fold(
+            {name: (other,) for name, other in left.items()}, universe, [right]
+        )
     )
     assert plain(read(tmp_path, text).between(names(*universe), names(*right)).one) == left
 
 
-# -- recordings ------------------------------------------------------------------------------------------------------------
+# -- recordings
+# --------------------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -360,14 +507,18 @@ class Fused(nn.Module):
     def forward(self, x):
         q, k, v = (one.unflatten(-1, (4, 2)) for one in self.qkv(x).chunk(3, dim=-1))
         heads = [one.transpose(1, 2) for one in (self.rms(q), k, v)]
-        return self.proj(nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return self.proj(
+            nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
     def __init__(self, attention, names):
         super().__init__()
         self.names = names
-        for name, made in zip(names, (nn.LayerNorm(8), attention, nn.LayerNorm(8), nn.Linear(8, 8)), strict=True):
+        for name, made in zip(
+            names, (nn.LayerNorm(8), attention, nn.LayerNorm(8), nn.Linear(8, 8)), strict=True
+        ):
             setattr(self, name, made)
 
     def forward(self, x):
@@ -379,7 +530,10 @@ class Block(nn.Module):
 class Reference(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(Attention(*"qkv", "norm_q", "out"), ("norm1", "attn", "norm2", "ff")) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            Block(Attention(*"qkv", "norm_q", "out"), ("norm1", "attn", "norm2", "ff"))
+            for _ in range(3)
+        )
 
     def forward(self, x):
         for block in self.blocks:
@@ -392,7 +546,9 @@ class Port(nn.Module):
 
     def __init__(self, reference, wrong=None):
         super().__init__()
-        self.layers = nn.ModuleList(Block(Fused(), ("south", "mix", "north", "mlp")) for _ in range(3))
+        self.layers = nn.ModuleList(
+            Block(Fused(), ("south", "mix", "north", "mlp")) for _ in range(3)
+        )
         for mine, theirs in zip(self.layers, reference.blocks, strict=True):
             for name, other in (("weight", "weight"), ("bias", "bias")):
                 parts = [getattr(getattr(theirs.attn, part), other) for part in "qkv"]
@@ -414,7 +570,9 @@ def record(path, model):
     try:
         with torch.no_grad():
             for _ in range(3):
-                model(torch.randn(1, 4, 8))  # as many tokens as heads: what changed places has the shape that it had
+                model(
+                    torch.randn(1, 4, 8)
+                )  # as many tokens as heads: what changed places has the shape that it had
     finally:
         bootstrap.stop()
     return path
@@ -439,7 +597,9 @@ def recordings(tmp_path_factory):
     return {
         "reference": record(folder / "reference.jsonl", reference),
         "port": record(folder / "port.jsonl", Port(reference, load_norm)),
-        "wrong": record(folder / "wrong.jsonl", Port(reference, lambda port: (load_norm(port), scale(port)))),
+        "wrong": record(
+            folder / "wrong.jsonl", Port(reference, lambda port: (load_norm(port), scale(port)))
+        ),
     }
 
 
@@ -458,17 +618,24 @@ def test_a_layout_says_that_another_order_is_right(recordings, tmp_path):
     norms = [one for one in report.compared if one.module.endswith("norm_q")]
     assert {one.state for one in norms} == {"layout"} and len(norms) >= 6
     assert {one.step for one in norms} >= {0, 1}
-    before = {one.state for one in without.compared if one.module.endswith("norm_q") and one.tensor == "out"}
+    before = {
+        one.state
+        for one in without.compared
+        if one.module.endswith("norm_q") and one.tensor == "out"
+    }
     assert "layout" not in before
     assert not [line for line in report.warnings if "map.toml" in line]
 
 
 def test_what_cannot_be_told_apart_is_said_and_a_map_tells_it(recordings, tmp_path):
     report = diff(recordings["reference"], recordings["port"], save_map=tmp_path / "found.toml")
-    assert {one.module for one in report.ambiguous} == {f"blocks.{i}.{norm}" for i in range(3) for norm in ("norm1", "norm2")}
+    assert {one.module for one in report.ambiguous} == {
+        f"blocks.{i}.{norm}" for i in range(3) for norm in ("norm1", "norm2")
+    }
     assert "ambiguous" in (tmp_path / "found.toml").read_text()
     (tmp_path / "map.toml").write_text(
-        '[modules]\n"blocks.*.norm1" = "layers.*.south"\n"blocks.*.norm2" = "layers.*.north"' + LAYOUT
+        '[modules]\n"blocks.*.norm1" = "layers.*.south"\n"blocks.*.norm2" = "layers.*.north"'
+        + LAYOUT
     )
     report = diff(recordings["reference"], recordings["port"], map=tmp_path / "map.toml")
     assert (report.verdict, report.ambiguous) == ("match", [])
@@ -483,11 +650,21 @@ def test_what_was_found_is_saved_and_means_the_same_when_given_back(recordings, 
     assert tomllib.loads(first.read_text()) == tomllib.loads(second.read_text())
     tables = tomllib.loads(first.read_text())
     assert tables["modules"]["blocks.*.attn.out"] == "layers.*.mix.proj"
-    assert tables["fused"]["port"]["layers.*.mix.qkv"] == ["blocks.*.attn.q", "blocks.*.attn.k", "blocks.*.attn.v"]
-    assert '"blocks.*.ff" = ' in first.read_text() and "3 modules, equal parameters" in first.read_text()
+    assert tables["fused"]["port"]["layers.*.mix.qkv"] == [
+        "blocks.*.attn.q",
+        "blocks.*.attn.k",
+        "blocks.*.attn.v",
+    ]
+    assert (
+        '"blocks.*.ff" = ' in first.read_text()
+        and "3 modules, equal parameters" in first.read_text()
+    )
 
     def compared(report):
-        return {(one.module, one.tensor, one.port_module, one.port_tensor, one.state) for one in report.compared}
+        return {
+            (one.module, one.tensor, one.port_module, one.port_tensor, one.state)
+            for one in report.compared
+        }
 
     assert compared(found) == compared(again)
     assert again.verdict == found.verdict
@@ -496,10 +673,18 @@ def test_what_was_found_is_saved_and_means_the_same_when_given_back(recordings, 
 
 def test_what_a_map_keeps_apart_is_not_compared(recordings, tmp_path):
     (tmp_path / "map.toml").write_text(
-        '[unpaired]\nreference = ["blocks.*.ff", "blocks.0.attn.**"]' + LAYOUT.replace("*", "[12]", 0)
+        '[unpaired]\nreference = ["blocks.*.ff", "blocks.0.attn.**"]'
+        + LAYOUT.replace("*", "[12]", 0)
     )
-    report = diff(recordings["reference"], recordings["port"], map=tmp_path / "map.toml", save_map=tmp_path / "kept.toml")
-    apart = {f"blocks.{i}.ff" for i in range(3)} | {f"blocks.0.attn{rest}" for rest in ("", ".q", ".k", ".v", ".norm_q", ".out")}
+    report = diff(
+        recordings["reference"],
+        recordings["port"],
+        map=tmp_path / "map.toml",
+        save_map=tmp_path / "kept.toml",
+    )
+    apart = {f"blocks.{i}.ff" for i in range(3)} | {
+        f"blocks.0.attn{rest}" for rest in ("", ".q", ".k", ".v", ".norm_q", ".out")
+    }
     assert apart <= {one.module for one in report.unpaired["reference"]}
     assert not apart & {one.module for one in report.compared if one.module}
     kept = tomllib.loads((tmp_path / "kept.toml").read_text())
@@ -510,7 +695,8 @@ def test_what_a_map_keeps_apart_is_not_compared(recordings, tmp_path):
 def test_a_fused_weight_that_is_wrong_is_compared_with_what_belongs_there(recordings, tmp_path):
     """No sum gives it away: only a map, or the names of the others, says what it is made of."""
     (tmp_path / "map.toml").write_text(
-        '[fused.port]\n"layers.*.mix.qkv" = ["blocks.*.attn.q", "blocks.*.attn.k", "blocks.*.attn.v"]' + LAYOUT
+        '[fused.port]\n"layers.*.mix.qkv" = ["blocks.*.attn.q", "blocks.*.attn.k", "blocks.*.attn.v"]'
+        + LAYOUT
     )
     report = diff(recordings["reference"], recordings["wrong"], map=tmp_path / "map.toml")
     assert report.verdict == "diverged" and report.first is not None
@@ -520,17 +706,44 @@ def test_a_fused_weight_that_is_wrong_is_compared_with_what_belongs_there(record
 
 def test_a_map_for_other_programs_is_one_line_and_status_2(recordings, tmp_path, capsys):
     (tmp_path / "map.toml").write_text('[modules]\n"blocks.*.atn" = "layers.*.mix"\n')
-    status = cli.main(["diff", str(recordings["reference"]), str(recordings["port"]), "--map", str(tmp_path / "map.toml")])
+    status = main(
+        [
+            "diff",
+            str(recordings["reference"]),
+            str(recordings["port"]),
+            "--map",
+            str(tmp_path / "map.toml"),
+        ]
+    )
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
     assert (status, shown.out) == (2, "")
-    assert "map.toml: [modules]" in line and 'the reference has no module "blocks.*.atn"; the nearest is "blocks.*.attn"' in line
+    assert (
+        "map.toml: [modules]" in line
+        and 'the reference has no module "blocks.*.atn"; the nearest is "blocks.*.attn"' in line
+    )
 
 
-def test_a_map_that_cannot_be_saved_is_one_line_before_anything_is_compared(recordings, tmp_path, capsys):
+def test_a_map_that_cannot_be_saved_is_one_line_before_anything_is_compared(
+    recordings, tmp_path, capsys
+):
     place = tmp_path / "no" / "map.toml"
-    assert cli.main(["diff", str(recordings["reference"]), str(recordings["port"]), "--save-map", str(place)]) == 2
-    assert capsys.readouterr() == ("", f"otel_torch: {place}: cannot be written: No such file or directory\n")
+    assert (
+        main(
+            [
+                "diff",
+                str(recordings["reference"]),
+                str(recordings["port"]),
+                "--save-map",
+                str(place),
+            ]
+        )
+        == 2
+    )
+    assert capsys.readouterr() == (
+        "",
+        f"otel_torch: {place}: cannot be written: No such file or directory\n",
+    )
 
 
 def test_the_head_of_a_saved_map_survives_any_name(recordings, tmp_path):

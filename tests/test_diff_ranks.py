@@ -1,4 +1,6 @@
-"""Folders of rank recordings: parts of tensors are put together by position, whole tensors are compared rank by rank."""
+"""Folders of rank recordings: parts of tensors are put together by position, whole tensors are
+compared rank by rank.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from otel_torch.parity import ranks
 from otel_torch.parity.compare import compare
-from otel_torch.parity.recording import RecordingError, load_recording, metadata_path
+from otel_torch.recording.reader import RecordingError, load_recording, metadata_path
 from tests.support import run_python, run_ranks
 
 pytest.importorskip("duckdb")
@@ -81,10 +83,21 @@ WORLD = 3
 def folder(tmp_path_factory) -> Path:
     """One process's recording, reference.jsonl, and folders of ranks: sharded, wrong, replicated."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_python(folder, PROGRAM, "alone", OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(folder / "reference.jsonl"))
+    run_python(
+        folder,
+        PROGRAM,
+        "alone",
+        OTEL_TORCH_CAPTURE="parity",
+        OTEL_TORCH_JSONL=str(folder / "reference.jsonl"),
+    )
     for kind in ("sharded", "wrong", "replicated"):
         run_ranks(
-            folder, PROGRAM, kind, ranks=WORLD, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=str(folder / kind / "run.jsonl")
+            folder,
+            PROGRAM,
+            kind,
+            ranks=WORLD,
+            OTEL_TORCH_CAPTURE="parity",
+            OTEL_TORCH_JSONL=str(folder / kind / "run.jsonl"),
         )
         assert len(list((folder / kind).glob("*.jsonl"))) == WORLD
     return folder
@@ -95,16 +108,39 @@ def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_p
     (part,) = ranks.parts_of(folder / "sharded", tmp_path, said.append)
     assert part.rank is None and said == []
     alone, together = load_recording(folder / "reference.jsonl"), load_recording(part.path)
-    names = ("module", "tensor", "step", "call", "phase", "class", "shape", "dtype", "numel", "nonfinite")
+    names = (
+        "module",
+        "tensor",
+        "step",
+        "call",
+        "phase",
+        "class",
+        "shape",
+        "dtype",
+        "numel",
+        "nonfinite",
+    )
     spread = {
-        (row["module"], row["tensor"]) for row in load_recording(folder / "sharded" / "run.rank0.jsonl").rows if "shard" in row
+        (row["module"], row["tensor"])
+        for row in load_recording(folder / "sharded" / "run.rank0.jsonl").rows
+        if "shard" in row
     }
-    assert {("blocks.0.up", "param.weight"), ("blocks.1.down", "param.weight"), ("blocks.1.up", "out")} <= spread
-    assert [[row[name] for name in names] for row in together.rows] == [[row[name] for name in names] for row in alone.rows]
+    assert {
+        ("blocks.0.up", "param.weight"),
+        ("blocks.1.down", "param.weight"),
+        ("blocks.1.up", "out"),
+    } <= spread
+    assert [[row[name] for name in names] for row in together.rows] == [
+        [row[name] for name in names] for row in alone.rows
+    ]
     for one, other in zip(alone.rows, together.rows, strict=True):
         scale = one["abs_mean"] * one["numel"] ** 0.5
         for name in ("abs_mean", "min", "max", "mean", "std", "l2"):
-            assert other.get(name) == pytest.approx(one.get(name), rel=1e-5, abs=1e-6), (one["module"], one["tensor"], name)
+            assert other.get(name) == pytest.approx(one.get(name), rel=1e-5, abs=1e-6), (
+                one["module"],
+                one["tensor"],
+                name,
+            )
         assert other["sum"] == pytest.approx(one["sum"], rel=1e-5, abs=1e-5 * scale)
         assert "shard" not in other and ("sketch" in other) == ("sketch" in one)
 
@@ -112,13 +148,20 @@ def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_p
 def test_sharded_ranks_match_one_process(folder):
     report = compare(folder / "reference.jsonl", folder / "sharded")
     assert (report.verdict, report.warnings, report.weaker) == ("match", [], False)
-    assert (report.reference, report.port) == (str(folder / "reference.jsonl"), str(folder / "sharded"))
+    assert (report.reference, report.port) == (
+        str(folder / "reference.jsonl"),
+        str(folder / "sharded"),
+    )
 
 
 def test_a_shard_that_was_loaded_wrong_is_found_in_the_whole(folder):
     report = compare(folder / "reference.jsonl", folder / "wrong")
     assert report.verdict == "diverged"
-    assert (report.first.kind, report.first.port_module, report.first.rank) == ("weights", "blocks.1.up", None)
+    assert (report.first.kind, report.first.port_module, report.first.rank) == (
+        "weights",
+        "blocks.1.up",
+        None,
+    )
 
 
 def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
@@ -127,7 +170,8 @@ def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
         path.unlink()
     report = compare(folder / "reference.jsonl", port)
     assert any(
-        "parts are missing (a rank's recording?)" in warning and "blocks.0.up param.weight" in warning
+        "parts are missing (a rank's recording?)" in warning
+        and "blocks.0.up param.weight" in warning
         for warning in report.warnings
     )
 
@@ -142,7 +186,11 @@ def test_whole_tensors_are_compared_rank_by_rank(folder, tmp_path):
         beside.write_text(json.dumps({**json.loads(beside.read_text()), "rank": rank}))
     report = compare(right, folder / "replicated")
     assert report.verdict == "diverged"
-    assert (report.first.rank, report.first.port_module, report.first.port_side) == (1, "blocks.1", "input") or (
+    assert (report.first.rank, report.first.port_module, report.first.port_side) == (
+        1,
+        "blocks.1",
+        "input",
+    ) or (
         report.first.rank,
         report.first.port_module,
     ) == (1, "blocks.1.norm")
@@ -163,7 +211,10 @@ def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = compare(folder / "reference.jsonl", port)
     (warning,) = report.warnings
-    assert "2 tensors that are not spread over ranks are not the same on all of them, first on rank 2" in warning
+    assert (
+        "2 tensors that are not spread over ranks are not the same on all of them, first on rank 2"
+        in warning
+    )
 
 
 def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
@@ -191,6 +242,8 @@ def test_a_folder_that_is_no_folder_of_ranks_is_one_line(folder, tmp_path, names
 def test_earlier_runs_in_the_folder_are_left_alone(folder, tmp_path):
     port = shutil.copytree(folder / "sharded", tmp_path / "port")
     for path in list(port.iterdir()):
-        shutil.copy(path, port / path.name.replace(f"rank{path.name[8]}.", f"rank{path.name[8]}.1."))
+        shutil.copy(
+            path, port / path.name.replace(f"rank{path.name[8]}.", f"rank{path.name[8]}.1.")
+        )
     assert len(os.listdir(port)) == 4 * WORLD
     assert compare(folder / "reference.jsonl", port).verdict == "match"

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-import otel_torch.page
+import otel_torch.rendering.page
 from otel_torch.parity.finding import Comparison, Finding, Module, Report
 from otel_torch.parity.html import COLUMNS, POINTS, ROWS, write_html
 from otel_torch.parity.report import SCREEN, advice, render
@@ -32,7 +32,9 @@ BLOCK = (  # module, its name in the port, tensor, side
 )
 
 
-def pair(depth, module, port_module, tensor, side, step, error, state, floor=1e-6, shape=(2, 16, 64)):
+def pair(
+    depth, module, port_module, tensor, side, step, error, state, floor=1e-6, shape=(2, 16, 64)
+):
     scale = 1 + (error or 0) / 10 if math.isfinite(error or 0) else math.nan
     numbers = {"abs_mean": 0.8, "mean": 0.01, "std": 1.0}
     return Comparison(
@@ -43,7 +45,9 @@ def pair(depth, module, port_module, tensor, side, step, error, state, floor=1e-
 
 
 def pairs(layers, steps, wrong_layer=None, wrong="self_attn.o_proj"):
-    """All pairs of a port whose error enters in one layer, at one module's input, and stays from there on."""
+    """All pairs of a port whose error enters in one layer, at one module's input, and stays from
+    there on.
+    """
     found = []
     for step in range(steps):
         error, depth = 0.0, 0
@@ -53,9 +57,13 @@ def pairs(layers, steps, wrong_layer=None, wrong="self_attn.o_proj"):
                 if layer == wrong_layer and module == wrong and side == "input":
                     error = error or 0.64
                     state = "introduced" if step == 0 else "inherited"
-                size = error / (1 + (layer - (wrong_layer or 0))) if error else 2e-7 * (1 + depth % 5)
+                size = (
+                    error / (1 + (layer - (wrong_layer or 0))) if error else 2e-7 * (1 + depth % 5)
+                )
                 if step and wrong_layer is not None:
-                    state, size = ("inherited", 0.3) if state == "right" else (state, max(size, 0.3))
+                    state, size = (
+                        ("inherited", 0.3) if state == "right" else (state, max(size, 0.3))
+                    )
                 names = f"model.layers.{layer}.{module}", f"blocks.{layer}.{port_module}"
                 found.append(pair(depth, *names, tensor, side, step, size, state))
                 depth += 1
@@ -87,19 +95,34 @@ def diverged(layers=4, steps=1, **fields):
 def busy():
     """A report with much of everything."""
     further = [
-        finding(module=f"model.layers.{layer}.mlp.down_proj", tensor="out", side="output", error=0.01 * layer)
+        finding(
+            module=f"model.layers.{layer}.mlp.down_proj",
+            tensor="out",
+            side="output",
+            error=0.01 * layer,
+        )
         for layer in range(2, 30)
     ]
     first = finding()
-    modules = [Module(MODEL, f"model.layers.{layer}.rotary_embedding", "out") for layer in range(40)]
+    modules = [
+        Module(MODEL, f"model.layers.{layer}.rotary_embedding", "out") for layer in range(40)
+    ]
     return diverged(
         layers=22,
         steps=3,
         introduced=[first, *further],
-        harmless=[finding(kind="dtype"), finding(kind="value", module="model.rotary"), finding(kind="layout", side="output")] * 5,
+        harmless=[
+            finding(kind="dtype"),
+            finding(kind="value", module="model.rotary"),
+            finding(kind="layout", side="output"),
+        ]
+        * 5,
         unpaired={"reference": modules, "port": modules[:2]},
         ambiguous=modules[:7],
-        warnings=["the reference ended early: its last step is left out", *(f"warning {number}" for number in range(30))],
+        warnings=[
+            "the reference ended early: its last step is left out",
+            *(f"warning {number}" for number in range(30)),
+        ],
         compared_left_out=1_000_000,
         weaker=True,
     )
@@ -107,7 +130,14 @@ def busy():
 
 def match(**fields):
     compared = pairs(layers=4, steps=2)
-    return Report("match", pairs=len(compared), compared=compared, reference="ref.jsonl", port="port.jsonl", **fields)
+    return Report(
+        "match",
+        pairs=len(compared),
+        compared=compared,
+        reference="ref.jsonl",
+        port="port.jsonl",
+        **fields,
+    )
 
 
 def test_a_divergence_is_told_on_one_screen():
@@ -164,8 +194,15 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
         "OTEL_TORCH_ISOLATE=WHOLE",
     ):  # fmt: skip
         assert said in text
-    assert lines[-1] == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 places not compared"
-    uncut = [line for line in lines if "OTEL_TORCH_MODULES" not in line and "LlamaForCausalLM" not in line]
+    assert (
+        lines[-1]
+        == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 places not compared"
+    )
+    uncut = [
+        line
+        for line in lines
+        if "OTEL_TORCH_MODULES" not in line and "LlamaForCausalLM" not in line
+    ]
     assert all(len(line) <= max(width, 90) for line in uncut)
 
 
@@ -179,8 +216,15 @@ def test_several_findings_are_told_apart_in_isolation_and_one_needs_none():
 def test_everything_is_everything():
     text = render(busy(), colour=False, everything=True)
     for layer in range(2, 30):
-        assert f"inside model.layers.{layer}.mlp.down_proj `out`, step 0, call 0: value, error {0.01 * layer:.2g}" in text
-    assert "model.layers.39.rotary_embedding" in text and "warning 29" in text and "more (--all)" not in text
+        assert (
+            f"inside model.layers.{layer}.mlp.down_proj `out`, step 0, call 0: value, error {0.01 * layer:.2g}"
+            in text
+        )
+    assert (
+        "model.layers.39.rotary_embedding" in text
+        and "warning 29" in text
+        and "more (--all)" not in text
+    )
     assert text.count("✓ right") == len(busy().chain)
 
 
@@ -193,7 +237,10 @@ def test_several_steps_are_a_curve_of_their_own():
 
 
 def test_a_match_says_how_near_it_was_and_what_it_did_not_see():
-    report = match(unpaired={"reference": [Module(MODEL, "rope", "out")], "port": []}, harmless=[finding(kind="dtype")])
+    report = match(
+        unpaired={"reference": [Module(MODEL, "rope", "out")], "port": []},
+        harmless=[finding(kind="dtype")],
+    )
     report.compared[20].error = 9e-7
     report.compared[20].floor = 4e-7
     assert (
@@ -212,12 +259,18 @@ match: 72 pairs compared, 1 harmless difference, 1 place not compared"""
 
 
 def test_a_match_without_sketches_says_that_it_is_weaker():
-    assert "This judgement is weaker: without sketches only statistics" in render(match(weaker=True), colour=False)
+    assert "This judgement is weaker: without sketches only statistics" in render(
+        match(weaker=True), colour=False
+    )
     assert "weaker" not in render(match(), colour=False)
 
 
 def test_what_cannot_be_compared_says_why():
-    report = Report("incomparable", reason="no module of the port has a counterpart", warnings=["the port ended early"])
+    report = Report(
+        "incomparable",
+        reason="no module of the port has a counterpart",
+        warnings=["the port ended early"],
+    )
     assert render(report, colour=False) == (
         "These recordings cannot be compared: no module of the port has a counterpart\n\n! the port ended early\n\n"
         "incomparable: 0 pairs compared"
@@ -227,14 +280,26 @@ def test_what_cannot_be_compared_says_why():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"side": "output", "kind": "layout"}, "inside {module}: its output `in` has its values in another order"),
-        ({"side": "output", "kind": "nonfinite", "error": math.inf}, "`in` is not finite, though what enters it is right"),
+        (
+            {"side": "output", "kind": "layout"},
+            "inside {module}: its output `in` has its values in another order",
+        ),
+        (
+            {"side": "output", "kind": "nonfinite", "error": math.inf},
+            "`in` is not finite, though what enters it is right",
+        ),
         (
             {"side": "parameter", "kind": "weights", "tensor": "param.weight"},
             "in the weights of {module}: `param.weight` differs",
         ),
-        ({"kind": "missing", "port_module": None, "error": None}, "at {module}: only the reference has this, the port does not"),
-        ({"kind": "missing", "module": None, "error": None}, "at blocks.1.attn.to_out: only the port has this"),
+        (
+            {"kind": "missing", "port_module": None, "error": None},
+            "at {module}: only the reference has this, the port does not",
+        ),
+        (
+            {"kind": "missing", "module": None, "error": None},
+            "at blocks.1.attn.to_out: only the port has this",
+        ),
         ({"loop": 1, "step": None, "call": 3}, "(loop 1, call 3)"),
         ({"rank": 3}, "This is rank 3."),
     ],
@@ -250,7 +315,9 @@ def test_the_zoom_selects_the_neighbourhood_and_nothing_else():
     report = diverged()
     environments = dict(advice(report.first, report.chain)[1])
     words = dict(word.split("=", 1) for word in shlex.split(environments["reference"]))
-    chosen = {one.module for one in report.compared if re.search(words["OTEL_TORCH_MODULES"], one.module)}
+    chosen = {
+        one.module for one in report.compared if re.search(words["OTEL_TORCH_MODULES"], one.module)
+    }
     assert chosen == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
     first, before = finding(module="blocks.0", port_module="it's [0]"), report.chain[-1:]
     environments = dict(advice(first, before)[1])
@@ -269,7 +336,10 @@ def hostile():
     for one in report.compared:
         one.model = one.module = one.tensor = one.port_module = one.port_tensor = HOSTILE
         one.statistics = {HOSTILE: HOSTILE}
-    everywhere = dict.fromkeys(("model", "module", "tensor", "port_model", "port_module", "port_tensor", "explanation"), HOSTILE)
+    everywhere = dict.fromkeys(
+        ("model", "module", "tensor", "port_model", "port_module", "port_tensor", "explanation"),
+        HOSTILE,
+    )
     report.first = finding(**everywhere)
     report.introduced = [report.first, finding(**everywhere, step=1)]
     report.harmless = [finding(**everywhere, kind="dtype")]
@@ -342,7 +412,9 @@ def drawn(plot):
     """The picture that Vega makes of a plot."""
     import vl_convert
 
-    return vl_convert.vegalite_to_svg({**plot, "width": 900} if plot["width"] == "container" else plot)
+    return vl_convert.vegalite_to_svg(
+        {**plot, "width": 900} if plot["width"] == "container" else plot
+    )
 
 
 def points(plot):
@@ -366,7 +438,10 @@ def test_the_tree_is_unfolded_where_the_error_came_in(page):
     found = page(diverged())
     text = " ".join(" ".join(found.texts).split())
     tree = text[text.index("leads to a finding.") : text.index("Statistics of the finding")]
-    assert "✗ model ✗ layers ✓ 0" in tree and "✗ o_proj = blocks.1.attn.to_out input introduced 0.64" in tree
+    assert (
+        "✗ model ✗ layers ✓ 0" in tree
+        and "✗ o_proj = blocks.1.attn.to_out input introduced 0.64" in tree
+    )
     assert "↓ gate_proj = blocks.1.ffn.gate output inherited 0.64" in tree
     folds = [attributes for tag, attributes in found.elements if tag == "details"]
     assert 0 < sum("open" in attributes for attributes in folds) < len(folds)
@@ -376,7 +451,9 @@ def test_the_curve_and_the_map_are_drawn_from_the_pairs(page):
     report = diverged(layers=4, steps=3)
     made = plots(page(report))
     curve = points(made["curve"])
-    assert [(one["depth"], one["error"]) for one in curve] == [(one.depth, one.error) for one in report.compared if one.step == 0]
+    assert [(one["depth"], one["error"]) for one in curve] == [
+        (one.depth, one.error) for one in report.compared if one.step == 0
+    ]
     assert [one["text"] for one in curve if one["state"] == "introduced"] == [
         "✗ introduced\nreference  model.layers.1.self_attn.o_proj  in\nport       blocks.1.attn.to_out  in\n"
         "error 0.64, floor 1e-06, step 0"
@@ -391,7 +468,11 @@ def test_the_curve_and_the_map_are_drawn_from_the_pairs(page):
 
 def test_errors_of_zero_and_errors_without_end_have_a_place_on_a_log_scale(page):
     report = diverged()
-    report.compared[0].error, report.compared[-1].error, report.compared[-2].error = 0.0, math.inf, None
+    report.compared[0].error, report.compared[-1].error, report.compared[-2].error = (
+        0.0,
+        math.inf,
+        None,
+    )
     made = plots(page(report))
     values = points(made["curve"])
     assert all(math.isfinite(one["error"]) and one["error"] > 0 for one in values)
@@ -421,7 +502,9 @@ def test_no_name_runs_in_a_page(page):
         "code", "pre", "details", "summary", "div", "ul", "li", "script",
     }  # fmt: skip
     assert {tag for tag, _ in found.elements} <= allowed
-    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in found.elements for name in attributes if name.startswith("on")
+    ]
     assert "alert(1)" in "".join(found.texts)
     assert all(one.isprintable() or one == "\n" for one in "".join(found.texts))
     assert "<" not in found.scripts[0]
@@ -432,11 +515,20 @@ def test_no_name_runs_in_a_page(page):
 def test_a_page_loads_nothing_and_runs_its_own_scripts_only(page):
     found = page(diverged())
     loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
-    assert not [(tag, found_name) for tag, attributes in found.elements for found_name in loads & set(attributes)]
-    policy = next(attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes)
+    assert not [
+        (tag, found_name)
+        for tag, attributes in found.elements
+        for found_name in loads & set(attributes)
+    ]
+    policy = next(
+        attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes
+    )
     directives = dict(one.strip().split(" ", 1) for one in policy.split(";"))
     assert directives["default-src"] == "'none'"
-    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in found.scripts[1:]}
+    hashes = {
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
+        for one in found.scripts[1:]
+    }
     assert set(directives["script-src"].split()) == hashes
     assert not re.search(r"@import|url\(", "".join(found.texts))
 
@@ -469,6 +561,9 @@ def test_a_hundred_thousand_pairs_make_a_page_that_opens(page, tmp_path):
 
 def test_without_the_plotting_library_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^--html needs vl-convert-python: pip install 'otel-torch\[html\]'$"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"^--html needs vl-convert-python: pip install 'otel-torch\[html\]'$",
+    ):
         write_html(match(), tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

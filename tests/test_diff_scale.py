@@ -1,6 +1,8 @@
-"""Long recordings: compared like short ones, in little memory, and what does not fit together is said.
+"""Long recordings: compared like short ones, in little memory, and what does not fit together is
+said.
 
-The recordings are real ones of two forwards, lengthened: further steps repeat the rows of the second with other numbers.
+The recordings are real ones of two forwards, lengthened: further steps repeat the rows of the
+second with other numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import pytest
 from otel_torch.parity import compare as comparing
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
-from otel_torch.parity.recording import RecordingError, metadata_path
+from otel_torch.recording.reader import RecordingError, metadata_path
 from tests.support import lines, metadata, run_python
 
 PROGRAM = """
@@ -135,7 +137,12 @@ def scale_of(step: int) -> float:
     return 1 - 0.25 * abs(math.sin(step))
 
 
-def lengthened(rows: Rows, steps: Iterable[int] = range(2, STEPS), wrong: Rows = (), wrong_at: Iterable[int] = ()) -> Rows:
+def lengthened(
+    rows: Rows,
+    steps: Iterable[int] = range(2, STEPS),
+    wrong: Rows = (),
+    wrong_at: Iterable[int] = (),
+) -> Rows:
     """The recording with further steps, some of them those of a wrong program."""
     wrong_at = set(wrong_at)
     found = list(rows)
@@ -186,14 +193,30 @@ def same(one: Report, other: Report) -> None:
 
     assert (one.verdict, one.reason, one.warnings) == (other.verdict, other.reason, other.warnings)
     # of a wrong forward the full analysis expects less: what is made of wrong inputs
-    assert other.pairs <= one.pairs <= 1.02 * other.pairs and (one.first or one.pairs == other.pairs)
-    assert (one.unpaired, one.ambiguous, one.weaker) == (other.unpaired, other.ambiguous, other.weaker)
+    assert other.pairs <= one.pairs <= 1.02 * other.pairs and (
+        one.first or one.pairs == other.pairs
+    )
+    assert (one.unpaired, one.ambiguous, one.weaker) == (
+        other.unpaired,
+        other.ambiguous,
+        other.weaker,
+    )
     whole = [[pair for pair in report.compared if pair.statistics] for report in (one, other)]
     for mine, theirs in ((one.introduced, other.introduced), (one.harmless, other.harmless), whole):
-        assert [replace(a, error=0, floor=0) for a in mine] == [replace(b, error=0, floor=0) for b in theirs]
-        assert all(near(a.error, b.error) and near(a.floor, b.floor) for a, b in zip(mine, theirs, strict=True))
-    states = [{(pair.step, pair.module, pair.tensor): pair.state for pair in report.compared} for report in (one, other)]
-    assert all(states[1][place] == state for place, state in states[0].items() if place in states[1])
+        assert [replace(a, error=0, floor=0) for a in mine] == [
+            replace(b, error=0, floor=0) for b in theirs
+        ]
+        assert all(
+            near(a.error, b.error) and near(a.floor, b.floor)
+            for a, b in zip(mine, theirs, strict=True)
+        )
+    states = [
+        {(pair.step, pair.module, pair.tensor): pair.state for pair in report.compared}
+        for report in (one, other)
+    ]
+    assert all(
+        states[1][place] == state for place, state in states[0].items() if place in states[1]
+    )
 
 
 def both(analysed: list[int], *paths: Path, **options: Any) -> Report:
@@ -208,9 +231,16 @@ def both(analysed: list[int], *paths: Path, **options: Any) -> Report:
 def test_a_long_match_is_analysed_once_for_each_structure(real, write, analysed, noise):
     ref, port = real("reference"), real("port")
     paths = write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1])
-    again = {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
+    again = (
+        {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
+    )
     report = both(analysed, *paths, **again)
-    assert (report.verdict, report.first, report.warnings, report.weaker) == ("match", None, [], False)
+    assert (report.verdict, report.first, report.warnings, report.weaker) == (
+        "match",
+        None,
+        [],
+        False,
+    )
     assert report.pairs > STEPS * 25
     assert analysed[0] == 2  # the context is new in the first forward and known in all others
     assert {pair.step for pair in report.compared} == set(range(STEPS))
@@ -220,22 +250,40 @@ def test_a_long_match_is_analysed_once_for_each_structure(real, write, analysed,
 def test_a_divergence_that_begins_late_is_found_where_it_begins(real, write, analysed, noise):
     ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(30, STEPS))
-    again = {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
-    report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", late, port[1]), **again)
+    again = (
+        {"noise": write("noise", lengthened(real("noise")[0]), real("noise")[1])} if noise else {}
+    )
+    report = both(
+        analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", late, port[1]), **again
+    )
     assert report.verdict == "diverged"
-    assert (report.first.port_module, report.first.side, report.first.step) == ("blocks.1.act", "output", 30)
+    assert (report.first.port_module, report.first.side, report.first.step) == (
+        "blocks.1.act",
+        "output",
+        30,
+    )
     assert len(report.introduced) == 1
-    whole = {step for step in range(STEPS) if len([pair for pair in report.compared if pair.step == step]) > 25}
+    whole = {
+        step
+        for step in range(STEPS)
+        if len([pair for pair in report.compared if pair.step == step]) > 25
+    }
     assert whole == {0, 1, 29, 30}
-    assert report.compared_left_out == report.pairs - len(report.compared) - 24  # parameters are pairs of no step
+    assert (
+        report.compared_left_out == report.pairs - len(report.compared) - 24
+    )  # parameters are pairs of no step
 
 
 def test_a_divergence_that_heals_stays_found(real, write, analysed):
     ref, port, wrong = real("reference"), real("port"), real("wrong")
     healing = lengthened(port[0], wrong=wrong[0], wrong_at=range(20, 23))
-    report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", healing, port[1]))
+    report = both(
+        analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", healing, port[1])
+    )
     assert (report.verdict, report.first.step, len(report.introduced)) == ("diverged", 20, 1)
-    states = {step: {pair.state for pair in report.compared if pair.step == step} for step in (19, 20, 30)}
+    states = {
+        step: {pair.state for pair in report.compared if pair.step == step} for step in (19, 20, 30)
+    }
     assert states == {19: {"right"}, 20: {"right", "introduced", "inherited"}, 30: {"right"}}
 
 
@@ -245,7 +293,11 @@ def test_a_structure_that_changes_is_analysed_anew(real, write, analysed):
 
     ref, port, wrong = real("reference"), real("port"), real("wrong")
     late = lengthened(port[0], wrong=wrong[0], wrong_at=range(35, STEPS))
-    report = both(analysed, write("ref", changed(lengthened(ref[0])), ref[1]), write("port", changed(late), port[1]))
+    report = both(
+        analysed,
+        write("ref", changed(lengthened(ref[0])), ref[1]),
+        write("port", changed(late), port[1]),
+    )
     assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
 
 
@@ -255,7 +307,9 @@ def test_rows_that_are_missing_on_one_side_are_said(real, write, analysed):
     lost = [row for row in late if not (row["step"] >= 20 and row["module"] == "blocks.0.fc1")]
     report = both(analysed, write("ref", lengthened(ref[0]), ref[1]), write("port", lost, port[1]))
     assert (report.first.port_module, report.first.step) == ("blocks.1.act", 35)
-    assert report.warnings == ["calls without a counterpart, of modules that have one: 20 of blocks.0.up in the reference"]
+    assert report.warnings == [
+        "calls without a counterpart, of modules that have one: 20 of blocks.0.up in the reference"
+    ]
 
 
 @pytest.mark.parametrize("side", ["ref", "port"])
@@ -264,26 +318,45 @@ def test_warm_up_forwards_have_no_counterpart(real, write, analysed, side):
     rows = {"ref": ref[0], "port": port[0]}
     warm = rows[side]
     names = {row["module"] for row in warm}
-    first = [{**row, "value": row["value"] + 500_000} for row in forward(dummy[0], 0) if row["module"] in names]
+    first = [
+        {**row, "value": row["value"] + 500_000}
+        for row in forward(dummy[0], 0)
+        if row["module"] in names
+    ]
     whole = attached(warm) + first
     for step in range(STEPS):
         for row in forward(warm, step) if step < 2 else further(warm, step, scale_of(step)):
             parent = None if row["parent"] is None else row["parent"] + 5000
-            whole.append({**row, "step": step + 1, "order": [at + 5000 for at in row["order"]], "parent": parent})
+            whole.append(
+                {
+                    **row,
+                    "step": step + 1,
+                    "order": [at + 5000 for at in row["order"]],
+                    "parent": parent,
+                }
+            )
     paths = {name: lengthened(rows[name]) for name in rows} | {side: whole}
     report = compare(write("ref", paths["ref"], ref[1]), write("port", paths["port"], port[1]))
     assert report.verdict == "match", report.first
     which = {"ref": "reference", "port": "port"}[side]
-    assert f"1 forward of Model in the {which} has no counterpart and was not compared" in report.warnings
+    assert (
+        f"1 forward of Model in the {which} has no counterpart and was not compared"
+        in report.warnings
+    )
     assert report.pairs > STEPS * 25
 
 
 def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, write):
     ref, port = real("reference"), real("port")
-    moved = [row if row["phase"] == "attach" else {**row, "step": row["step"] + 1} for row in lengthened(port[0])]
+    moved = [
+        row if row["phase"] == "attach" else {**row, "step": row["step"] + 1}
+        for row in lengthened(port[0])
+    ]
     report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", moved, port[1]))
     assert report.verdict == "match"
-    assert {(pair.step, pair.port_step) for pair in report.compared} == {(step, step + 1) for step in range(STEPS)}
+    assert {(pair.step, pair.port_step) for pair in report.compared} == {
+        (step, step + 1) for step in range(STEPS)
+    }
     assert report.warnings == [
         "the first forward of Model that can be compared is of step 0 in the reference and of step 1 in the port: forwards are "
         "paired by their inputs and in turn"
@@ -293,30 +366,49 @@ def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, w
 def test_a_shorter_recording_is_compared_as_far_as_it_goes(real, write):
     ref, port = real("reference"), real("port")
     short = lengthened(port[0], range(2, 30))
-    report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", short, port[1], ended_cleanly=False))
+    report = compare(
+        write("ref", lengthened(ref[0]), ref[1]), write("port", short, port[1], ended_cleanly=False)
+    )
     assert report.verdict == "match" and max(pair.step for pair in report.compared) == 29
     killed, left = report.warnings
-    assert "port.jsonl: the run was killed, or is still going on; the recording ends early" in killed
+    assert (
+        "port.jsonl: the run was killed, or is still going on; the recording ends early" in killed
+    )
     assert left == "10 forwards of Model in the reference have no counterpart and were not compared"
 
 
 def test_many_steps_are_kept_in_bounded_memory(real, write, monkeypatch):
-    monkeypatch.setattr("otel_torch.parity.kept._CELLS", 200)
+    monkeypatch.setattr("otel_torch.parity.retained_pairs._CELLS", 200)
     ref, port = real("reference"), real("port")
     steps = range(2, 200)
-    report = compare(write("ref", lengthened(ref[0], steps), ref[1]), write("port", lengthened(port[0], steps), port[1]))
+    report = compare(
+        write("ref", lengthened(ref[0], steps), ref[1]),
+        write("port", lengthened(port[0], steps), port[1]),
+    )
     assert len(report.compared) < 400 < report.compared_left_out
-    assert {pair.step for pair in report.compared} >= {0, 1} and max(pair.step for pair in report.compared) > 150
-    assert {pair.module for pair in report.compared if pair.step > 1} == {pair.module for pair in report.compared}
+    assert {pair.step for pair in report.compared} >= {0, 1} and max(
+        pair.step for pair in report.compared
+    ) > 150
+    assert {pair.module for pair in report.compared if pair.step > 1} == {
+        pair.module for pair in report.compared
+    }
 
 
-# -- FastVideo's own rows --------------------------------------------------------------------------------------------------
+# -- FastVideo's own rows
+# --------------------------------------------------------------------------------------------------
 
 
-def bare(rows: Rows, step: Callable[[dict[str, Any]], int | None] = lambda row: row["step"]) -> Rows:
+def bare(
+    rows: Rows, step: Callable[[dict[str, Any]], int | None] = lambda row: row["step"]
+) -> Rows:
     """The outputs alone, as FastVideo's own trace writes them."""
     return [
-        {"module": row["module"], "tensor": row["tensor"], "step": step(row), **{n: row[n] for n in NUMBERS if n in row}}
+        {
+            "module": row["module"],
+            "tensor": row["tensor"],
+            "step": step(row),
+            **{n: row[n] for n in NUMBERS if n in row},
+        }
         for row in rows
         if row["phase"] != "attach" and row["tensor"].startswith("out")
     ]
@@ -337,11 +429,17 @@ def test_rows_without_calls(tmp_path, real, analysed, numbered):
     for row in wrong:
         row["module"] = ".".join(named.get(part, part) for part in row["module"].split("."))
     ref = plainly(tmp_path / "ref.jsonl", bare(lengthened(rows), step))
-    assert both(analysed, ref, plainly(tmp_path / "same.jsonl", bare(lengthened(rows), step))).verdict == "match"
+    assert (
+        both(analysed, ref, plainly(tmp_path / "same.jsonl", bare(lengthened(rows), step))).verdict
+        == "match"
+    )
     late = lengthened(rows, wrong=wrong, wrong_at=range(30, STEPS))
     report = both(analysed, ref, plainly(tmp_path / "late.jsonl", bare(late, step)))
     assert report.verdict == "diverged" and report.weaker
-    assert (report.first.port_module, report.first.step) == ("blocks.1.act", 30 if numbered else None)
+    assert (report.first.port_module, report.first.step) == (
+        "blocks.1.act",
+        30 if numbered else None,
+    )
 
 
 def test_two_forwards_in_a_step_without_calls_are_paired_in_order_and_said(tmp_path, real):
@@ -360,29 +458,51 @@ def test_a_forward_without_an_end_is_cut_where_its_step_changes(real, write, mon
 
     def around(rows):
         last = max(row["order"][1] for row in rows if row["phase"] != "attach")
-        outer = {**forward(rows, 0)[0], "module": "loop", "order": [0, last + 5], "parent": None, "value": 10**8}
+        outer = {
+            **forward(rows, 0)[0],
+            "module": "loop",
+            "order": [0, last + 5],
+            "parent": None,
+            "value": 10**8,
+        }
         shifted = [
-            {**row, "order": [at + 1 for at in row["order"]], "parent": 0 if row["parent"] is None else row["parent"] + 1}
+            {
+                **row,
+                "order": [at + 1 for at in row["order"]],
+                "parent": 0 if row["parent"] is None else row["parent"] + 1,
+            }
             for row in rows
             if row["phase"] != "attach"
         ]
         return [*attached(rows), outer, *shifted]
 
-    monkeypatch.setattr("otel_torch.parity.episodes._LONGEST", 50)
+    monkeypatch.setattr("otel_torch.parity.forwards._LONGEST", 50)
     ref, port = real("reference"), real("port")
-    paths = write("ref", around(lengthened(ref[0])), ref[1]), write("port", around(lengthened(port[0])), port[1])
+    paths = (
+        write("ref", around(lengthened(ref[0])), ref[1]),
+        write("port", around(lengthened(port[0])), port[1]),
+    )
     report = compare(*paths)
     assert report.verdict == "match" and report.pairs >= STEPS * 25
-    assert any(f"{paths[0]}: a stretch of many rows without an end was cut" in warning for warning in report.warnings)
+    assert any(
+        f"{paths[0]}: a stretch of many rows without an end was cut" in warning
+        for warning in report.warnings
+    )
 
 
-# -- what does not belong together -----------------------------------------------------------------------------------------
+# -- what does not belong together
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_schema_that_is_not_known_is_one_line(real, write):
     ref, port = real("reference"), real("port")
-    paths = write("ref", ref[0], ref[1]), write("port", port[0], port[1], schema="otel_torch.recording/7")
-    with pytest.raises(RecordingError, match=r"port\.jsonl: is of 'otel_torch\.recording/7'; this version reads"):
+    paths = (
+        write("ref", ref[0], ref[1]),
+        write("port", port[0], port[1], schema="otel_torch.recording/7"),
+    )
+    with pytest.raises(
+        RecordingError, match=r"port\.jsonl: is of 'otel_torch\.recording/7'; this version reads"
+    ):
         compare(*paths)
 
 
@@ -396,9 +516,15 @@ def test_noise_of_the_port_is_one_line(real, write):
 def test_noise_that_lacks_forwards_is_said(real, write, analysed):
     ref, port, noise = real("reference"), real("port"), real("noise")
     short = write("noise", lengthened(noise[0], range(2, 35)), noise[1])
-    report = compare(write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1]), noise=short)
+    report = compare(
+        write("ref", lengthened(ref[0]), ref[1]),
+        write("port", lengthened(port[0]), port[1]),
+        noise=short,
+    )
     assert report.verdict == "match"
-    assert report.warnings == ["5 forwards have no counterpart in the noise; constants of the dtypes decided there"]
+    assert report.warnings == [
+        "5 forwards have no counterpart in the noise; constants of the dtypes decided there"
+    ]
 
 
 def test_progress_tells_how_much_is_read(real, write, monkeypatch):

@@ -1,4 +1,6 @@
-"""Denoising loops: steps from the schedule, loops from its being set anew, regions from their natural places."""
+"""Denoising loops: steps from the schedule, loops from its being set anew, regions from their
+natural places.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def test_a_schedule_gives_steps_guidance_gives_calls_and_a_second_generation_is_
     assert sink.rows("loop", "step", "call", model="Denoiser", module="") == [
         (loop, step, call) for loop in (0, 1) for step in (0, 1, 2) for call in (0, 1)
     ]
-    # outside of the running schedule a model counts its own forwards; the loop is the one that is going on
+    # outside of the running schedule a model counts its own forwards; the loop is the one that is
+    # going on
     assert sink.rows("loop", "step", model="Linear") == [(0, 0), (0, 1)]
     assert sink.rows("loop", "step", model="Bilinear") == [(0, 0), (1, 1)]
 
@@ -61,7 +64,10 @@ def test_a_schedule_set_before_it_ran_or_left_early_is_told_apart() -> None:
 
 def test_the_busiest_of_several_running_schedules_counts() -> None:
     with recording() as sink:
-        video, sound = diffusers.FlowMatchEulerDiscreteScheduler(), diffusers.FlowMatchEulerDiscreteScheduler()
+        video, sound = (
+            diffusers.FlowMatchEulerDiscreteScheduler(),
+            diffusers.FlowMatchEulerDiscreteScheduler(),
+        )
         model, x = Denoiser(), torch.ones(1, 4)
         for _ in range(2):
             video.set_timesteps(4)
@@ -70,7 +76,9 @@ def test_the_busiest_of_several_running_schedules_counts() -> None:
                 x = video.step(model(x).detach(), timestep, x).prev_sample
                 if index < 2:
                     sound.step(x, sound.timesteps[index], x)
-    assert sink.rows("loop", "step", module="") == [(loop, step) for loop in (0, 1) for step in range(4)]
+    assert sink.rows("loop", "step", module="") == [
+        (loop, step) for loop in (0, 1) for step in range(4)
+    ]
 
 
 def test_a_scheduler_of_the_programs_own_counts_too() -> None:
@@ -99,14 +107,19 @@ def test_a_bounded_step_is_said_to_be_one() -> None:
     with recording() as sink:
         denoise(diffusers.FlowMatchEulerDiscreteScheduler(), Denoiser(), 2)
     scopes = [scope for scope in sink.closed if scope.name == "torch.step"]
-    assert [(s.attributes["torch.step"], s.bounded, s.training) for s in scopes] == [(0, True, False), (1, True, False)]
+    assert [(s.attributes["torch.step"], s.bounded, s.training) for s in scopes] == [
+        (0, True, False),
+        (1, True, False),
+    ]
 
 
 def test_denoising_is_a_region_without_a_call_site() -> None:
     with recording() as sink:
         denoise(diffusers.FlowMatchEulerDiscreteScheduler(), Denoiser(), 2)
     natural = [scope for scope in sink.closed if scope.kind == "natural"]
-    assert [scope.attributes["torch.region"] for scope in natural] == ["profiler_region_inference_denoising"]
+    assert [scope.attributes["torch.region"] for scope in natural] == [
+        "profiler_region_inference_denoising"
+    ]
     steps = [scope for scope in sink.closed if scope.name == "torch.step"]
     assert natural[0].start_ns <= steps[0].start_ns and steps[-1].end_ns <= natural[0].end_ns
 
@@ -115,7 +128,12 @@ def test_classes_are_given_back() -> None:
     scheduler, pipeline = diffusers.FlowMatchEulerDiscreteScheduler, diffusers.DDIMPipeline
 
     def now() -> tuple[object, ...]:
-        return scheduler.step, scheduler.set_timesteps, pipeline.__call__, "__init_subclass__" in vars(diffusers.SchedulerMixin)
+        return (
+            scheduler.step,
+            scheduler.set_timesteps,
+            pipeline.__call__,
+            "__init_subclass__" in vars(diffusers.SchedulerMixin),
+        )
 
     before = now()
     with recording():
@@ -127,15 +145,32 @@ def test_an_unmodified_pipeline_is_recorded_whole(tmp_path: Path) -> None:
     run_python(tmp_path, EXAMPLES / "diffusers_generate.py")
     rows = lines(tmp_path / "run.jsonl")
     unet = [row for row in rows if row["model"] == "UNet2DConditionModel" and row["module"] == ""]
-    assert [(row["loop"], row["step"], row["call"]) for row in unet] == [(loop, step, 0) for loop in (0, 1) for step in range(3)]
+    assert [(row["loop"], row["step"], row["call"]) for row in unet] == [
+        (loop, step, 0) for loop in (0, 1) for step in range(3)
+    ]
     # two prompts, with and without text: two forwards a generation, before the schedule is set anew
-    assert {(row["loop"], row["step"]) for row in rows if row["model"] == "CLIPTextModel"} == {(0, 0), (0, 1), (0, 2), (0, 3)}
+    assert {(row["loop"], row["step"]) for row in rows if row["model"] == "CLIPTextModel"} == {
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (0, 3),
+    }
     # the VAE's root is never called; one decode is one forward
     vae = Counter((row["loop"], row["step"]) for row in rows if row["model"] == "AutoencoderKL")
     assert list(vae) == [(0, 0), (1, 1)] and len(set(vae.values())) == 1
-    keys = Counter((r["model"], r["module"], r["tensor"], r["loop"], r["step"], r["call"], r["phase"]) for r in rows)
+    keys = Counter(
+        (r["model"], r["module"], r["tensor"], r["loop"], r["step"], r["call"], r["phase"])
+        for r in rows
+    )
     assert set(keys.values()) == {1}
     found = metadata(tmp_path / "run.jsonl")
     assert found["models"]["UNet2DConditionModel"]["held_as"] == ["unet"] and found["ended_cleanly"]
-    regions = {name.rpartition("profiler_region_")[2]: table["count"] for name, table in found["regions"].items()}
-    assert regions == {"inference_pre_denoising": 2, "inference_denoising": 2, "inference_post_denoising": 2}
+    regions = {
+        name.rpartition("profiler_region_")[2]: table["count"]
+        for name, table in found["regions"].items()
+    }
+    assert regions == {
+        "inference_pre_denoising": 2,
+        "inference_denoising": 2,
+        "inference_post_denoising": 2,
+    }

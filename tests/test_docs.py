@@ -1,4 +1,6 @@
-"""The documents say what is: tables are made from the code, links lead somewhere, commands run, names are known."""
+"""The documents say what is: tables are made from the code, links lead somewhere, commands run,
+names are known.
+"""
 
 import ast
 import dataclasses
@@ -19,7 +21,12 @@ from tests.support import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-names = {row.metadata[key] for row in dataclasses.fields(Settings) for key in ("name", "alias") if row.metadata[key]}
+names = {
+    row.metadata[key]
+    for row in dataclasses.fields(Settings)
+    for key in ("name", "alias")
+    if row.metadata[key]
+}
 
 
 def page_id(page):
@@ -46,19 +53,31 @@ def test_variables_are_settings(page):
 def test_make_targets_exist(page):
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert (
-        set(re.findall(r"`make ([a-z0-9-]+)", page.read_text())) | set(re.findall(r"^make ([a-z0-9-]+)", page.read_text(), re.M))
+        set(re.findall(r"`make ([a-z0-9-]+)", page.read_text()))
+        | set(re.findall(r"^make ([a-z0-9-]+)", page.read_text(), re.M))
         <= targets
     )
 
 
 def test_the_lines_that_troubleshooting_explains_are_still_said():
     trees = [ast.parse(path.read_text()) for path in (ROOT / "otel_torch").rglob("*.py")]
-    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    constants = (
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+    )
     said = {value for value in constants if isinstance(value, str)}
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     cells = [cell for cell in re.findall(r"^\| ([^|]*) \|", page, re.M) if cell.startswith("`")]
-    pieces = [piece.strip() for cell in cells for line in re.findall(r"`([^`]+)`", cell) for piece in line.split("…")]
-    words = [piece for piece in pieces if " " in piece and not piece.startswith("700 ") and "otel-torch" not in piece]
+    pieces = [
+        piece.strip()
+        for cell in cells
+        for line in re.findall(r"`([^`]+)`", cell)
+        for piece in line.split("…")
+    ]
+    words = [
+        piece
+        for piece in pieces
+        if " " in piece and not piece.startswith("700 ") and "otel-torch" not in piece
+    ]
     assert len(words) > 25
     assert [piece for piece in words if not any(piece in text for text in said)] == []
 
@@ -67,55 +86,101 @@ def test_every_field_of_the_metadata_is_explained(tmp_path):
     """What a real run writes is what the page shows."""
     page = (ROOT / "docs" / "record-format.md").read_text()
     record, metadata = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.S))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}
-    environ |= {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": "quickstart.jsonl", "OTEL_TORCH_STATS": "abs_mean,shape,dtype"}
-    subprocess.run([sys.executable, ROOT / "examples" / "quickstart.py"], cwd=tmp_path, env=environ, check=True, timeout=300)
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "FASTVIDEO_"))
+    }
+    environ |= {
+        "OTEL_TORCH_ENABLED": "1",
+        "OTEL_TORCH_JSONL": "quickstart.jsonl",
+        "OTEL_TORCH_STATS": "abs_mean,shape,dtype",
+    }
+    subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py"],
+        cwd=tmp_path,
+        env=environ,
+        check=True,
+        timeout=300,
+    )
     rows = [json.loads(line) for line in (tmp_path / "quickstart.jsonl").read_text().splitlines()]
-    assert [list(row) for row in rows if (row["module"], row["step"], row["call"]) == ("blocks.0", 0, 1)] == [list(record)]
+    assert [
+        list(row) for row in rows if (row["module"], row["step"], row["call"]) == ("blocks.0", 0, 1)
+    ] == [list(record)]
     written = json.loads((tmp_path / "quickstart.meta.json").read_text())
     assert list(written) == list(metadata)
-    assert written["models"] == metadata["models"] and written["records_written"] == metadata["records_written"]
-    assert [{*region} for region in written["regions"].values()] == [{*region} for region in metadata["regions"].values()]
+    assert (
+        written["models"] == metadata["models"]
+        and written["records_written"] == metadata["records_written"]
+    )
+    assert [{*region} for region in written["regions"].values()] == [
+        {*region} for region in metadata["regions"].values()
+    ]
 
 
 def test_every_name_that_arrives_is_in_its_page(tmp_path):
     with Receiver() as receiver:
         signals = "spans,span_events,log_events,metrics"
-        run_python(tmp_path, ROOT / "examples" / "transformers_train.py", OTEL_TORCH_SIGNALS=signals, **receiver.environment())
+        run_python(
+            tmp_path,
+            ROOT / "examples" / "transformers_train.py",
+            OTEL_TORCH_SIGNALS=signals,
+            **receiver.environment(),
+        )
     spans, points, logs = receiver.spans(), receiver.metric_points(), receiver.log_records()
     assert spans and points and logs
     events = [event for span in spans for event in span["events"]]
-    found = {thing["name"] for thing in [*spans, *points, *events]} | {log["event_name"] for log in logs}
+    found = {thing["name"] for thing in [*spans, *points, *events]} | {
+        log["event_name"] for log in logs
+    }
     found |= {name for thing in [*spans, *points, *events, *logs] for name in thing["attributes"]}
     found |= {name for span in spans for name in span["resource"]}
     kinds = {"fastvideo.region::": "<name>", "torch.stat.": "<statistic>", "telemetry.sdk.": "*"}
     kinds |= {f"torch.module.activation.{name}": "" for name in ("magnitude", "nonfinite")} | {
         "torch.module.activation.": "<statistic>"
     }
-    written = {next((start + rest for start, rest in kinds.items() if name.startswith(start)), name) for name in found}
+    written = {
+        next((start + rest for start, rest in kinds.items() if name.startswith(start)), name)
+        for name in found
+    }
     page = (ROOT / "docs" / "opentelemetry-names.md").read_text()
     assert {name for name in written if f"`{name}`" not in page} == set()
 
 
 # but for the first page, which is tried at once, they run with the other long tests
 WITH_COMMANDS = [
-    pytest.param(page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name != "README.md"))
+    pytest.param(
+        page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name != "README.md")
+    )
     for page in PAGES
     if "```sh\n" in page.read_text()
 ]
 
 
-# blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server or a checkout,
-# or ranks of gloo, which may abort when they end (`LEAVE` in support.py)
+# blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server
+# or a checkout, or ranks of gloo, which may abort when they end (`LEAVE` in support.py)
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_"))}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "FASTVIDEO_"))
+    }
     environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environ["PATH"]])
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S):
-        result = subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(
+            ["bash", "-euc", block],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert result.returncode == 0, f"{block}\n{result.stdout}\n{result.stderr}"
-        assert not re.search("Traceback|unrecorded|nothing is recorded", result.stderr), result.stderr
+        assert not re.search("Traceback|unrecorded|nothing is recorded", result.stderr), (
+            result.stderr
+        )
 
 
 def test_the_code_of_the_readme_runs(tmp_path):
@@ -123,6 +188,8 @@ def test_the_code_of_the_readme_runs(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert blocks
     for block in blocks:
-        result = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(
+            [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
         assert result.returncode == 0, f"{block}\n{result.stderr}"
         assert result.stdout.splitlines()[-2:-1] == ["torch.Size([1, 8])"]

@@ -1,4 +1,6 @@
-"""Unmodified programs, environment alone: what is on disk is complete, and all of it arrives at an OTLP receiver."""
+"""Unmodified programs, environment alone: what is on disk is complete, and all of it arrives at an
+OTLP receiver.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def test_a_training_loop_arrives_whole(tmp_path: Path, protocol: str) -> None:
     rows = lines(tmp_path / "run.jsonl")
     on_disk = keys_on_disk(tmp_path / "run.jsonl")
     assert set(on_disk.values()) == {1}
-    forwards = [(r["step"], r["call"], r["phase"]) for r in rows if r["module"] == "model.layers.0" and r["tensor"] == "out"]
+    forwards = [
+        (r["step"], r["call"], r["phase"])
+        for r in rows
+        if r["module"] == "model.layers.0" and r["tensor"] == "out"
+    ]
     assert forwards == [
         (0, 0, "forward"), (0, 1, "forward"), (1, 0, "forward"), (1, 1, "forward"), (2, 0, "forward"), (2, 1, "forward"),
         (3, 0, "eval"), (3, 0, "forward"), (3, 1, "forward"), (4, 0, "forward"), (4, 1, "forward"), (5, 0, "forward"),
@@ -60,11 +66,18 @@ def test_a_training_loop_arrives_whole(tmp_path: Path, protocol: str) -> None:
     assert all(span["links"] == [(run["trace_id"], run["span_id"])] for span in steps)
     assert set(run["links"]) == {(span["trace_id"], span["span_id"]) for span in steps}
     assert metadata(tmp_path / "run.jsonl")["trace_id"] == run["trace_id"]
-    regions = Counter(span["name"].rpartition("profiler_region_")[2] for span in receiver.spans() if "::" in span["name"])
+    regions = Counter(
+        span["name"].rpartition("profiler_region_")[2]
+        for span in receiver.spans()
+        if "::" in span["name"]
+    )
     assert regions == {"training_step": 6, "training_backward": 12, "training_optimizer": 6}
     # every step's value of a series is a point
     points = receiver.metric_points("torch.module.activation.std")
-    names = [(point["attributes"]["torch.module"], point["attributes"]["torch.phase"]) for point in points]
+    names = [
+        (point["attributes"]["torch.module"], point["attributes"]["torch.phase"])
+        for point in points
+    ]
     assert names.count(("model.layers.0", "forward")) == 6
 
 
@@ -75,13 +88,17 @@ def test_a_generation_with_guidance_arrives_whole(tmp_path: Path) -> None:
     assert set(on_disk.values()) == {1}
     assert keys_of_events(receiver.events()) == on_disk
     model = "WanTransformer3DModel"
-    assert [key[3:6] for key in on_disk if key[:2] == (model, "")] == [(0, step, call) for step in range(5) for call in (0, 1)]
+    assert [key[3:6] for key in on_disk if key[:2] == (model, "")] == [
+        (0, step, call) for step in range(5) for call in (0, 1)
+    ]
     spans = {span["span_id"]: span for span in receiver.spans()}
     step_spans = receiver.spans("torch.step")
     assert [span["attributes"]["torch.step"] for span in step_spans] == list(range(5))
     parents = {spans[span["parent_id"]]["name"] for span in step_spans}
     assert parents == {"fastvideo.region::profiler_region_inference_denoising"}
-    assert {spans[span["parent_id"]]["name"] for span in receiver.spans("torch.forward")} == {"torch.step"}
+    assert {spans[span["parent_id"]]["name"] for span in receiver.spans("torch.forward")} == {
+        "torch.step"
+    }
     assert len({span["trace_id"] for span in spans.values()}) == 1
     # a bounded loop: the step is an attribute of the metric
     points = receiver.metric_points("torch.module.activation.abs_mean")
@@ -96,33 +113,53 @@ def test_two_ranks_share_a_trace_and_write_a_recording_each(tmp_path: Path) -> N
     runs = receiver.spans("torch.run")
     assert sorted(span["resource"]["dl.rank"] for span in runs) == [0, 1]
     assert len({span["trace_id"] for span in runs}) == 1
-    assert {metadata(path)["run_id"] for path in paths} == {runs[0]["resource"]["otel_torch.run.id"]}
+    assert {metadata(path)["run_id"] for path in paths} == {
+        runs[0]["resource"]["otel_torch.run.id"]
+    }
     for rank, path in enumerate(paths):
-        events = [event for span in receiver.spans() if span["resource"]["dl.rank"] == rank for event in span["events"]]
+        events = [
+            event
+            for span in receiver.spans()
+            if span["resource"]["dl.rank"] == rank
+            for event in span["events"]
+        ]
         assert keys_of_events(event["attributes"] for event in events) == keys_on_disk(path)
 
 
 def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
     with Receiver() as receiver:
         signals = "spans,span_events,log_events,metrics"
-        run_python(tmp_path, TURNS_NAN, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf"))
+        run_python(
+            tmp_path, TURNS_NAN, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf")
+        )
     from otel_torch import read_recording
 
     rows = read_recording(tmp_path / "run.jsonl")
     assert [row["nonfinite"] for row in rows if row["module"] == "0"] == [0, 0, 2, 2]
     assert all(row["mean"] != row["mean"] for row in rows if row["step"] >= 2)
     for found in (receiver.events(), of_logs(receiver)):
-        means = [attributes["torch.stat.mean"] for attributes in found if attributes["torch.module"] == "0"]
+        means = [
+            attributes["torch.stat.mean"]
+            for attributes in found
+            if attributes["torch.module"] == "0"
+        ]
         assert means[2:] == ["NaN", "NaN"] and all(isinstance(mean, float) for mean in means[:2])
     counted = receiver.metric_points("torch.module.activation.nonfinite")
-    assert max(point["value"] for point in counted if point["attributes"]["torch.module"] == "0") == 4
+    assert (
+        max(point["value"] for point in counted if point["attributes"]["torch.module"] == "0") == 4
+    )
     show = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "show", str(tmp_path / "run.jsonl")], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "otel_torch", "show", str(tmp_path / "run.jsonl")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert show.returncode == 0 and "step 2" in show.stdout and "nan" in show.stdout
 
 
-def test_the_torch_profiler_collects_in_natural_regions_where_a_folder_is_set(tmp_path: Path) -> None:
+def test_the_torch_profiler_collects_in_natural_regions_where_a_folder_is_set(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "profile"
     done = run_python(
         tmp_path,
@@ -150,14 +187,21 @@ with region("training_step"):
 
 def test_a_program_that_imports_ours_before_torch_is_recorded_too(tmp_path: Path) -> None:
     done = run_python(
-        tmp_path, "from otel_torch import ModuleHookManager, get_or_create_profiler, region, trace_step" + BESIDE_OURS
+        tmp_path,
+        "from otel_torch import ModuleHookManager, get_or_create_profiler, region, trace_step"
+        + BESIDE_OURS,
     )
     assert done.stderr.splitlines() == [f"otel_torch: 2 records in {tmp_path / 'run.jsonl'}"]
     assert [row["module"] for row in lines(tmp_path / "run.jsonl")] == ["0", ""]
 
 
-def test_what_a_program_starts_itself_wins_over_the_environment_before_torch_too(tmp_path: Path) -> None:
-    program = "import otel_torch\nprint(otel_torch.start(jsonl='mine.jsonl'))\nfrom otel_torch import region" + BESIDE_OURS
+def test_what_a_program_starts_itself_wins_over_the_environment_before_torch_too(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import otel_torch\nprint(otel_torch.start(jsonl='mine.jsonl'))\nfrom otel_torch import region"
+        + BESIDE_OURS
+    )
     done = run_python(tmp_path, program)
     assert done.stdout == "True\n" and done.stderr == "otel_torch: 2 records in mine.jsonl\n"
     assert len(lines(tmp_path / "mine.jsonl")) == 2 and not (tmp_path / "run.jsonl").exists()

@@ -1,5 +1,6 @@
-"""Every figure of docs/growth.md is what its inputs come to: limits are those of the shipped files and of the code, measured ones
-stand in the tables that `python -m tests.benchmarks.growth` wrote, and everything computed is computed here once more.
+"""Every figure of docs/growth.md is what its inputs come to: limits are those of the shipped files
+and of the code, measured ones stand in the tables that `python -m tests.benchmarks.growth` wrote,
+and everything computed is computed here once more.
 
     python -m tests.test_growth        writes the computed tables anew
 """
@@ -20,8 +21,7 @@ import yaml
 
 import otel_torch
 from otel_torch.settings import Ranks, Settings
-from otel_torch.sinks import trace_size
-from otel_torch.telemetry import queue
+from otel_torch.telemetry import queue, trace_size
 from otel_torch.telemetry.attributes import gauges
 from tests.benchmarks.__main__ import rewritten
 from tests.benchmarks.growth import SIGNALS, records_of
@@ -31,7 +31,8 @@ PAGE = ROOT / "docs" / "growth.md"
 SHIPPED = ROOT / "collector-config"
 DEFAULT = next(iter(SIGNALS))
 RANKS = (1, 8, 64, 1024)
-# what is recorded, and which ranks send: words, the input with the records of a step, one step in how many, OTEL_TORCH_RANKS
+# what is recorded, and which ranks send: words, the input with the records of a step, one step in
+# how many, OTEL_TORCH_RANKS
 SELECTIONS = (
     ("all, every rank sends", "records of a step, all modules", 1, "all"),
     ("all, by default", "records of a step, all modules", 1, "auto"),
@@ -39,7 +40,8 @@ SELECTIONS = (
 )
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------------
+# -- reading
+# --------------------------------------------------------------------------------------------------
 
 
 def rows(page: str, part: str) -> list[list[str]]:
@@ -68,7 +70,11 @@ def inputs_of(page: str) -> dict[str, float]:
         if agent != "–":
             found |= {f"{name}, agent s": number(agent), f"{name}, gateway s": number(gateway)}
     for name, _, records, count, _, _, each, cpu in rows(page, "backends"):
-        found |= {f"{name}, memory": number(each), f"{name}, s": number(cpu), f"{name}, count": number(count) / number(records)}
+        found |= {
+            f"{name}, memory": number(each),
+            f"{name}, s": number(cpu),
+            f"{name}, count": number(count) / number(records),
+        }
     return found
 
 
@@ -85,16 +91,26 @@ def senders(ranks: int, which: str, per_node: float) -> int:
     """How many of a job's ranks send."""
     chosen = Ranks.parse(which, print)
     node = int(per_node)
-    return sum(chosen.includes(rank=rank, local_rank=rank % node, world_size=ranks) for rank in range(ranks))
+    return sum(
+        chosen.includes(rank=rank, local_rank=rank % node, world_size=ranks)
+        for rank in range(ranks)
+    )
 
 
-# -- computing ----------------------------------------------------------------------------------------------------------------
+# -- computing
+# --------------------------------------------------------------------------------------------------
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[object]], left: int = 1) -> str:
     """Markdown; the first columns to the left, the others to the right."""
     rule = "|" + "---|" * left + "--:|" * (len(header) - left)
-    return "\n".join(["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(map(str, line)) + " |" for line in lines)])
+    return "\n".join(
+        [
+            "| " + " | ".join(header) + " |",
+            rule,
+            *("| " + " | ".join(map(str, line)) + " |" for line in lines),
+        ]
+    )
 
 
 def short(value: float) -> str:
@@ -134,13 +150,23 @@ def example_table(given: Mapping[str, float]) -> str:
 
 
 def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float]]:
-    """(limit, where it is set, its value, unit, what one sending rank needs of it), all modules of every step."""
+    """(limit, where it is set, its value, unit, what one sending rank needs of it), all modules of
+    every step.
+    """
     records, seconds = given["records of a step, all modules"], given["seconds a step"]
     rate = records / seconds
     logged, traced = given["loki, count"] / 1e6, given["span events, B"] / 1e6  # MB a record
     memory = records * given["series a record"] * given["prometheus, memory"] / 1e9
-    traces = shipped("jaeger.yaml", "extensions", "jaeger_storage", "backends", "memory", "memory", "max_traces")
-    consumers = shipped("collector-gateway.yaml", "exporters", "otlp_http/prometheus", "sending_queue", "num_consumers")
+    traces = shipped(
+        "jaeger.yaml", "extensions", "jaeger_storage", "backends", "memory", "memory", "max_traces"
+    )
+    consumers = shipped(
+        "collector-gateway.yaml",
+        "exporters",
+        "otlp_http/prometheus",
+        "sending_queue",
+        "num_consumers",
+    )
 
     def loki(name: str) -> float:
         return shipped("loki.yaml", "limits_config", name)
@@ -151,8 +177,15 @@ def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float
     def tempo(name: str) -> float:
         return shipped("tempo.yaml", "overrides", "defaults", "ingestion", name) / 1e6
 
-    answer, burst, speed = "max_entries_limit_per_query", "ingestion_burst_size_mb", "ingestion_rate_mb"
-    streams, one_at_a_time = "max_global_streams_per_user", "Prometheus is sent one request at a time (`num_consumers`)"
+    answer, burst, speed = (
+        "max_entries_limit_per_query",
+        "ingestion_burst_size_mb",
+        "ingestion_rate_mb",
+    )
+    streams, one_at_a_time = (
+        "max_global_streams_per_user",
+        "Prometheus is sent one request at a time (`num_consumers`)",
+    )
     return [
         (f"Loki `{answer}`, a step of all ranks", "`loki.yaml`", loki(answer), "lines", records),
         (f"Loki `{burst}`, a step at once", "`loki.yaml`", loki(burst), "MB", records * logged),
@@ -160,18 +193,50 @@ def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float
         (f"Loki `{speed}`", "`loki.yaml`", loki(speed), "MB/s", rate * logged),
         (f"Loki `{speed}`, without the file", "Loki's own", own(speed), "MB/s", rate * logged),
         (f"Loki `{streams}`", "Loki's own", own(streams), "streams", 1),
-        ("Tempo `burst_size_bytes`, a step at once", "`tempo.yaml`", tempo("burst_size_bytes"), "MB", records * traced),
-        ("Tempo `rate_limit_bytes`", "`tempo.yaml`", tempo("rate_limit_bytes"), "MB/s", rate * traced),
-        ("Prometheus: memory of its host", "assumed", given["memory for Prometheus, GB"], "GB", memory),
-        (one_at_a_time, "`collector-gateway.yaml`", consumers, "core", rate * given["prometheus, s"] / 1e6),
-        ("gateway: processor", "assumed", given["cores for the gateway"], "cores", rate * given[f"{DEFAULT}, gateway s"] / 1e6),
+        (
+            "Tempo `burst_size_bytes`, a step at once",
+            "`tempo.yaml`",
+            tempo("burst_size_bytes"),
+            "MB",
+            records * traced,
+        ),
+        (
+            "Tempo `rate_limit_bytes`",
+            "`tempo.yaml`",
+            tempo("rate_limit_bytes"),
+            "MB/s",
+            rate * traced,
+        ),
+        (
+            "Prometheus: memory of its host",
+            "assumed",
+            given["memory for Prometheus, GB"],
+            "GB",
+            memory,
+        ),
+        (
+            one_at_a_time,
+            "`collector-gateway.yaml`",
+            consumers,
+            "core",
+            rate * given["prometheus, s"] / 1e6,
+        ),
+        (
+            "gateway: processor",
+            "assumed",
+            given["cores for the gateway"],
+            "cores",
+            rate * given[f"{DEFAULT}, gateway s"] / 1e6,
+        ),
         ("Jaeger `max_traces`, the last ten steps", "`jaeger.yaml`", traces, "traces", 10),
     ]
 
 
 def in_order(given: Mapping[str, float]) -> list[tuple[int, tuple[str, str, float, str, float]]]:
     """(the most ranks that may send, the limit), the first one first."""
-    return sorted(((int(one[2] / one[4]), one) for one in limits(given)), key=lambda found: found[0])
+    return sorted(
+        ((int(one[2] / one[4]), one) for one in limits(given)), key=lambda found: found[0]
+    )
 
 
 def numbered(given: Mapping[str, float]) -> dict[str, int]:
@@ -181,14 +246,32 @@ def numbered(given: Mapping[str, float]) -> dict[str, int]:
 
 
 def limits_table(given: Mapping[str, float]) -> str:
-    """Up to how many ranks each limit holds; by default all send up to 16 ranks, and beyond that one of a node."""
+    """Up to how many ranks each limit holds; by default all send up to 16 ranks, and beyond that
+    one of a node.
+    """
     lines, places = [], numbered(given)
     for most, (name, where, value, unit, needs) in in_order(given):
         job = most if most <= 16 else int(most * given["ranks a node"])
         lines.append(
-            [name, where, places.get(name, "–"), f"{value:,.0f} {unit}", f"{short(needs)} {unit}", f"{most:,}", f"{job:,}"]
+            [
+                name,
+                where,
+                places.get(name, "–"),
+                f"{value:,.0f} {unit}",
+                f"{short(needs)} {unit}",
+                f"{most:,}",
+                f"{job:,}",
+            ]
         )
-    words = ("limit", "set by", "no.", "is", "a sending rank needs", "holds up to, ranks that send", "up to a job of, by default")
+    words = (
+        "limit",
+        "set by",
+        "no.",
+        "is",
+        "a sending rank needs",
+        "holds up to, ranks that send",
+        "up to a job of, by default",
+    )
     return table(words, lines, 2)
 
 
@@ -198,17 +281,34 @@ def first_table(given: Mapping[str, float]) -> str:
 
     def over(words: str, sending: int) -> str:
         """Of a selection: a step of its records, recorded once in so many of the model's."""
-        records, every = next((given[name], every) for other, name, every, _ in SELECTIONS if other == words)
-        selected = {"records of a step, all modules": records, "seconds a step": given["seconds a step"] * every}
-        found = sorted(places[one[0]] for most, one in in_order({**given, **selected}) if sending > most and one[0] in places)
+        records, every = next(
+            (given[name], every) for other, name, every, _ in SELECTIONS if other == words
+        )
+        selected = {
+            "records of a step, all modules": records,
+            "seconds a step": given["seconds a step"] * every,
+        }
+        found = sorted(
+            places[one[0]]
+            for most, one in in_order({**given, **selected})
+            if sending > most and one[0] in places
+        )
         return ", ".join(map(str, found)) or "none"
 
-    lines = [[f"{ranks:,}", *(over(words, senders(ranks, which, node)) for words, *_, which in SELECTIONS)] for ranks in RANKS]
+    lines = [
+        [
+            f"{ranks:,}",
+            *(over(words, senders(ranks, which, node)) for words, *_, which in SELECTIONS),
+        ]
+        for ranks in RANKS
+    ]
     return table(["ranks", *(words for words, *_ in SELECTIONS)], lines)
 
 
 def one_rank(given: Mapping[str, float]) -> list[tuple[str, str, float, float, str]]:
-    """(limit, where it is set, its value, what a step of one rank needs of it, unit): these do not grow with the ranks."""
+    """(limit, where it is set, its value, what a step of one rank needs of it, unit): these do not
+    grow with the ranks.
+    """
     records, seconds = given["records of a step, all modules"], given["seconds a step"]
     events_b = given["span events, B"]
     loki, tempo = ("loki.yaml", "limits_config"), ("tempo.yaml", "overrides", "defaults")
@@ -241,7 +341,13 @@ def one_rank(given: Mapping[str, float]) -> list[tuple[str, str, float, float, s
 
 def one_rank_table(given: Mapping[str, float]) -> str:
     lines = [
-        [name, where, f"{value:,.0f} {unit}", f"{short(needs)} {unit}", f"{100 * needs / value:.2g} %"]
+        [
+            name,
+            where,
+            f"{value:,.0f} {unit}",
+            f"{short(needs)} {unit}",
+            f"{100 * needs / value:.2g} %",
+        ]
         for name, where, value, needs, unit in one_rank(given)
     ]
     return table(["limit", "set by", "is", "needed", "share"], lines, 2)
@@ -249,8 +355,12 @@ def one_rank_table(given: Mapping[str, float]) -> str:
 
 def away_table(given: Mapping[str, float]) -> str:
     """How long a queue on disk takes what comes, of its longest signal, which metrics are."""
-    agent = shipped("collector-agent.yaml", "exporters", "otlp_grpc/gateway", "sending_queue", "queue_size")
-    gateway = shipped("collector-gateway.yaml", "exporters", "otlp_grpc/jaeger", "sending_queue", "queue_size")
+    agent = shipped(
+        "collector-agent.yaml", "exporters", "otlp_grpc/gateway", "sending_queue", "queue_size"
+    )
+    gateway = shipped(
+        "collector-gateway.yaml", "exporters", "otlp_grpc/jaeger", "sending_queue", "queue_size"
+    )
     seconds, node = given["seconds a step"], given["ranks a node"]
     each = given["records of a step, all modules"] / seconds * given["metrics, B"]
     few = given["records of a step, blocks"] / seconds / 10 * given["metrics, B"]
@@ -263,7 +373,14 @@ def away_table(given: Mapping[str, float]) -> str:
         hours = [f"{short(size / rate / sending / 60)}" for rate in (each, few)]
         lines.append([what, f"{size / 2**30:.0f} GiB", f"{sending:,}", *hours])
     return table(
-        ["", "queue of a signal", "ranks that send", "minutes, all modules", "minutes, blocks of every 10th step"], lines
+        [
+            "",
+            "queue of a signal",
+            "ranks that send",
+            "minutes, all modules",
+            "minutes, blocks of every 10th step",
+        ],
+        lines,
     )
 
 
@@ -295,7 +412,8 @@ def made(page: str) -> str:
     return rewritten(page, **{part: make(given) for part, make in COMPUTED.items()})
 
 
-# -- tests --------------------------------------------------------------------------------------------------------------------
+# -- tests
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_computed_figure_is_what_the_inputs_come_to() -> None:
@@ -306,7 +424,11 @@ def test_a_wrong_figure_or_another_input_would_be_seen() -> None:
     """What the test above relies on: every part is there, and an input is used."""
     page = PAGE.read_text()
     assert made(page.replace("| seconds a step | 5 |", "| seconds a step | 6 |")) != made(page)
-    for name, changed in (("seconds a step", "example"), ("series a record", "one rank"), ("ranks a node", "levers")):
+    for name, changed in (
+        ("seconds a step", "example"),
+        ("series a record", "one rank"),
+        ("ranks a node", "levers"),
+    ):
         given = inputs_of(page)
         before = COMPUTED[changed](given)
         assert COMPUTED[changed](given | {name: given[name] * 2}) != before
@@ -325,23 +447,35 @@ def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
     """Written by the benchmark; nobody has changed one cell alone."""
     page = PAGE.read_text()
     for _, _, records, count, unit, memory, each, _ in rows(page, "backends"):
-        assert number(memory) * 1e6 / number(count if unit == "series" else records) == pytest.approx(number(each), rel=0.02)
-    parts = {name: [number(cell) for cell in cells if cell != "–"] for name, *cells in rows(page, "signals")}
+        assert number(memory) * 1e6 / number(
+            count if unit == "series" else records
+        ) == pytest.approx(number(each), rel=0.02)
+    parts = {
+        name: [number(cell) for cell in cells if cell != "–"]
+        for name, *cells in rows(page, "signals")
+    }
     # the run's and the steps' spans are in both
-    assert parts[DEFAULT][0] == pytest.approx(parts["span events"][0] + parts["metrics"][0], rel=0.02)
+    assert parts[DEFAULT][0] == pytest.approx(
+        parts["span events"][0] + parts["metrics"][0], rel=0.02
+    )
     runs = rows(page, "growth")
     ranks, offered = [number(cells[0]) for cells in runs], [number(cells[1]) for cells in runs]
     assert ranks[0] == 1 and ranks == sorted(ranks)
     assert offered == pytest.approx([count * offered[0] for count in ranks])
     for *_, lost, uncounted, twice, saturated in runs:
-        # where nothing is saturated everything arrives once, and nothing is ever lost without a word
+        # where nothing is saturated everything arrives once, and nothing is ever lost without a
+        # word
         assert number(uncounted) == 0
         assert (number(lost), number(twice)) == (0, 0) or saturated != "nothing"
 
 
 def test_the_prose_computes_nothing() -> None:
     """Figures stand in tables, where they are checked; sentences have names, and limits of ours."""
-    assert queue.QUEUE_BYTES == 64 * 2**20 and senders(16, "auto", 8) == 16 and senders(24, "auto", 8) == 3
+    assert (
+        queue.QUEUE_BYTES == 64 * 2**20
+        and senders(16, "auto", 8) == 16
+        and senders(24, "auto", 8) == 3
+    )
     page = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", PAGE.read_text(), flags=re.S)
     setting = section(PAGE.read_text(), "setting")
     prose = [line for line in page.replace(setting, "").splitlines() if not line.startswith("|")]
@@ -355,8 +489,13 @@ def test_the_scan_of_the_page_says_how_many_records_there_are() -> None:
     """The model and the inputs of its command, in this process."""
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)
-    shapes = {name: tuple(map(int, shape.split("x"))) for name, shape in re.findall(r"--input (\w+)=([\dx]+)", block)}
-    assert json.loads(re.findall(r"'(\{.*\})'", block)[0]) == {"_class_name": "WanTransformer3DModel"}
+    shapes = {
+        name: tuple(map(int, shape.split("x")))
+        for name, shape in re.findall(r"--input (\w+)=([\dx]+)", block)
+    }
+    assert json.loads(re.findall(r"'(\{.*\})'", block)[0]) == {
+        "_class_name": "WanTransformer3DModel"
+    }
     with torch.device("meta"):
         model = diffusers.WanTransformer3DModel()
         inputs = {name: torch.empty(shape) for name, shape in shapes.items()}

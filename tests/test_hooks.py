@@ -1,4 +1,6 @@
-"""The hook contract: order, names, errors, attaching and detaching; and what happens to models that carry hooks."""
+"""The hook contract: order, names, errors, attaching and detaching; and what happens to models that
+carry hooks.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,11 @@ def test_hooks_may_change_both_sides() -> None:
 
 def test_a_module_has_one_manager() -> None:
     module, manager, _ = hooked()
-    assert ModuleHookManager.get_from_or_default(module) is manager is ModuleHookManager.get_from(module)
+    assert (
+        ModuleHookManager.get_from_or_default(module)
+        is manager
+        is ModuleHookManager.get_from(module)
+    )
     assert ModuleHookManager.get_from(nn.Linear(2, 2)) is None
 
 
@@ -102,7 +108,9 @@ def test_a_manager_that_is_not_attached_refuses_hooks() -> None:
         ModuleHookManager.remove_from_manager(module)
 
 
-@pytest.mark.parametrize(("flag", "expected"), [(True, ["detach a", "attach c"]), (False, ["attach c"])])
+@pytest.mark.parametrize(
+    ("flag", "expected"), [(True, ["detach a", "attach c"]), (False, ["attach c"])]
+)
 def test_replacing_keeps_the_place(flag: bool, expected: list[str]) -> None:
     module, manager, notes = hooked("a", "b")
     notes.clear()
@@ -155,7 +163,10 @@ def test_a_pickle_needs_nothing_of_ours(tmp_path) -> None:
         "import pickle, sys, torch; sys.modules['otel_torch'] = None; "
         f"print(tuple(pickle.load(open({str(path)!r}, 'rb'))(torch.ones(1, 2)).shape))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "(1, 2)\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "(1, 2)\n"
+    )
 
 
 def test_hooks_are_traced_into_one_graph_for_all_layers() -> None:
@@ -204,7 +215,9 @@ class Keeping(ForwardHook):
 
 
 @pytest.mark.parametrize("in_front", [True, False])
-def test_hooks_that_are_removed_while_torch_calls_the_others_raise_nothing_and_run_no_more(in_front: bool) -> None:
+def test_hooks_that_are_removed_while_torch_calls_the_others_raise_nothing_and_run_no_more(
+    in_front: bool,
+) -> None:
     module, notes, kept = nn.Linear(2, 2), [], Keeping()
     if in_front:
         module.register_forward_pre_hook(lambda *_: ModuleHookManager.remove_from_manager(module))
@@ -219,7 +232,9 @@ def test_hooks_that_are_removed_while_torch_calls_the_others_raise_nothing_and_r
 
 def test_hooks_that_come_while_torch_calls_the_others_take_none_of_them_away() -> None:
     module, notes, kept = nn.Linear(2, 2), [], Keeping()
-    handle = module.register_forward_hook(lambda *_: manager.append_forward_hook(Noting("a", notes)))
+    handle = module.register_forward_hook(
+        lambda *_: manager.append_forward_hook(Noting("a", notes))
+    )
     manager = ModuleHookManager.get_from_or_default(module)
     manager.append_forward_hook(kept)
     out = module(X)

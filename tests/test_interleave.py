@@ -14,14 +14,16 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import otel_torch
 from otel_torch import interleave
-from otel_torch.capture.run import InterleaveError
+from otel_torch.capture.interleaved_run import InterleaveError
 from tests.support import recording
 
 
 @pytest.fixture(autouse=True)
 def no_thread_stays():
     yield
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("otel_torch")]
+    names = [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("otel_torch")
+    ]
     assert names == []
 
 
@@ -135,22 +137,31 @@ def test_gradients_are_read_and_replaced() -> None:
     with interleave(model).execute(train, x) as run:
         assert run.h[0].grad.shape == (2, 4)  # the model's own code makes it
     assert torch.equal(x.grad, expected)
-    with pytest.raises(InterleaveError, match=r"no gradient came to model\.h\.0: call backward\(\) first"):  # noqa: SIM117
-        with interleave(model).invoke(x) as run:
-            run.h[0].grad  # noqa: B018
+    with (
+        pytest.raises(
+            InterleaveError, match=r"no gradient came to model\.h\.0: call backward\(\) first"
+        ),
+        interleave(model).invoke(x) as run,
+    ):
+        run.h[0].grad  # noqa: B018
 
 
 def test_calls_that_passed_or_never_come_are_errors() -> None:
     model = make()
     it = interleave(model)
     with (
-        pytest.raises(InterleaveError, match=r"model\.h\.0\.output of call 0 has already passed \(the model stands at"),
+        pytest.raises(
+            InterleaveError,
+            match=r"model\.h\.0\.output of call 0 has already passed \(the model stands at",
+        ),
         it.invoke(X) as run,
     ):
         run.h[2].input  # noqa: B018
         run.h[0].output  # noqa: B018
     with (
-        pytest.raises(InterleaveError, match=r"model\.head\.output of call 1 never came: .* called it 1 times"),
+        pytest.raises(
+            InterleaveError, match=r"model\.head\.output of call 1 never came: .* called it 1 times"
+        ),
         it.invoke(X) as run,
     ):
         run.next()
@@ -166,7 +177,9 @@ def test_calls_that_passed_or_never_come_are_errors() -> None:
 
 
 def test_next_goes_on_to_the_next_call() -> None:
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, bos_token_id=0, eos_token_id=49)
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=16, vocab_size=50, bos_token_id=0, eos_token_id=49
+    )
     torch.manual_seed(0)
     model = GPT2LMHeadModel(config).eval()
     tokens = torch.tensor([[1, 2, 3]])
@@ -184,7 +197,9 @@ def test_next_goes_on_to_the_next_call() -> None:
     twice = nn.Sequential(shared, shared)
     with interleave(twice).invoke(X) as run:
         first = run[0].output
-        assert torch.equal(run[0].next().output, shared(first)) and torch.equal(run.output, shared(first))
+        assert torch.equal(run[0].next().output, shared(first)) and torch.equal(
+            run.output, shared(first)
+        )
 
 
 def test_errors_of_either_side_end_both_and_surface_once() -> None:
@@ -222,7 +237,12 @@ def test_the_state_of_the_thread_holds_in_the_models() -> None:
 
     variable.set("mine")
     it = interleave(nn.Sequential(Looks()))
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16), torch.device("meta"), it.invoke(X):
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", dtype=torch.float16),
+        torch.device("meta"),
+        it.invoke(X),
+    ):
         pass
     with torch.inference_mode(), it.invoke(X):
         pass
@@ -236,7 +256,13 @@ def test_the_state_of_the_thread_holds_in_the_models() -> None:
 
 
 def test_a_child_that_is_called_like_an_attribute(capfd: pytest.CaptureFixture[str]) -> None:
-    config = BertConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=20)
+    config = BertConfig(
+        num_hidden_layers=1,
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=8,
+        vocab_size=20,
+    )
     model = BertModel(config).eval()
     with torch.no_grad(), interleave(model).invoke(torch.tensor([[1, 2]])) as run:
         inner = run["encoder.layer.0.output"].output
@@ -284,7 +310,9 @@ def test_bodies_as_functions_meet_at_a_barrier() -> None:
             continue
         run.wait()
     for run in runs:
-        with pytest.raises(InterleaveError, match=r"barrier\(3\) was reached by 2 bodies; the others have ended"):
+        with pytest.raises(
+            InterleaveError, match=r"barrier\(3\) was reached by 2 bodies; the others have ended"
+        ):
             run.wait()
     with pytest.raises(InterleaveError, match="give one to `do` first"):
         it.invoke(X).wait()
@@ -305,7 +333,9 @@ def test_a_compiled_body_hooks_what_it_asked_for() -> None:
     changing = it.compile(lambda run: run.h[len(hooked) - 2].output.sum())
     changing(X)
     hooked.append(0)
-    with pytest.raises(InterleaveError, match=r"asks for 'h\.1', which it did not in its first call"):
+    with pytest.raises(
+        InterleaveError, match=r"asks for 'h\.1', which it did not in its first call"
+    ):
         changing(X)
 
 
@@ -315,7 +345,9 @@ def test_a_cache_keeps_what_the_bodies_left() -> None:
     cache = it.cache(["h.0", "head"])
     with it.invoke(X) as run:
         run.h[0].output = torch.ones(2, 4)
-    assert torch.equal(cache.h[0].output, torch.ones(2, 4)) and torch.equal(cache.head.output, it.result)
+    assert torch.equal(cache.h[0].output, torch.ones(2, 4)) and torch.equal(
+        cache.head.output, it.result
+    )
     model(X)
     assert len(cache.head.calls) == 1
 
@@ -327,7 +359,10 @@ def test_recorded_beside_it_with_a_span_of_its_own() -> None:
         run.result  # noqa: B018
     assert sink.rows("stats", module="h.1")[0]["mean"] == 1.0
     (span,) = [scope for scope in sink.closed if scope.name == "torch.interleave"]
-    assert [event[2]["torch.module"] for event in span.events] == ["h.1", ""] and span.attributes == {"torch.model": "Net"}
+    assert [event[2]["torch.module"] for event in span.events] == [
+        "h.1",
+        "",
+    ] and span.attributes == {"torch.model": "Net"}
 
 
 def test_a_plain_call_and_other_threads_pass_through() -> None:
@@ -345,7 +380,9 @@ def test_under_compile(fresh_compiler: None) -> None:
         run.h[0].output = torch.zeros(2, 4)
         found = run.result
     with torch.no_grad():
-        assert torch.equal(found, model.head(model.h[2](model.h[1](torch.zeros(2, 4), scale=2.0), scale=2.0)))
+        assert torch.equal(
+            found, model.head(model.h[2](model.h[1](torch.zeros(2, 4), scale=2.0), scale=2.0))
+        )
 
 
 def test_nothing_is_left_behind() -> None:
@@ -372,7 +409,13 @@ def test_a_body_that_asks_for_nothing_needs_no_thread_and_no_hook() -> None:
 
     def look(module: nn.Module, args: object) -> None:
         ours = [len(part._forward_pre_hooks) for part in net.modules() if part is not net.head]
-        seen.append((threading.current_thread() is threading.main_thread(), torch.is_grad_enabled(), sum(ours)))
+        seen.append(
+            (
+                threading.current_thread() is threading.main_thread(),
+                torch.is_grad_enabled(),
+                sum(ours),
+            )
+        )
 
     net.head.register_forward_pre_hook(look)
     it = interleave(net)
@@ -406,7 +449,10 @@ def test_a_run_that_cannot_be_entered_leaves_nothing_behind() -> None:
     it.cache()
     it.cache("no.such.module")
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"no module of Net matches 'no\.such\.module'"), it.invoke(torch.ones(1, 4)):
+        with (
+            pytest.raises(ValueError, match=r"no module of Net matches 'no\.such\.module'"),
+            it.invoke(torch.ones(1, 4)),
+        ):
             pass
     assert not any(part._forward_hooks for part in net.modules())
 

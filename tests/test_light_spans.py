@@ -1,6 +1,8 @@
-"""Regions as light spans: real spans of the SDK's for everybody who touches them, and cheap while nobody does.
+"""Regions as light spans: real spans of the SDK's for everybody who touches them, and cheap while
+nobody does.
 
-Each test runs in a process of its own, as a program sets its provider once; both of ours and of the program's.
+Each test runs in a process of its own, as a program sets its provider once; both of ours and of the
+program's.
 """
 
 from __future__ import annotations
@@ -18,11 +20,18 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace.propagation import tracecontext
 
-from otel_torch.late import Label, Late
 from otel_torch.recorder import Recorder
 from otel_torch.records import Losses
+from otel_torch.regions.deferred import Label, Late
 from otel_torch.telemetry import light_span
-from otel_torch.telemetry.light_span import CURRENT, LightSpan, LightTracer, attach, detach, read_context
+from otel_torch.telemetry.light_span import (
+    CURRENT,
+    LightSpan,
+    LightTracer,
+    attach,
+    detach,
+    read_context,
+)
 from tests.otlp_receiver import Receiver
 from tests.support import run_python
 
@@ -103,11 +112,17 @@ with region():
 """
 
 
-def test_what_a_program_sets_on_its_current_span_arrives(tmp_path: Path, receiver: Receiver) -> None:
+def test_what_a_program_sets_on_its_current_span_arrives(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     printed = run(tmp_path, PROGRAM + "first()\n" + USES, **receiver.environment())
     _, span = receiver.spans(REGION)
     assert printed == ["True"]
-    assert span["attributes"] == {"torch.region": "profiler_region_inference_denoising", "a": 1, "b": "two"}
+    assert span["attributes"] == {
+        "torch.region": "profiler_region_inference_denoising",
+        "a": 1,
+        "b": "two",
+    }
     assert [event["name"] for event in span["events"]] == ["happened", "exception"]
     assert span["events"][1]["attributes"]["exception.type"] == "KeyError"
     assert span["status"] == "OK" and span["links"] == [(f"{1:032x}", f"{2:016x}")]
@@ -249,7 +264,9 @@ print(span.status.status_code.name, [dict(event.attributes) for event in span.ev
         ("Choosy()", 1, False),
     ],
 )
-def test_the_sampler_of_the_program_decides(tmp_path: Path, sampler: str, recorded: int, light: bool) -> None:
+def test_the_sampler_of_the_program_decides(
+    tmp_path: Path, sampler: str, recorded: int, light: bool
+) -> None:
     printed = run(
         tmp_path,
         OWN_PROVIDER
@@ -283,7 +300,9 @@ for name, attributes in Choosy.asked:
 
 @pytest.mark.parametrize("processor", ["SimpleSpanProcessor", "BatchSpanProcessor"])
 def test_processors_see_start_and_end(tmp_path: Path, processor: str) -> None:
-    """Also one that is added in the middle of the program; and in the thread and at the time of the region."""
+    """Also one that is added in the middle of the program; and in the thread and at the time of the
+    region.
+    """
     printed = run(
         tmp_path,
         OWN_PROVIDER
@@ -350,7 +369,9 @@ print(dict(span.attributes), [event.name for event in span.events], span.dropped
     assert printed == ["True", "{'a': '123', 'b': 'b'} ['two'] 1 1"]
 
 
-def test_ids_come_from_the_program_where_it_makes_its_own_and_never_from_its_random_numbers(tmp_path: Path) -> None:
+def test_ids_come_from_the_program_where_it_makes_its_own_and_never_from_its_random_numbers(
+    tmp_path: Path,
+) -> None:
     printed = run(
         tmp_path,
         OWN_PROVIDER
@@ -394,7 +415,9 @@ print(len(spans()), len(spans("fastvideo.region::profiler_region_training_step")
     assert "Traceback" not in done.stderr
 
 
-def test_a_forked_child_sends_its_own_and_never_its_parents(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_forked_child_sends_its_own_and_never_its_parents(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     run(
         tmp_path,
         PROGRAM
@@ -418,17 +441,30 @@ if child == 0:
         **receiver.environment(),
     )
     short = "fastvideo.region::profiler_region_"
-    sent = {name: len(receiver.spans(short + name)) for name in ("inference_denoising", "training_step", "training_epoch")}
-    assert sent == {"inference_denoising": 2, "training_step": 2, "training_epoch": 3}  # each once by `first`
+    sent = {
+        name: len(receiver.spans(short + name))
+        for name in ("inference_denoising", "training_step", "training_epoch")
+    }
+    assert sent == {
+        "inference_denoising": 2,
+        "training_step": 2,
+        "training_epoch": 3,
+    }  # each once by `first`
 
 
 def test_what_is_open_at_the_end_is_marked(tmp_path: Path, receiver: Receiver) -> None:
-    run(tmp_path, PROGRAM + "first()\nopen_one = region()\nopen_one.__enter__()\nassert is_light()\n", **receiver.environment())
+    run(
+        tmp_path,
+        PROGRAM + "first()\nopen_one = region()\nopen_one.__enter__()\nassert is_light()\n",
+        **receiver.environment(),
+    )
     _, span = receiver.spans(REGION)
     assert span["attributes"]["otel_torch.unfinished"] is True
 
 
-def test_regions_beyond_the_runs_trace_are_traces_of_their_own_linked_both_ways(tmp_path: Path, receiver: Receiver) -> None:
+def test_regions_beyond_the_runs_trace_are_traces_of_their_own_linked_both_ways(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     run(
         tmp_path,
         PROGRAM
@@ -446,13 +482,25 @@ otel_torch.session.current().recorder.drain(60)
     )
     (run_span,) = receiver.spans("torch.run")
     here = (run_span["trace_id"], run_span["span_id"])
-    _, step = sorted(receiver.spans("fastvideo.region::profiler_region_training_step"), key=lambda span: span["start"])
-    _, inside = sorted(receiver.spans("fastvideo.region::profiler_region_training_backward"), key=lambda span: span["start"])
+    _, step = sorted(
+        receiver.spans("fastvideo.region::profiler_region_training_step"),
+        key=lambda span: span["start"],
+    )
+    _, inside = sorted(
+        receiver.spans("fastvideo.region::profiler_region_training_backward"),
+        key=lambda span: span["start"],
+    )
     assert len(receiver.spans(REGION)) == 5201
-    assert step["trace_id"] != run_span["trace_id"] and step["links"] == [here] and step["parent_id"] == ""
+    assert (
+        step["trace_id"] != run_span["trace_id"]
+        and step["links"] == [here]
+        and step["parent_id"] == ""
+    )
     assert (inside["trace_id"], inside["parent_id"]) == (step["trace_id"], step["span_id"])
     others = [span for span in receiver.spans(REGION) if span["trace_id"] != run_span["trace_id"]]
-    assert len(run_span["links"]) == 100 and set(run_span["links"]) <= {(one["trace_id"], one["span_id"]) for one in others}
+    assert len(run_span["links"]) == 100 and set(run_span["links"]) <= {
+        (one["trace_id"], one["span_id"]) for one in others
+    }
     assert run_span["attributes"]["otel_torch.linked_traces"] == len(others) + 1
 
 
@@ -492,7 +540,9 @@ def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
     late = Late(Recorder(lambda pending: pending, list, Losses()))  # type: ignore[arg-type,return-value]
     parent = provider.get_tracer("t").start_span("parent")
     mine = light.start(late, Label("r", "s", True), parent, read_context(), 5)
-    theirs: Any = provider.get_tracer("t").start_span("s", trace.set_span_in_context(parent), attributes={"torch.region": "r"})
+    theirs: Any = provider.get_tracer("t").start_span(
+        "s", trace.set_span_in_context(parent), attributes={"torch.region": "r"}
+    )
     assert isinstance(mine, LightSpan) and isinstance(mine, Span)
     for name in vars(theirs):
         assert hasattr(mine, name), name
@@ -513,7 +563,10 @@ def test_another_sdk_or_another_kind_of_tracer_is_no_error(monkeypatch: pytest.M
 
 def test_the_sdks_own_metrics_of_spans_need_its_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "true")
-    assert LightTracer.of(TracerProvider(shutdown_on_exit=False).get_tracer("t"), collects=False) is None
+    assert (
+        LightTracer.of(TracerProvider(shutdown_on_exit=False).get_tracer("t"), collects=False)
+        is None
+    )
 
 
 def test_the_current_span_is_read_and_set_as_the_api_does() -> None:
@@ -535,7 +588,9 @@ def test_only_constant_samplers_are_not_asked() -> None:
         parent = trace.NonRecordingSpan(trace.SpanContext(1, 2, False, trace.TraceFlags(1)))
         return light.start(late, Label("r", "s", True), parent, read_context(), 5) is not None
 
-    assert [starts(sampler) for sampler in (ParentBased(ALWAYS_OFF), TraceIdRatioBased(1.0), ALWAYS_OFF)] == [True, False, False]
+    assert [
+        starts(sampler) for sampler in (ParentBased(ALWAYS_OFF), TraceIdRatioBased(1.0), ALWAYS_OFF)
+    ] == [True, False, False]
 
 
 def test_a_batch_processor_of_ones_own_is_called_by_its_on_end() -> None:
@@ -550,7 +605,9 @@ def test_a_batch_processor_of_ones_own_is_called_by_its_on_end() -> None:
     light = LightTracer.of(provider.get_tracer("t"), collects=False)
     assert light is not None and light.queue is None and not light.can_wait
     late = Late(Recorder(lambda pending: pending, list, Losses()))  # type: ignore[arg-type,return-value]
-    span = light.start(late, Label("r", "s", True), provider.get_tracer("t").start_span("p"), read_context(), 5)
+    span = light.start(
+        late, Label("r", "s", True), provider.get_tracer("t").start_span("p"), read_context(), 5
+    )
     assert span is not None
     light.end(span, 9)
     assert Mine.ended == 1

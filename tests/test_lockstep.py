@@ -1,4 +1,6 @@
-"""A reference and its port side by side: the fault in hand, and every independent one in a single run."""
+"""A reference and its port side by side: the fault in hand, and every independent one in a single
+run.
+"""
 
 import copy
 import gc
@@ -11,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import otel_torch
 from otel_torch import lockstep
 from otel_torch.capture.interleave import Interleaver
+from otel_torch.capture.interleaved_run import Run
 from otel_torch.capture.lockstep import Lockstep, _Meeting, _Together
-from otel_torch.capture.run import Run
 from otel_torch.parity.tolerance import Tolerance
 from tests.support import recording
 
@@ -67,7 +69,11 @@ class PortBlock(nn.Module):
         h = torch.softmax(self.query(h) @ self.key(h).mT / scale, -1) @ self.value(h)
         x = x + self.out(h)
         h = self.fc1(self.post(x))
-        return x + self.fc2(nn.functional.gelu(h, approximate="tanh") if "gelu" in self.faults else nn.functional.gelu(h))
+        return x + self.fc2(
+            nn.functional.gelu(h, approximate="tanh")
+            if "gelu" in self.faults
+            else nn.functional.gelu(h)
+        )
 
 
 class Port(nn.Module):
@@ -99,7 +105,11 @@ def pair() -> tuple[Reference, Port]:
     state = {}
     for name, value in reference.state_dict().items():
         for old, new in RENAMED.items():
-            name = ".".join(name.split(".")).replace(f"{old}.", f"{new}.") if f".{old}." in f".{name}" else name
+            name = (
+                ".".join(name.split(".")).replace(f"{old}.", f"{new}.")
+                if f".{old}." in f".{name}"
+                else name
+            )
         state[name] = value
     port.load_state_dict(state)
     return reference, port
@@ -108,7 +118,11 @@ def pair() -> tuple[Reference, Port]:
 def test_a_clean_port_has_no_fault() -> None:
     reference, port = pair()
     found = lockstep(reference, port, X)
-    assert found.faults == [] and found.compared > 40 and torch.allclose(found.result, reference(X), atol=1e-5)
+    assert (
+        found.faults == []
+        and found.compared > 40
+        and torch.allclose(found.result, reference(X), atol=1e-5)
+    )
     assert str(found).startswith("no fault\n")
 
 
@@ -123,12 +137,21 @@ def test_it_stops_at_the_first_fault_with_both_tensors_in_hand() -> None:
         "input",
         "blocks.1.attn.o",
     )
-    assert fault.error > 100 * fault.limit and fault.reference.shape == fault.port.shape == (2, 5, 16)
+    assert fault.error > 100 * fault.limit and fault.reference.shape == fault.port.shape == (
+        2,
+        5,
+        16,
+    )
     seen = []
-    reference.blocks[1].attn.o.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    reference.blocks[1].attn.o.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0])
+    )
     reference(X)
     assert torch.allclose(fault.reference, seen[0], atol=1e-5)
-    assert "layers.1.out (blocks.1.attn.o of the reference), in[0], call 0: made in front of this module" in str(fault)
+    assert (
+        "layers.1.out (blocks.1.attn.o of the reference), in[0], call 0: made in front of this module"
+        in str(fault)
+    )
 
 
 def test_healed_it_lists_every_independent_fault_once() -> None:
@@ -171,7 +194,11 @@ def test_a_fault_in_a_fused_projection_names_what_was_compared_with_nothing() ->
         port.blocks[1].attn.qkv.weight[20] *= 1.5
         port.blocks[2].up.weight[3] *= 1.5
     fused, plain = lockstep(reference, port, X, heal=True).faults
-    assert (fused.module, fused.kind, fused.unmet) == ("blocks.1.attn.o", "input", ["blocks.1.attn.qkv"])
+    assert (fused.module, fused.kind, fused.unmet) == (
+        "blocks.1.attn.o",
+        "input",
+        ["blocks.1.attn.qkv"],
+    )
     assert str(fused).endswith("; compared with nothing on the way: blocks.1.attn.qkv")
     assert (plain.module, plain.kind, plain.unmet) == ("blocks.2.up", "output", [])
 
@@ -187,7 +214,10 @@ def test_a_tensor_of_the_reference_that_belongs_to_places_far_apart() -> None:
     port = nn.Sequential(*[nn.Identity() for _ in range(12)])
     # what the reference's first module returns stands in the port's first place and in its last
     places = [("0" if at in (0, 11) else str(at)) for at in range(12)]
-    meetings = [_Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}, []) for at, place in enumerate(places)]
+    meetings = [
+        _Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}, [])
+        for at, place in enumerate(places)
+    ]
     runs = [Run(Interleaver(model), model, (X,), {}) for model in (reference, port)]
     found = _Together(Tolerance(), True, Lockstep()).run(*runs, meetings)
     assert found.faults == [] and found.compared == 12
@@ -210,7 +240,9 @@ def test_a_real_model_and_a_planted_bug() -> None:
 def test_what_cannot_be_done_is_said() -> None:
     reference, port = pair()
     with pytest.raises(ValueError, match="nothing "):
-        lockstep(reference, nn.Sequential(nn.Linear(3, 3), nn.Tanh()), X, port_inputs=torch.ones(2, 3))
+        lockstep(
+            reference, nn.Sequential(nn.Linear(3, 3), nn.Tanh()), X, port_inputs=torch.ones(2, 3)
+        )
     with recording(), pytest.raises(RuntimeError, match=r"call otel_torch\.stop\(\) first"):
         lockstep(reference, port, X)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):

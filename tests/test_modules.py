@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from otel_torch.sources.names import class_name, named_modules
+from otel_torch.sources.module_names import class_name, named_modules
 from tests.support import lines, metadata, recording, run_ranks
 
 X = torch.ones(2, 3)
@@ -55,7 +55,15 @@ class Autoencoder(nn.Module):
         return torch.stack([self.decoder(part) for part in x])
 
 
-ALL = ["blocks.0.linear", "blocks.0.act", "blocks.0", "blocks.1.linear", "blocks.1.act", "blocks.1", ""]
+ALL = [
+    "blocks.0.linear",
+    "blocks.0.act",
+    "blocks.0",
+    "blocks.1.linear",
+    "blocks.1.act",
+    "blocks.1",
+    "",
+]
 
 
 def test_every_module_is_recorded_in_order_of_completion() -> None:
@@ -87,7 +95,9 @@ def test_a_part_called_from_outside_is_a_forward_each_time() -> None:
         net = Net()
         for _ in range(2):
             net.blocks[1](X)
-    assert sink.rows("model", "module", "step") == [("Net", name, step) for step in (0, 1) for name in ALL[3:6]]
+    assert sink.rows("model", "module", "step") == [
+        ("Net", name, step) for step in (0, 1) for name in ALL[3:6]
+    ]
 
 
 def test_forward_called_by_name_is_one_forward() -> None:
@@ -186,7 +196,9 @@ def test_models_are_selected_by_name(capfd: pytest.CaptureFixture[str]) -> None:
     assert "OTEL_TORCH_MODELS='Auto' selects none" in capfd.readouterr().err
 
 
-def test_a_selection_that_matches_no_module_says_so_with_an_example(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_selection_that_matches_no_module_says_so_with_an_example(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with recording(modules="^transformer") as sink:
         Net()(X)
     assert not sink.records
@@ -295,7 +307,9 @@ def test_stopping_leaves_nothing_behind() -> None:
         assert nn.Module.__call__ is not call
     assert (nn.Module.__call__, nn.Module.__setstate__) == (call, set_state)
     assert (torch.optim.Optimizer.__init__, torch.autograd.backward) == (init, backward)
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in net.modules())
+    assert all(
+        not module._forward_hooks and not module._forward_pre_hooks for module in net.modules()
+    )
 
 
 def test_a_session_after_a_session_records_again() -> None:
@@ -358,7 +372,13 @@ def test_distributed_wrappers_are_looked_through(tmp_path, wrapper: str) -> None
     run_ranks(tmp_path, RANKED, wrapper)
     for rank in range(2):
         path = tmp_path / f"run.rank{rank}.jsonl"
-        keys = [(row["model"], row["module"], row["step"]) for row in lines(path) if row["phase"] == "forward"]
-        assert keys == [("Net", name, step) for step in (0, 1) for name in ("blocks.0", "blocks.1", "")]
+        keys = [
+            (row["model"], row["module"], row["step"])
+            for row in lines(path)
+            if row["phase"] == "forward"
+        ]
+        assert keys == [
+            ("Net", name, step) for step in (0, 1) for name in ("blocks.0", "blocks.1", "")
+        ]
         assert metadata(path)["rank"] == rank and metadata(path)["ended_cleanly"]
     assert not (tmp_path / "run.jsonl").exists()

@@ -1,4 +1,6 @@
-"""The compiled kernel: the same numbers as torch in fp64 for every dtype, on any number of threads, or none at all."""
+"""The compiled kernel: the same numbers as torch in fp64 for every dtype, on any number of threads,
+or none at all.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ from otel_torch.statistics.sketch import PIECE, sketch
 ROOT = Path(__file__).parents[1]
 CHUNK = 4 * 1021
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-needs_exchange = pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10")
+needs_exchange = pytest.mark.skipif(
+    not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10"
+)
 needs_kernel = pytest.mark.skipif(native.load() is None, reason=native.describe())
 
 
 def builder() -> ModuleType:
     """The build hook's file, which is no part of the package."""
     pytest.importorskip("hatchling", reason="hatchling builds the kernel")
-    spec = importlib.util.spec_from_file_location("build_kernel", ROOT / "packaging" / "build_kernel.py")
+    spec = importlib.util.spec_from_file_location(
+        "build_kernel", ROOT / "packaging" / "build_kernel.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -70,9 +76,13 @@ def sources(folder: Path, changed: str, old: str, new: str) -> Path:
     return folder
 
 
-def measured(kernel: Kernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1) -> list[float]:
+def measured(
+    kernel: Kernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1
+) -> list[float]:
     assert values.is_contiguous()
-    return kernel.measure(values.data_ptr(), values.numel(), CODES[values.dtype], wanted, start, threads)
+    return kernel.measure(
+        values.data_ptr(), values.numel(), CODES[values.dtype], wanted, start, threads
+    )
 
 
 def expected_sums(values: Tensor) -> list[float]:
@@ -80,7 +90,18 @@ def expected_sums(values: Tensor) -> list[float]:
     finite = (wide.abs() < math.inf).sum()
     low, high = torch.aminmax(wide)
     zeros = (wide == 0).sum()
-    return [float(n) for n in (low, high, wide.sum(), wide.square().sum(), wide.abs().sum(), wide.numel() - finite, zeros)]
+    return [
+        float(n)
+        for n in (
+            low,
+            high,
+            wide.sum(),
+            wide.square().sum(),
+            wide.abs().sum(),
+            wide.numel() - finite,
+            zeros,
+        )
+    ]
 
 
 def check_sums(found: list[float], values: Tensor) -> None:
@@ -102,15 +123,29 @@ def make(dtype: torch.dtype, numel: int, seed: int = 0) -> Tensor:
             return values.masked_fill(torch.rand(numel, generator=generator) < 0.01, 0).to(dtype)
         bytes_ = torch.randint(0, 256, (numel,), generator=generator).to(torch.uint8).view(dtype)
         # a float8 holds NaN and Inf too: those have a test of their own
-        return torch.where(bytes_.float().isfinite(), bytes_.float(), 1.0).to(dtype) if dtype.is_floating_point else bytes_
+        return (
+            torch.where(bytes_.float().isfinite(), bytes_.float(), 1.0).to(dtype)
+            if dtype.is_floating_point
+            else bytes_
+        )
     low, high = (0, 2**15) if "uint" in str(dtype) else (-(2**15), 2**15)
     return torch.randint(low, high, (numel,), generator=generator).to(dtype)
 
 
 def test_every_real_dtype_of_torch_has_a_code():
-    sizes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and not dtype.is_complex}
-    known = {str(dtype).removeprefix("torch.") for dtype in sizes} & {*native._WIDER, *native._BYTES}
-    assert known == {str(dtype).removeprefix("torch.") for dtype in CODES} and len(set(CODES.values())) == len(CODES) >= 16
+    sizes = {
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not dtype.is_complex
+    }
+    known = {str(dtype).removeprefix("torch.") for dtype in sizes} & {
+        *native._WIDER,
+        *native._BYTES,
+    }
+    assert (
+        known == {str(dtype).removeprefix("torch.") for dtype in CODES}
+        and len(set(CODES.values())) == len(CODES) >= 16
+    )
 
 
 @pytest.mark.parametrize("dtype", CODES, ids=str)
@@ -121,7 +156,10 @@ def test_the_numbers_of_every_dtype_are_those_of_torch(kernel, dtype):
         check_sums(found, values)
         assert found[7:71] == histogram(values).tolist()
         assert torch.allclose(
-            torch.tensor(found[71:], dtype=torch.float64), sketch(values), rtol=1e-12, atol=1e-9 * found[4] / numel
+            torch.tensor(found[71:], dtype=torch.float64),
+            sketch(values),
+            rtol=1e-12,
+            atol=1e-9 * found[4] / numel,
         )
 
 
@@ -132,18 +170,25 @@ def test_sums_are_right_for_every_size_from_1_on(kernel, dtype):
         check_sums(measured(kernel, values[:numel], SUMS), values[:numel])
 
 
-@pytest.mark.parametrize("numel", (1, 1020, 1021, 1022, CHUNK - 1, CHUNK, CHUNK + 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE))
+@pytest.mark.parametrize(
+    "numel",
+    (1, 1020, 1021, 1022, CHUNK - 1, CHUNK, CHUNK + 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE),
+)
 def test_what_is_wanted_changes_no_number(kernel, numel):
     values = make(torch.bfloat16, numel, seed=2)
     everything = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
     parts = {SUMS: everything[:7], HISTOGRAM: everything[7:71], SKETCH: everything[71:]}
     assert [len(numbers) for numbers in parts.values()] == [7, 64, 64]
     for wanted in range(1, 8):
-        assert measured(kernel, values, wanted) == [n for want, numbers in parts.items() if want & wanted for n in numbers]
+        assert measured(kernel, values, wanted) == [
+            n for want, numbers in parts.items() if want & wanted for n in numbers
+        ]
 
 
 @pytest.mark.parametrize("dtype", (*FLOATS, torch.float8_e5m2), ids=str)
-@pytest.mark.parametrize("special", ([math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf]))
+@pytest.mark.parametrize(
+    "special", ([math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf])
+)
 @pytest.mark.parametrize("numel", (2, 40, CHUNK + 5))
 def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
     values = torch.ones(numel).to(dtype)
@@ -156,29 +201,51 @@ def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in CODES if dtype.itemsize <= 2], ids=str)
 def test_every_value_of_a_short_dtype_is_read_as_torch_reads_it(kernel, dtype):
-    every = torch.arange(256**dtype.itemsize).to(torch.uint8 if dtype.itemsize == 1 else torch.int32)
-    every = every != 0 if dtype is torch.bool else every.view(dtype) if dtype.itemsize == 1 else every.to(torch.int16).view(dtype)
+    every = torch.arange(256**dtype.itemsize).to(
+        torch.uint8 if dtype.itemsize == 1 else torch.int32
+    )
+    every = (
+        every != 0
+        if dtype is torch.bool
+        else every.view(dtype)
+        if dtype.itemsize == 1
+        else every.to(torch.int16).view(dtype)
+    )
     for value in every.split(1) if dtype.itemsize == 1 else every.split(64):
         check_sums(measured(kernel, value, SUMS), value)
         assert measured(kernel, value, HISTOGRAM) == histogram(value).tolist()
 
 
 def test_denormal_huge_and_zero_values(kernel):
-    tiny, huge = torch.tensor([5e-324, -5e-324, 0.0, -0.0, 1e-310, 2.0**-40, 2.0**-41]), torch.tensor([1e308, -1e308, 1.5e308])
-    for values in (tiny.double(), huge.double(), tiny.float(), torch.tensor([1e-45, 1e-39, 3e38, 0]), torch.zeros(3000)):
+    tiny, huge = (
+        torch.tensor([5e-324, -5e-324, 0.0, -0.0, 1e-310, 2.0**-40, 2.0**-41]),
+        torch.tensor([1e308, -1e308, 1.5e308]),
+    )
+    for values in (
+        tiny.double(),
+        huge.double(),
+        tiny.float(),
+        torch.tensor([1e-45, 1e-39, 3e38, 0]),
+        torch.zeros(3000),
+    ):
         check_sums(measured(kernel, values, SUMS), values)
         assert measured(kernel, values, HISTOGRAM) == histogram(values).tolist()
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_the_variance_survives_a_mean_ten_thousand_times_the_deviation(kernel, dtype):
-    values = (torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 10_000).to(dtype)
+    values = (
+        torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        + 10_000
+    ).to(dtype)
     _, _, total, squares, *_ = measured(kernel, values, SUMS)
     variance = (squares - total * total / values.numel()) / (values.numel() - 1)
     assert math.sqrt(variance) == pytest.approx(float(values.double().std()), rel=1e-6)
 
 
-@pytest.mark.parametrize("start", (1, 1020, 1021, 5000, PIECE - 1, PIECE, 7 * PIECE + 12345, 500 * PIECE))
+@pytest.mark.parametrize(
+    "start", (1, 1020, 1021, 5000, PIECE - 1, PIECE, 7 * PIECE + 12345, 500 * PIECE)
+)
 @pytest.mark.parametrize("numel", (1, 900, 1021, 9000, 2 * PIECE + 77))
 def test_the_sketch_of_a_part_is_that_of_its_place(kernel, start, numel):
     values = make(torch.float32, numel, seed=3)
@@ -191,14 +258,21 @@ def test_sketches_of_parts_add_up(kernel):
     cuts = [0, 1, 1500, 6000, PIECE - 3, PIECE + 9, 2 * PIECE, values.numel()]
     parts = [measured(kernel, values[a:b], SKETCH, a) for a, b in pairwise(cuts)]
     total = torch.tensor(parts, dtype=torch.float64).sum(0)
-    assert torch.allclose(total, torch.tensor(measured(kernel, values, SKETCH), dtype=torch.float64), rtol=1e-12, atol=1e-11)
+    assert torch.allclose(
+        total,
+        torch.tensor(measured(kernel, values, SKETCH), dtype=torch.float64),
+        rtol=1e-12,
+        atol=1e-11,
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_threads_change_no_bit(kernel, dtype):
     values = make(dtype, 70 * PIECE + 4321, seed=5)  # more pieces than shares
     one = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
-    assert [measured(kernel, values, SUMS | HISTOGRAM | SKETCH, threads=count) for count in (2, 4)] == [one, one]
+    assert [
+        measured(kernel, values, SUMS | HISTOGRAM | SKETCH, threads=count) for count in (2, 4)
+    ] == [one, one]
     check_sums(one, values)
 
 
@@ -212,10 +286,19 @@ before = len(os.listdir("/proc/self/task"))
 kernel.measure(values.data_ptr(), values.numel(), 0, SUMS, 0, 3)
 print(len(os.listdir("/proc/self/task")) - before)
 """
-    library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so")) if sys.platform == "linux" else None
+    library = (
+        ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        if sys.platform == "linux"
+        else None
+    )
     if not hasattr(library, "GOMP_parallel"):
         pytest.skip("this torch has no OpenMP that can be called")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "2"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "2"
+    )
 
 
 def test_threads_of_python_do_not_mix_their_numbers(kernel):
@@ -258,7 +341,10 @@ def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path
     native._loaded.cache_clear()
     try:
         assert native.load() is None
-        assert native.describe() == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
+        assert (
+            native.describe()
+            == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
+        )
     finally:
         native._loaded.cache_clear()
 
@@ -277,7 +363,9 @@ def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
     ("source", "right", "wrong"),
     [
         ("kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]"),
-        pytest.param("tensor.c", "tensor.data + tensor.offset", "tensor.data + 8", marks=needs_exchange),
+        pytest.param(
+            "tensor.c", "tensor.data + tensor.offset", "tensor.data + 8", marks=needs_exchange
+        ),
     ],
 )
 def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch, source, right, wrong):
@@ -303,7 +391,10 @@ def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path,
 def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):
     build_kernel = builder()
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") == "no C compiler (no-such-compiler)"
+    assert (
+        build_kernel.build(native.FOLDER, tmp_path / "kernel.so")
+        == "no C compiler (no-such-compiler)"
+    )
     failing = shutil.which("false")
     monkeypatch.setenv("CC", failing)
     assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") == f"{failing}: it failed"
@@ -316,22 +407,31 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
     if compiler:
         monkeypatch.setenv("CC", compiler)
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     name = done.stdout.split()[-1]
     with zipfile.ZipFile(tmp_path / name) as wheel:
         inside = set(wheel.namelist())
         library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
-        assert (library in inside) == (not compiler) and {f"{build_kernel.FOLDER}/{name}" for name in native.SOURCES} <= inside
+        assert (library in inside) == (not compiler) and {
+            f"{build_kernel.FOLDER}/{name}" for name in native.SOURCES
+        } <= inside
         wheel.extractall(tmp_path / "installed")
     if compiler:
-        assert name.endswith("-py3-none-any.whl") and "no compiled kernel" in done.stdout + done.stderr
+        assert (
+            name.endswith("-py3-none-any.whl") and "no compiled kernel" in done.stdout + done.stderr
+        )
     else:
         assert "-py3-none-" in name and not name.endswith("-any.whl")
         folder = tmp_path / "installed" / build_kernel.FOLDER
-        check_sums(measured(Kernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS), torch.ones(5))
+        check_sums(
+            measured(Kernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS), torch.ones(5)
+        )
 
 
-# -- tensors that are handed over as they are ------------------------------------------------------------------------------
+# -- tensors that are handed over as they are
+# ------------------------------------------------------------------------------
 
 
 @needs_exchange
@@ -360,8 +460,17 @@ def test_before_the_tables_of_a_sketch_are_there_it_is_left_to_python(built):
 def test_ordinary_tensors_are_handed_over(kernel, inference):
     with torch.inference_mode(inference):
         weight = torch.nn.Parameter(torch.randn(3, 4))
-        ordinary = [weight, weight * 2, weight[1:2], weight.detach()[0, 1:], torch.ones(()), torch.randn(4, 1).t()]
-        assert [kernel.direct(tensor, SUMS) for tensor in ordinary] == [kernel.indirect(tensor, SUMS) for tensor in ordinary]
+        ordinary = [
+            weight,
+            weight * 2,
+            weight[1:2],
+            weight.detach()[0, 1:],
+            torch.ones(()),
+            torch.randn(4, 1).t(),
+        ]
+        assert [kernel.direct(tensor, SUMS) for tensor in ordinary] == [
+            kernel.indirect(tensor, SUMS) for tensor in ordinary
+        ]
         assert all(kernel.direct(tensor, SUMS) for tensor in ordinary)
 
 
@@ -371,7 +480,10 @@ def test_sums_of_dense_memory_need_no_order(kernel):
     for order in ((3, 2, 1, 0), (0, 2, 1, 3), (1, 0, 3, 2)):
         view = values.permute(order)
         row, numel, shape, _ = kernel.direct(view, SUMS | HISTOGRAM)
-        assert row == kernel.indirect(values, SUMS | HISTOGRAM)[0] and (numel, shape) == (120, list(view.shape))
+        assert row == kernel.indirect(values, SUMS | HISTOGRAM)[0] and (numel, shape) == (
+            120,
+            list(view.shape),
+        )
         assert kernel.direct(view, SKETCH) is None and kernel.direct(view[:, :, 1:], SUMS) is None
     assert kernel.direct(values[:, :1].permute(1, 2, 3, 0)[..., :1], SUMS)[1] == 20
 
@@ -449,7 +561,11 @@ def test_what_is_handed_over_is_let_go_of(kernel):
 
     before = counts()
     for _ in range(1000):
-        assert kernel.direct(values, SUMS) and kernel.direct(values[1:], SUMS) and not kernel.direct(values[::2], SUMS)
+        assert (
+            kernel.direct(values, SUMS)
+            and kernel.direct(values[1:], SUMS)
+            and not kernel.direct(values[::2], SUMS)
+        )
     # what Python itself holds of None changes as it likes
     assert [abs(now - then) < 50 for now, then in zip(counts(), before, strict=True)] == [True] * 3
     row, _, shape, _ = kernel.direct(values, SUMS)
@@ -459,4 +575,7 @@ def test_what_is_handed_over_is_let_go_of(kernel):
 def test_where_python_lacks_a_function_tensors_are_asked_by_python(built, monkeypatch):
     monkeypatch.setattr(native, "_PYTHON", (*native._PYTHON, "no_function_of_python"))
     kernel = Kernel(built)
-    assert kernel.direct(torch.ones(3), SUMS) is None and kernel.indirect(torch.ones(3), SUMS) is not None
+    assert (
+        kernel.direct(torch.ones(3), SUMS) is None
+        and kernel.indirect(torch.ones(3), SUMS) is not None
+    )

@@ -1,4 +1,6 @@
-"""Recording is invisible: what a program computes is bit for bit what it would have been, and nothing stays behind."""
+"""Recording is invisible: what a program computes is bit for bit what it would have been, and
+nothing stays behind.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,14 @@ def bits(value: Any) -> Any:
 
 
 def assert_neutral(program: Callable[[], Any], records: bool = True, **settings: str) -> list[Any]:
-    """Run a program without and with recording everything: it must give the same bits and leave the same random states."""
+    """Run a program without and with recording everything: it must give the same bits and leave the
+    same random states.
+    """
     outcomes = []
-    for attempt in (nullcontext(), recording(**({"capture": EVERYTHING, "stats": ALL_STATS} | settings))):
+    for attempt in (
+        nullcontext(),
+        recording(**({"capture": EVERYTHING, "stats": ALL_STATS} | settings)),
+    ):
         seed()
         with attempt as sink:
             outcomes.append(bits([program(), random_state()]))
@@ -76,17 +83,24 @@ def assert_neutral(program: Callable[[], Any], records: bool = True, **settings:
 
 
 class Net(nn.Module):
-    """In-place successors, dropout, a buffer that changes, a dict output, a parameter that is handed out."""
+    """In-place successors, dropout, a buffer that changes, a dict output, a parameter that is
+    handed out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3))
+        self.first = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)
+        )
         self.second = nn.Linear(8, 4)
         self.scale = Scale()
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         hidden = self.first(x)
-        return {"logits": self.second(hidden) * self.scale(), "hidden": (hidden, [hidden.argmax(-1)])}
+        return {
+            "logits": self.second(hidden) * self.scale(),
+            "hidden": (hidden, [hidden.argmax(-1)]),
+        }
 
 
 class Scale(nn.Module):
@@ -144,7 +158,9 @@ SURROUNDINGS = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "deterministic": deterministic,
-    "saved_tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t),
+    "saved_tensors": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.clone(), lambda t: t
+    ),
     "default_bf16": lambda: default_dtype(torch.bfloat16),
 }
 
@@ -159,7 +175,13 @@ def test_training_is_bit_identical(name: str) -> None:
 def test_checkpointed_training_is_bit_identical(reentrant: bool) -> None:
     records = assert_neutral(
         lambda: train(
-            lambda net: lambda x: {"logits": checkpoint(lambda y: net(y)["logits"], x.requires_grad_(), use_reentrant=reentrant)}
+            lambda net: (
+                lambda x: {
+                    "logits": checkpoint(
+                        lambda y: net(y)["logits"], x.requires_grad_(), use_reentrant=reentrant
+                    )
+                }
+            )
         )
     )
     assert {"recompute", "backward"} <= {record.phase for record in records}
@@ -178,7 +200,9 @@ def test_a_second_backward_pass_through_the_same_call_has_keys_of_its_own() -> N
     assert {"grad", "grad#2"} <= {record.tensor for record in records}
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
+)
 def test_inference_is_bit_identical(mode: Any) -> None:
     def infer() -> Any:
         net = Net().eval()
@@ -186,7 +210,9 @@ def test_inference_is_bit_identical(mode: Any) -> None:
             return [net(torch.randn(5, 4)), net.second(torch.randn(1, 8))]
 
     records = assert_neutral(infer)
-    assert {"out.logits", "out.hidden[0]", "out.hidden[1][0]"} <= {record.tensor for record in records}
+    assert {"out.logits", "out.hidden[0]", "out.hidden[1][0]"} <= {
+        record.tensor for record in records
+    }
 
 
 def test_a_default_device_without_memory_is_left_alone() -> None:
@@ -251,10 +277,14 @@ def test_the_users_own_hooks_run_in_their_order_and_may_change_the_output() -> N
         order: list[str] = []
         net[0].register_forward_hook(lambda module, args, output: order.append("early"))
         net(torch.randn(2, 4))
-        net[0].register_forward_hook(lambda module, args, output: (order.append("late"), output * 2)[1])
+        net[0].register_forward_hook(
+            lambda module, args, output: (order.append("late"), output * 2)[1]
+        )
         net[0].register_forward_pre_hook(lambda module, args: order.append("before"))
         net[0].register_full_backward_hook(lambda module, before, after: order.append("backward"))
-        net[1].register_forward_hook(lambda module, args, output: order.append("always"), always_call=True)
+        net[1].register_forward_hook(
+            lambda module, args, output: order.append("always"), always_call=True
+        )
         output = net(torch.randn(2, 4).requires_grad_())
         output.sum().backward()
         return [order, output]
@@ -277,7 +307,9 @@ def transforms(net: nn.Module, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "jvp": lambda: torch.func.jvp(net, (x,), (x,)),
         "jacrev": lambda: torch.func.jacrev(net)(x),
         "hessian": lambda: torch.func.hessian(lambda one: net(one).sum())(x[0]),
-        "vmap_random": lambda: torch.vmap(lambda one: nn.functional.dropout(net(one), 0.5), randomness="different")(x),
+        "vmap_random": lambda: torch.vmap(
+            lambda one: nn.functional.dropout(net(one), 0.5), randomness="different"
+        )(x),
     }
 
 
@@ -303,7 +335,9 @@ def test_a_forward_that_raises_raises_the_same() -> None:
     assert_neutral(raising)
 
 
-def test_an_error_inside_measuring_never_reaches_the_program(monkeypatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_inside_measuring_never_reaches_the_program(
+    monkeypatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def broken(*args: Any) -> Any:
         raise RuntimeError("boom in measuring")
 
@@ -346,7 +380,13 @@ def test_nothing_grows_over_many_steps_and_activations_die() -> None:
     with recording(capture=EVERYTHING) as sink:
         for _ in range(20):
             step()
-        sink.records.clear(), sink.batches.clear(), sink.opened.clear(), sink.closed.clear(), alive.clear()
+        (
+            sink.records.clear(),
+            sink.batches.clear(),
+            sink.opened.clear(),
+            sink.closed.clear(),
+            alive.clear(),
+        )
         before = objects()
         for _ in range(60):
             step()
@@ -380,9 +420,15 @@ def run_example(name: str, *modules: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "needs"),
-    [("quickstart.py", "diffusers"), ("diffusers_generate.py", "diffusers"), ("transformers_train.py", "transformers")],
+    [
+        ("quickstart.py", "diffusers"),
+        ("diffusers_generate.py", "diffusers"),
+        ("transformers_train.py", "transformers"),
+    ],
 )
-def test_the_examples_compute_the_same(name: str, needs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_examples_compute_the_same(
+    name: str, needs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip(needs)
     printed: list[str] = []
 
@@ -399,7 +445,9 @@ def test_a_language_model_that_trains_and_samples_is_bit_identical() -> None:
     transformers = pytest.importorskip("transformers")
 
     def program() -> Any:
-        config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+        config = transformers.GPT2Config(
+            vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32
+        )
         model = transformers.GPT2LMHeadModel(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         ids, seen = torch.arange(16).reshape(2, 8), []

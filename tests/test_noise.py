@@ -1,4 +1,6 @@
-"""Noise on a reference: by at most one unit in the last place, the same for one seed, and only where it was asked for."""
+"""Noise on a reference: by at most one unit in the last place, the same for one seed, and only
+where it was asked for.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,14 @@ def ran(folder: Path, **variables: str) -> tuple[bytes, list[str], str]:
     return b"".join(path.read_bytes() for path in folder.glob("*.jsonl")), computed, drawn
 
 
-def test_a_seed_gives_the_same_bytes_another_one_others_and_random_numbers_stay(tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_bytes_another_one_others_and_random_numbers_stay(
+    tmp_path: Path,
+) -> None:
     plain, first = ran(tmp_path / "plain"), ran(tmp_path / "first", OTEL_TORCH_NOISE="1")
-    again, other = ran(tmp_path / "again", OTEL_TORCH_NOISE="1"), ran(tmp_path / "other", OTEL_TORCH_NOISE="2")
+    again, other = (
+        ran(tmp_path / "again", OTEL_TORCH_NOISE="1"),
+        ran(tmp_path / "other", OTEL_TORCH_NOISE="2"),
+    )
     assert first == again
     assert len({plain[0], first[0], other[0]}) == 3 and plain[1] != first[1] != other[1]
     assert plain[2] == first[2] == other[2]
@@ -57,7 +64,10 @@ def test_a_seed_gives_the_same_bytes_another_one_others_and_random_numbers_stay(
     assert "OTEL_TORCH_NOISE" not in metadata(tmp_path / "plain" / "run.jsonl")["settings"]
 
 
-SELECTIONS = {"modules": {"OTEL_TORCH_MODULES": r"blocks\.3"}, "models": {"OTEL_TORCH_MODELS": "Net"}}
+SELECTIONS = {
+    "modules": {"OTEL_TORCH_MODULES": r"blocks\.3"},
+    "models": {"OTEL_TORCH_MODELS": "Net"},
+}
 
 
 @pytest.mark.parametrize("chosen", SELECTIONS)
@@ -66,7 +76,9 @@ def test_leaves_that_are_not_recorded_have_noise_too(tmp_path: Path, chosen: str
     _, whole, _ = ran(tmp_path / "whole", OTEL_TORCH_NOISE="1")
     _, selected, _ = ran(tmp_path / "selected", OTEL_TORCH_NOISE="1", **SELECTIONS[chosen])
     assert whole == selected
-    assert len(lines(tmp_path / "selected" / "run.jsonl")) < len(lines(tmp_path / "whole" / "run.jsonl"))
+    assert len(lines(tmp_path / "selected" / "run.jsonl")) < len(
+        lines(tmp_path / "whole" / "run.jsonl")
+    )
 
 
 def test_a_rank_that_records_nothing_has_the_noise_of_all(tmp_path: Path) -> None:
@@ -103,11 +115,24 @@ def units_away(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.where(same, 0, torch.where(near, 1, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
 def test_every_element_moves_by_one_unit_in_the_last_place_at_most(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
     numbers = torch.randn(40, 250, generator=torch.Generator().manual_seed(0)).to(dtype)
-    ends = [0.0, 1.0, -1.0, limits.max, limits.min, limits.tiny, limits.smallest_normal, torch.inf, -torch.inf, torch.nan]
+    ends = [
+        0.0,
+        1.0,
+        -1.0,
+        limits.max,
+        limits.min,
+        limits.tiny,
+        limits.smallest_normal,
+        torch.inf,
+        -torch.inf,
+        torch.nan,
+    ]
     numbers[0, : len(ends)] = torch.tensor(ends, dtype=dtype)
     found = jittered(numbers)
     away = units_away(numbers, found)
@@ -157,7 +182,11 @@ def test_structured_outputs_are_changed_and_what_holds_no_rounded_number_is_not(
         assert jittered(kept) is kept
 
 
-@pytest.mark.parametrize("value", [CausalLMOutput(logits=torch.ones(3)), torch.eye(3).to_sparse()], ids=["output", "sparse"])
+@pytest.mark.parametrize(
+    "value",
+    [CausalLMOutput(logits=torch.ones(3)), torch.eye(3).to_sparse()],
+    ids=["output", "sparse"],
+)
 def test_what_gets_no_noise_is_said(value: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert jittered(value) is value
     assert "Returning/ gets no noise" in capfd.readouterr().err
@@ -169,18 +198,26 @@ def test_the_recording_holds_what_the_program_got() -> None:
         exact = net[0](x)
         got = []
         with recording(noise="1", capture="inputs,outputs", stats="sum,abs_mean") as sink:
-            handle = net[1].register_forward_pre_hook(lambda module, args: got.append(args[0].clone()))
+            handle = net[1].register_forward_pre_hook(
+                lambda module, args: got.append(args[0].clone())
+            )
             net(x)
             handle.remove()
     assert not torch.equal(got[0], exact) and units_away(exact, got[0]).max() == 1
     (recorded,) = sink.rows("stats", module="0", tensor="out")
     (entering,) = sink.rows("stats", module="1", tensor="in[0]")
-    assert recorded == entering and recorded["sum"] == pytest.approx(got[0].double().sum().item(), rel=1e-12)
+    assert recorded == entering and recorded["sum"] == pytest.approx(
+        got[0].double().sum().item(), rel=1e-12
+    )
 
 
 def test_noise_leaves_a_models_inputs_and_its_random_numbers_alone() -> None:
     def state() -> list[Any]:
-        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()]
+        return [
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state(legacy=True)[1].tolist(),
+        ]
 
     x = torch.randn(4)
     kept, before = x.clone(), state()
@@ -192,7 +229,13 @@ def test_noise_leaves_a_models_inputs_and_its_random_numbers_alone() -> None:
 def test_training_goes_through_the_noise() -> None:
     def gradients(**settings: str) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(inplace=True), nn.Dropout(0.0), nn.LayerNorm(12), nn.Linear(12, 1))
+        net = nn.Sequential(
+            nn.Linear(6, 12),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.0),
+            nn.LayerNorm(12),
+            nn.Linear(12, 1),
+        )
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(2):
             optimizer.zero_grad()
@@ -228,7 +271,9 @@ class Block(nn.Module):
         return x + self.act(self.linear(x))
 
 
-def test_compiled_code_gets_none_and_says_so_without_another_graph(capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiled_code_gets_none_and_says_so_without_another_graph(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def compiled() -> nn.Module:
         torch._dynamo.reset()
         counters.clear()
@@ -249,14 +294,18 @@ def test_compiled_code_gets_none_and_says_so_without_another_graph(capfd: pytest
         last = net(x)
     assert counters["stats"]["unique_graphs"] == graphs or not COMPILER_TELLS
     assert not counters["graph_break"]
-    assert torch.equal(inside[0], exact) and not torch.equal(last, net[3](exact))  # the last layer is not compiled
+    assert torch.equal(inside[0], exact) and not torch.equal(
+        last, net[3](exact)
+    )  # the last layer is not compiled
     assert ("0.act", "out") in sink.rows("module", "tensor")
     said = [line for line in capfd.readouterr().err.splitlines() if "get no noise" in line]
     assert len(said) == 1 and "TORCHDYNAMO_DISABLE=1" in said[0]
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
-def test_noise_never_raises_into_the_program(transform: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_noise_never_raises_into_the_program(
+    transform: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     net = nn.Linear(3, 3)
     calls: dict[str, Callable[[torch.Tensor], Any]] = {
         "vmap": torch.vmap(net),
@@ -298,7 +347,9 @@ dist.destroy_process_group()
     assert "gets no noise: nothing can be added to its DTensor" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "seed"), [("", None), ("off", None), ("0", None), ("7", 7), (str(2**70), 2**70)])
+@pytest.mark.parametrize(
+    ("text", "seed"), [("", None), ("off", None), ("0", None), ("7", 7), (str(2**70), 2**70)]
+)
 def test_a_seed_is_a_whole_number(text: str, seed: int | None) -> None:
     assert Settings.from_env({"OTEL_TORCH_NOISE": text}).noise == seed
 

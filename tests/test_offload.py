@@ -1,4 +1,6 @@
-"""Layer-wise offload: the same numbers, with no layer on the device but the one that runs and the next."""
+"""Layer-wise offload: the same numbers, with no layer on the device but the one that runs and the
+next.
+"""
 
 import copy
 
@@ -6,10 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from otel_torch import LayerwiseOffloadHook, LayerwiseOffloadState, ModuleHookManager, enable_layerwise_offload, track
+from otel_torch import (
+    LayerwiseOffloadHook,
+    LayerwiseOffloadState,
+    ModuleHookManager,
+    enable_layerwise_offload,
+    track,
+)
 
 CPU = torch.device("cpu")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+    ),
+]
 
 
 class Layer(nn.Module):
@@ -51,7 +64,10 @@ def layers(model: Model) -> list[Layer]:
 
 def sizes(model: Model) -> list[int]:
     """How many elements of each layer are there."""
-    return [sum(one.numel() for one in (*layer.parameters(), *layer.buffers())) for layer in layers(model)]
+    return [
+        sum(one.numel() for one in (*layer.parameters(), *layer.buffers()))
+        for layer in layers(model)
+    ]
 
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -70,10 +86,18 @@ def test_the_numbers_are_the_same_and_one_layer_is_there_at_a_time(device: str) 
     whole.to(device)
     enable_layerwise_offload(model, device=device)
     assert sizes(model) == [0] * 5 and model.first.weight.device.type == device
-    assert [one.ndim for one in model.blocks[0].parameters()] == [1, 2, 1, 1, 1]  # rank is kept; that of a scalar cannot be
+    assert [one.ndim for one in model.blocks[0].parameters()] == [
+        1,
+        2,
+        1,
+        1,
+        1,
+    ]  # rank is kept; that of a scalar cannot be
     there: list[list[bool]] = []
     for layer in layers(model):
-        layer.linear.register_forward_hook(lambda *_: there.append([size > 0 for size in sizes(model)]))
+        layer.linear.register_forward_hook(
+            lambda *_: there.append([size > 0 for size in sizes(model)])
+        )
     x = X.to(device)
     for _ in range(3):  # running means go on where they were
         assert torch.equal(model(x), whole(x))
@@ -88,7 +112,9 @@ def test_the_next_layer_is_fetched_while_one_runs() -> None:
     states = [hook(layer).state for layer in layers(model)]
     fetched: list[list[bool]] = []
     for layer in layers(model):
-        layer.linear.register_forward_hook(lambda *_: fetched.append([bool(one.gpu_named_parameters) for one in states]))
+        layer.linear.register_forward_hook(
+            lambda *_: fetched.append([bool(one.gpu_named_parameters) for one in states])
+        )
     model(X)
     assert fetched == [[at in (layer, (layer + 1) % 5) for at in range(5)] for layer in range(5)]
 
@@ -188,7 +214,9 @@ def test_a_model_without_lists_and_a_machine_without_an_accelerator(
 def test_one_layer_alone_and_a_state_made_by_hand() -> None:
     layer, whole = Layer(), Layer()
     whole.load_state_dict(layer.state_dict())
-    ModuleHookManager.get_from_or_default(layer).append_forward_hook(LayerwiseOffloadHook(LayerwiseOffloadState(None, CPU)))
+    ModuleHookManager.get_from_or_default(layer).append_forward_hook(
+        LayerwiseOffloadHook(LayerwiseOffloadState(None, CPU))
+    )
     assert layer.linear.weight.numel() == 0
     assert torch.equal(layer(X), whole(X))
     model = nn.Sequential(nn.ModuleList([layer]))

@@ -1,4 +1,6 @@
-"""OTEL_TORCH_OTLP_FILE: what is on disk is what would have been sent, in the format of OpenTelemetry's file exporter."""
+"""OTEL_TORCH_OTLP_FILE: what is on disk is what would have been sent, in the format of
+OpenTelemetry's file exporter.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ model(torch.full((1, 4), float("nan")))
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_the_files_hold_what_is_sent_with_all_ids_and_times(tmp_path: Path, protocol: str) -> None:
     with Receiver() as receiver:
-        done = run_python(tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE=str(tmp_path / "otlp"), **ALL, **receiver.environment(protocol))
+        done = run_python(
+            tmp_path,
+            PROGRAM,
+            OTEL_TORCH_OTLP_FILE=str(tmp_path / "otlp"),
+            **ALL,
+            **receiver.environment(protocol),
+        )
     assert lost(done) == {}
     written = read(tmp_path / "otlp")
     for kind in CLASSES:
@@ -51,9 +59,21 @@ def test_no_endpoint_is_needed_and_no_record_is_missing(tmp_path: Path) -> None:
     rows = lines(tmp_path / "run.jsonl")
     expected = sorted((row["step"], row["module"], str(row["mean"])) for row in rows)
     written = read(tmp_path / "otlp")
-    spans = [span for one in written["traces"] for group in one.resource_spans[0].scope_spans for span in group.spans]
-    logs = [log for one in written["logs"] for group in one.resource_logs[0].scope_logs for log in group.log_records]
-    events = [event for span in spans for event in span.events if event.name == "torch.module.activation"]
+    spans = [
+        span
+        for one in written["traces"]
+        for group in one.resource_spans[0].scope_spans
+        for span in group.spans
+    ]
+    logs = [
+        log
+        for one in written["logs"]
+        for group in one.resource_logs[0].scope_logs
+        for log in group.log_records
+    ]
+    events = [
+        event for span in spans for event in span.events if event.name == "torch.module.activation"
+    ]
     for found in (events, logs):
         assert sorted(_place(one.attributes) for one in found) == expected
     assert written["metrics"]
@@ -71,9 +91,14 @@ def test_what_is_not_finite_is_text(tmp_path: Path) -> None:
     assert not any('"doubleValue":"NaN"' in text for text in texts)
 
 
-def test_only_the_chosen_signals_are_written_and_a_process_that_records_nothing_writes_none(tmp_path: Path) -> None:
+def test_only_the_chosen_signals_are_written_and_a_process_that_records_nothing_writes_none(
+    tmp_path: Path,
+) -> None:
     run_python(tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events")
-    assert sorted(path.name for path in (tmp_path / "otlp").iterdir()) == ["logs.jsonl", "logs.meta.json"]
+    assert sorted(path.name for path in (tmp_path / "otlp").iterdir()) == [
+        "logs.jsonl",
+        "logs.meta.json",
+    ]
     run_python(tmp_path, "import torch", OTEL_TORCH_OTLP_FILE="none")
     assert not (tmp_path / "none").exists()
 
@@ -90,7 +115,13 @@ def test_the_metadata_says_whose_they_are_and_how_they_ended(tmp_path: Path) -> 
 def test_an_earlier_run_is_renamed(tmp_path: Path) -> None:
     for run in ("first", "second"):
         code = f"run_step(0, [record({run!r})]); finish()"
-        done = drive(tmp_path, code, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_RUN_ID=run, OTEL_TORCH_SIGNALS="log_events")
+        done = drive(
+            tmp_path,
+            code,
+            OTEL_TORCH_OTLP_FILE="otlp",
+            OTEL_TORCH_RUN_ID=run,
+            OTEL_TORCH_SIGNALS="log_events",
+        )
     assert "held an earlier run, which is now logs.1.jsonl" in done.stderr
     names = [("logs.1", "first"), ("logs", "second")]
     for name, run in names:
@@ -106,8 +137,22 @@ def test_ranks_and_placeholders_are_those_of_the_recording(tmp_path: Path) -> No
     drive(tmp_path, code, OTEL_TORCH_OTLP_FILE="c", OTEL_TORCH_JSONL_RANKS="0", **many)
     # which ranks export is another question
     with Receiver() as receiver:
-        drive(tmp_path, code, OTEL_TORCH_OTLP_FILE="d", OTEL_TORCH_RANKS="0", **many, **receiver.environment())
-        drive(tmp_path, code, OTEL_TORCH_OTLP_FILE="e", OTEL_TORCH_JSONL_RANKS="0", **many, **receiver.environment())
+        drive(
+            tmp_path,
+            code,
+            OTEL_TORCH_OTLP_FILE="d",
+            OTEL_TORCH_RANKS="0",
+            **many,
+            **receiver.environment(),
+        )
+        drive(
+            tmp_path,
+            code,
+            OTEL_TORCH_OTLP_FILE="e",
+            OTEL_TORCH_JSONL_RANKS="0",
+            **many,
+            **receiver.environment(),
+        )
     found = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("logs*.jsonl"))]
     assert found == ["a/logs.rank1.jsonl", "b/test-1/logs.jsonl", "d/logs.rank1.jsonl"]
     assert len(receiver.log_records()) == 1
@@ -127,7 +172,9 @@ os.waitpid(child, 0)
 run_step(2, [record("parent", 2)])
 finish()
 """, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events")  # fmt: skip
-    found = {path.name.count("pid"): path.read_text() for path in (tmp_path / "otlp").glob("logs*.jsonl")}
+    found = {
+        path.name.count("pid"): path.read_text() for path in (tmp_path / "otlp").glob("logs*.jsonl")
+    }
     texts = sorted((text.count('"child"'), text.count('"parent"')) for text in found.values())
     assert texts == [(0, 2), (1, 0)]
 
@@ -148,27 +195,45 @@ while not found():
 os.kill(os.getpid(), signal.SIGKILL)
 """)  # fmt: skip
     variables = environment(tmp_path, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_RUN_ID="test", **ALL)
-    done = subprocess.run([sys.executable, str(script)], env=variables, cwd=tmp_path, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=variables, cwd=tmp_path, timeout=240, check=False
+    )
     assert done.returncode == -signal.SIGKILL
     for kind in ("traces", "logs"):
         *whole, _ = (tmp_path / "otlp" / f"{kind}.jsonl").read_bytes().split(b"\n")
         assert whole  # a kill may come in the middle of the last one
         assert all(count_items(kind, parse(kind, line)) for line in whole)
-        assert json.loads((tmp_path / "otlp" / f"{kind}.meta.json").read_text())["ended_cleanly"] is False
+        assert (
+            json.loads((tmp_path / "otlp" / f"{kind}.meta.json").read_text())["ended_cleanly"]
+            is False
+        )
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_counted_and_everything_arrives(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line_and_counted_and_everything_arrives(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "otlp").write_text("a file")
     with Receiver() as receiver:
-        done = drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_OTLP_FILE="otlp", **ALL, **receiver.environment())
+        done = drive(
+            tmp_path,
+            "run_step(0, [record()]); finish()",
+            OTEL_TORCH_OTLP_FILE="otlp",
+            **ALL,
+            **receiver.environment(),
+        )
     assert [line for line in done.stderr.splitlines() if "OTLP files" in line] == [
         "otel_torch: no OTLP files: otlp cannot be written (Not a directory); name another in OTEL_TORCH_OTLP_FILE. "
         "What is not written is counted; the program goes on"
     ]
     counts = lost(done)
-    assert counts["span_event", "disk"] == counts["log_event", "disk"] == 1 and counts["span", "disk"] == 2
+    assert (
+        counts["span_event", "disk"] == counts["log_event", "disk"] == 1
+        and counts["span", "disk"] == 2
+    )
     assert {reason for _, reason in counts} == {"disk"}
-    assert len(receiver.events()) == len(receiver.log_records()) == 1 and receiver.metric_points("torch.step")
+    assert len(receiver.events()) == len(receiver.log_records()) == 1 and receiver.metric_points(
+        "torch.step"
+    )
 
 
 FULL = """
@@ -181,7 +246,13 @@ finish()
 
 def test_a_full_disk_leaves_whole_lines_and_everything_arrives(tmp_path: Path) -> None:
     with Receiver() as receiver:
-        done = drive(tmp_path, FULL, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events", **receiver.environment())
+        done = drive(
+            tmp_path,
+            FULL,
+            OTEL_TORCH_OTLP_FILE="otlp",
+            OTEL_TORCH_SIGNALS="log_events",
+            **receiver.environment(),
+        )
     assert "the disk takes no more (File too large)" in done.stderr
     text = (tmp_path / "otlp" / "logs.jsonl").read_bytes()
     assert not text or text.endswith(b"\n")
@@ -203,7 +274,9 @@ finish()
 
 
 def test_the_recordings_bytes_count_as_well(tmp_path: Path) -> None:
-    done = run_python(tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_MAX_BYTES="1kB", **ALL)
+    done = run_python(
+        tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_MAX_BYTES="1kB", **ALL
+    )
     assert "OTEL_TORCH_MAX_BYTES" in done.stderr and not list((tmp_path / "otlp").glob("*.jsonl"))
     assert ("log_event", "max_bytes") in lost(done)
 
@@ -234,16 +307,18 @@ def test_what_is_given_up_is_counted_once(tmp_path: Path) -> None:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+    from otel_torch.recording.disk_budget import DiskBudget
     from otel_torch.records import Losses
-    from otel_torch.sinks.budget import DiskBudget
-    from otel_torch.telemetry.items import LogItem
     from otel_torch.telemetry.otlp_file import OtlpFiles
+    from otel_torch.telemetry.queue_items import LogItem
     from tests.support import JOB
     from tests.telemetry_support import make_record
 
     losses = Losses()
     files = OtlpFiles(str(tmp_path), JOB, losses, DiskBudget(10**9))
-    transport = files.open("logs", Resource.get_empty(), InstrumentationScope("s"), [], keep_items=False)
+    transport = files.open(
+        "logs", Resource.get_empty(), InstrumentationScope("s"), [], keep_items=False
+    )
     payload, _ = transport.encode(LogItem([make_record()], 100, 0, None))
     assert transport.send(payload).kind == "accepted"
     transport.shutdown()
@@ -293,7 +368,8 @@ def test_a_disabled_sdk_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "otlp").exists()
 
 
-# -- the format --------------------------------------------------------------------------------------------------------
+# -- the format
+# --------------------------------------------------------------------------------------------------
 
 
 def fill(message: Any, chance: random.Random, depth: int = 0) -> Any:
@@ -308,7 +384,9 @@ def fill(message: Any, chance: random.Random, depth: int = 0) -> Any:
                 if not field.is_repeated:
                     inner.SetInParent()
         elif field.is_repeated:
-            getattr(message, field.name).extend(_any_value(field, chance) for _ in range(chance.randint(0, 4)))
+            getattr(message, field.name).extend(
+                _any_value(field, chance) for _ in range(chance.randint(0, 4))
+            )
         else:
             setattr(message, field.name, _any_value(field, chance))
     return message
@@ -323,13 +401,17 @@ def _any_value(field: Any, chance: random.Random) -> Any:
     if field.type == field.TYPE_ENUM:
         return chance.choice([one.number for one in field.enum_type.values])
     if field.type == field.TYPE_STRING:
-        return chance.choice(["", "a", 'é"\\\n\x00\x7f', "\U0001f600", "x" * 200, "\x12\x09!01234567"])
+        return chance.choice(
+            ["", "a", 'é"\\\n\x00\x7f', "\U0001f600", "x" * 200, "\x12\x09!01234567"]
+        )
     if field.type == field.TYPE_BYTES:
         return chance.randbytes(chance.choice([0, 8, 16, 300]))
     if field.type == field.TYPE_BOOL:
         return chance.random() < 0.5
     if field.type in (field.TYPE_DOUBLE, field.TYPE_FLOAT):
-        return chance.choice([0.0, -0.0, 1.5, 1e-320, -1e300, 0.1, float("nan"), float("inf"), float("-inf")])
+        return chance.choice(
+            [0.0, -0.0, 1.5, 1e-320, -1e300, 0.1, float("nan"), float("inf"), float("-inf")]
+        )
     return chance.choice([0, 1, low, high, chance.randint(low, high)])
 
 
@@ -342,9 +424,13 @@ def test_any_message_is_written_as_protobufs_own_json_and_read_back(kind: str, s
     line = write_line(kind, message.SerializeToString())
     assert line.count(b"\n") == 1
     # NaN equals nothing, so bytes are compared
-    assert parse(kind, line).SerializeToString(deterministic=True) == message.SerializeToString(deterministic=True)
+    assert parse(kind, line).SerializeToString(deterministic=True) == message.SerializeToString(
+        deterministic=True
+    )
     found, request = read_line(line)
-    assert found == kind and request.SerializeToString(deterministic=True) == message.SerializeToString(deterministic=True)
+    assert found == kind and request.SerializeToString(
+        deterministic=True
+    ) == message.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -371,10 +457,18 @@ LENIENT = """{"resourceSpans": [{"resource": null, "unknown": {"x": [1]}, "scope
 def test_what_others_write_is_read() -> None:
     kind, request = read_line(LENIENT)
     (span,) = request.resource_spans[0].scope_spans[0].spans
-    assert (kind, span.trace_id.hex(), span.kind) == ("traces", "0af7651916cd43dd8448eb211c80319c", 2)
+    assert (kind, span.trace_id.hex(), span.kind) == (
+        "traces",
+        "0af7651916cd43dd8448eb211c80319c",
+        2,
+    )
     assert (span.start_time_unix_nano, span.end_time_unix_nano) == (5, 7)
     values = [one.value for one in span.attributes]
-    assert (values[0].double_value, str(values[1].double_value), values[2].int_value) == (float("inf"), "nan", 3)
+    assert (values[0].double_value, str(values[1].double_value), values[2].int_value) == (
+        float("inf"),
+        "nan",
+        3,
+    )
     assert values[3].bytes_value == b"\xff\xef"
 
 
@@ -396,12 +490,20 @@ def test_descriptors_of_an_older_protobuf_tell_lists_too() -> None:
 
     from otel_torch.telemetry.otlp_json import _is_repeated
 
-    assert [_is_repeated(SimpleNamespace(label=label, LABEL_REPEATED=3)) for label in (1, 3)] == [False, True]
+    assert [_is_repeated(SimpleNamespace(label=label, LABEL_REPEATED=3)) for label in (1, 3)] == [
+        False,
+        True,
+    ]
 
 
 def test_the_folder_is_among_what_the_doctor_looks_at(tmp_path: Path) -> None:
     variables = environment(tmp_path, OTEL_TORCH_OTLP_FILE=os.devnull)
     done = subprocess.run(
-        [sys.executable, "-m", "otel_torch", "doctor"], env=variables, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "otel_torch", "doctor"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 2 and f"NO otlp files {os.devnull}" in done.stdout

@@ -1,4 +1,6 @@
-"""What OTEL_TORCH_CAPTURE=parity records: which tensors are one, in which order calls nest, and what modules there are."""
+"""What OTEL_TORCH_CAPTURE=parity records: which tensors are one, in which order calls nest, and
+what modules there are.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from torch._dynamo.utils import counters
 from otel_torch.records import Record
 from otel_torch.settings import PARITY_STATISTICS
 from otel_torch.telemetry.attributes import describe_activation
-from otel_torch.telemetry.wire import span_events
+from otel_torch.telemetry.otlp_protobuf import span_events
 from tests.support import ListSink, lines, metadata, recording, run_python, run_ranks
 from tests.test_neutral import ALL_STATS, assert_neutral, train
 
@@ -32,7 +34,8 @@ def named(sink: ListSink, phase: str = "forward", **where: Any) -> dict[tuple[st
     return {
         (record.module, record.tensor): record
         for record in sink.records
-        if record.phase == phase and all(getattr(record, name) == value for name, value in where.items())
+        if record.phase == phase
+        and all(getattr(record, name) == value for name, value in where.items())
     }
 
 
@@ -59,21 +62,30 @@ MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
-def test_a_tensor_has_one_number_and_one_sketch_until_it_is_changed_in_place(mode: Callable[[], Any]) -> None:
+def test_a_tensor_has_one_number_and_one_sketch_until_it_is_changed_in_place(
+    mode: Callable[[], Any],
+) -> None:
     with parity() as sink, mode():
         Mixed()(torch.randn(5, 6))
     found = values(sink)
     assert found["", "in[0]"] == found["fused", "in[0]"]
     assert found["fused", "out"] == found["relu", "in[0]"] != found["relu", "out"]
     assert found["relu", "out"] == found["keep", "in[0]"] == found["keep", "out"]
-    assert len({found[place] for place in (("left", "in[0]"), ("right", "in[0]"), ("keep", "out"))}) == 3
+    assert (
+        len({found[place] for place in (("left", "in[0]"), ("right", "in[0]"), ("keep", "out"))})
+        == 3
+    )
     sketched: dict[int, list[str]] = {}
     for record in sink.records:
-        sketched.setdefault(record.place.value, []).extend(name for name in record.stats if name == "sketch")
+        sketched.setdefault(record.place.value, []).extend(
+            name for name in record.stats if name == "sketch"
+        )
     assert sorted(sketched) == list(range(len(sketched)))  # in order of first sight
     assert all(len(sketches) == 1 for sketches in sketched.values())
     again = named(sink)["relu", "in[0]"].stats
-    assert again == {name: value for name, value in named(sink)["fused", "out"].stats.items() if name != "sketch"}
+    assert again == {
+        name: value for name, value in named(sink)["fused", "out"].stats.items() if name != "sketch"
+    }
     assert named(sink)["relu", "in[0]"].stats["min"] < 0 == named(sink)["relu", "out"].stats["min"]
 
 
@@ -84,12 +96,22 @@ def test_views_share_their_storage(mode: Callable[[], Any]) -> None:
     storages = {place: record.place.storage for place, record in named(sink).items()}
     places = [("fused", "out"), ("relu", "out"), ("left", "in[0]"), ("right", "in[0]")]
     assert len({storages[place] for place in places}) == 1
-    assert len({storages[place] for place in (("", "in[0]"), ("fused", "out"), ("left", "out"), ("right", "out"))}) == 4
+    assert (
+        len(
+            {
+                storages[place]
+                for place in (("", "in[0]"), ("fused", "out"), ("left", "out"), ("right", "out"))
+            }
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
 def test_memory_that_is_used_again_is_another_tensor(mode: Callable[[], Any]) -> None:
-    """As an allocator hands one address out again and again; here every tensor lies in the same array."""
+    """As an allocator hands one address out again and again; here every tensor lies in the same
+    array.
+    """
     memory = np.empty((64, 64), dtype=np.float32)
 
     class Looping(nn.Module):
@@ -138,7 +160,10 @@ def test_a_module_that_changes_its_input_by_other_means_than_torch_is_not_believ
         nn.Sequential(nn.Identity(), Kernel(), nn.Identity())(torch.zeros(4))
     found = values(sink)
     assert found["0", "out"] == found["1", "in[0]"] != found["1", "out"] == found["2", "in[0]"]
-    assert named(sink)["1", "in[0]"].stats["sum"] == 0.0 and named(sink)["1", "out"].stats["sum"] == 4.0
+    assert (
+        named(sink)["1", "in[0]"].stats["sum"] == 0.0
+        and named(sink)["1", "out"].stats["sum"] == 4.0
+    )
 
 
 def test_what_is_not_a_number_is_one_tensor_under_inference_mode_too() -> None:
@@ -167,17 +192,27 @@ dist.destroy_process_group()
     run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="parity")
     found = {(row["module"], row["tensor"]): row for row in lines(tmp_path / "run.rank0.jsonl")}
     assert (found["part", "out"]["sum"], found["rest", "in[0]"]["sum"]) == (3.0, 6.0)
-    assert found["part", "in[0]"]["value"] == found["part", "out"]["value"] != found["rest", "in[0]"]["value"]
+    assert (
+        found["part", "in[0]"]["value"]
+        == found["part", "out"]["value"]
+        != found["rest", "in[0]"]["value"]
+    )
     assert found["part", "out"]["storage"] == found["rest", "in[0]"]["storage"]
 
 
-# -- the tree of calls -------------------------------------------------------------------------------------------------------
+# -- the tree of calls
+# --------------------------------------------------------------------------------------------------
 
 
 def tree(sink: ListSink) -> list[tuple[str, str | None]]:
     """(module, enclosing module) in order of entering."""
-    calls = {r.place.order[0]: (r.module, r.place.parent) for r in sink.records if r.phase == "forward"}
-    return [(module, None if parent is None else calls[parent][0]) for _, (module, parent) in sorted(calls.items())]
+    calls = {
+        r.place.order[0]: (r.module, r.place.parent) for r in sink.records if r.phase == "forward"
+    }
+    return [
+        (module, None if parent is None else calls[parent][0])
+        for _, (module, parent) in sorted(calls.items())
+    ]
 
 
 def test_order_and_parent_are_the_tree_of_calls() -> None:
@@ -216,7 +251,13 @@ def test_the_tree_survives_a_forward_that_raised_and_was_caught() -> None:
         with pytest.raises(NotImplementedError):
             net.fast(torch.ones(2))
         net(torch.ones(2))
-    once = [("", None), ("fast", ""), ("fast.0", "fast"), ("fast.0.0", "fast.0"), ("fast.0.1", "fast.0")]
+    once = [
+        ("", None),
+        ("fast", ""),
+        ("fast.0", "fast"),
+        ("fast.0.0", "fast.0"),
+        ("fast.0.1", "fast.0"),
+    ]
     once += [("slow", ""), ("slow.0", "slow")]
     alone = [("fast", None), ("fast.0", "fast"), ("fast.0.0", "fast.0"), ("fast.0.1", "fast.0")]
     assert tree(sink) == once + alone + once
@@ -226,7 +267,9 @@ def test_the_tree_survives_a_forward_that_raised_and_was_caught() -> None:
 
 def test_two_models_of_a_pipeline_are_one_tree() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
-    held = [inner]  # in a list, so that torch does not know of it: another model, called from within
+    held = [
+        inner
+    ]  # in a list, so that torch does not know of it: another model, called from within
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -239,21 +282,37 @@ def test_two_models_of_a_pipeline_are_one_tree() -> None:
     encoder, outer = nn.Sequential(nn.Linear(2, 2)), Outer()
     with parity() as sink:
         outer(encoder(torch.ones(1, 2)))
-    calls = {r.place.order[0]: (r.model, r.module, r.place.parent) for r in sink.records if r.phase == "forward"}
-    found = [(*calls[entered][:2], None if (p := calls[entered][2]) is None else calls[p][:2]) for entered in sorted(calls)]
+    calls = {
+        r.place.order[0]: (r.model, r.module, r.place.parent)
+        for r in sink.records
+        if r.phase == "forward"
+    }
+    found = [
+        (*calls[entered][:2], None if (p := calls[entered][2]) is None else calls[p][:2])
+        for entered in sorted(calls)
+    ]
     assert found == [
         ("Sequential", "", None), ("Sequential", "0", ("Sequential", "")),
         ("Outer", "", None),
         ("Sequential#2", "", ("Outer", "")), ("Sequential#2", "0", ("Sequential#2", "")),
         ("Outer", "after", ("Outer", "")),
     ]  # fmt: skip
-    passed = [r.place.value for r in sink.records if (r.module, r.tensor) in (("", "out"), ("", "in[0]"))]
+    passed = [
+        r.place.value for r in sink.records if (r.module, r.tensor) in (("", "out"), ("", "in[0]"))
+    ]
     assert passed[1] == passed[2]  # what the first model returns is what the second gets
 
 
 def test_arguments_are_called_what_the_signature_calls_them() -> None:
     class Net(nn.Module):
-        def forward(self, x: torch.Tensor, cache: Any = None, *rest: torch.Tensor, mask: Any = None, **more: Any) -> torch.Tensor:
+        def forward(
+            self,
+            x: torch.Tensor,
+            cache: Any = None,
+            *rest: torch.Tensor,
+            mask: Any = None,
+            **more: Any,
+        ) -> torch.Tensor:
             return x
 
     one = torch.ones(1)
@@ -266,7 +325,8 @@ def test_arguments_are_called_what_the_signature_calls_them() -> None:
     assert {r.place.class_name for r in sink.records} == {"Net"}
 
 
-# -- parameters --------------------------------------------------------------------------------------------------------------
+# -- parameters
+# --------------------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -296,7 +356,10 @@ def test_parameters_and_buffers_are_recorded_at_attach_and_shared_ones_once() ->
     }  # fmt: skip
     assert len(sink.rows("tensor", phase="attach")) == len(found)
     assert found["embed", "param.weight"].place.value == found["head", "param.weight"].place.value
-    assert "sketch" in found["embed", "param.weight"].stats and "sketch" not in found["head", "param.weight"].stats
+    assert (
+        "sketch" in found["embed", "param.weight"].stats
+        and "sketch" not in found["head", "param.weight"].stats
+    )
     assert all(("row_sketch" in r.stats) == ("sketch" in r.stats) for r in found.values())
     assert len({r.place.value for r in found.values()}) == len(found) - 1
     assert all(r.place.order == (None, None) and r.place.parent is None for r in found.values())
@@ -318,7 +381,10 @@ def test_a_buffer_that_a_module_is_given_is_known_again() -> None:
         for _ in range(2):
             net(torch.ones(4))
     (buffer,) = [r.place.value for r in sink.records if r.tensor == "buffer.table"]
-    assert [r.place.value for r in sink.records if (r.module, r.tensor) == ("inner", "in[0]")] == [buffer, buffer]
+    assert [r.place.value for r in sink.records if (r.module, r.tensor) == ("inner", "in[0]")] == [
+        buffer,
+        buffer,
+    ]
 
 
 PROGRAM = """
@@ -366,7 +432,12 @@ def test_two_runs_write_identical_bytes_in_which_every_field_is(tmp_path: Path) 
     assert {"class", "value", "storage", "order", "parent"} <= set.intersection(*map(set, rows))
     first = next(row for row in rows if (row["module"], row["tensor"]) == ("", "in[0]"))
     assert set(PARITY_STATISTICS) <= set(first)
-    assert (first["class"], first["argument"], first["order"], first["parent"]) == ("Net", "x", [0, 19], None)
+    assert (first["class"], first["argument"], first["order"], first["parent"]) == (
+        "Net",
+        "x",
+        [0, 19],
+        None,
+    )
     assert len(first["sketch"]) == 344
     page = (Path(__file__).parents[1] / "docs" / "record-format.md").read_text()
     missing = [name for row in rows for name in row if f"`{name}`" not in page]
@@ -382,20 +453,39 @@ def test_the_metadata_has_the_table_of_modules_and_a_ports_own_names(tmp_path: P
         "module": "blocks.0.linear", "class": "Linear", "called": True, "parameters": ["weight", "bias"],
         "aliases": ["blocks.2.linear"],
     }  # fmt: skip
-    assert table["blocks.1.act"] == {"module": "blocks.1.act", "class": "GELU", "called": True, "parameters": []}
-    assert [name for name, line in table.items() if not line["called"]] == ["blocks", "blocks.0.never", "blocks.1.never"]
-    assert facts["param_names_mapping"] == [["^blocks\\.(\\d+)\\.(.*)$", "layers.\\1.\\2"], ["qkv", ["q", 0, 3]]]
+    assert table["blocks.1.act"] == {
+        "module": "blocks.1.act",
+        "class": "GELU",
+        "called": True,
+        "parameters": [],
+    }
+    assert [name for name, line in table.items() if not line["called"]] == [
+        "blocks",
+        "blocks.0.never",
+        "blocks.1.never",
+    ]
+    assert facts["param_names_mapping"] == [
+        ["^blocks\\.(\\d+)\\.(.*)$", "layers.\\1.\\2"],
+        ["qkv", ["q", 0, 3]],
+    ]
     assert facts["stacked_params_mapping"] == [["qkv_proj", "q_proj", "q"]]
 
 
-def test_nobody_claims_that_a_module_was_never_called_whose_calls_nobody_sees(tmp_path: Path) -> None:
+def test_nobody_claims_that_a_module_was_never_called_whose_calls_nobody_sees(
+    tmp_path: Path,
+) -> None:
     run_python(tmp_path, PROGRAM, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_MODULES="linear|never")
-    table = {line["module"]: line["called"] for line in metadata(tmp_path / "run.jsonl")["models"]["Net"]["table"]}
+    table = {
+        line["module"]: line["called"]
+        for line in metadata(tmp_path / "run.jsonl")["models"]["Net"]["table"]
+    }
     assert table["blocks.0.linear"] is True and table["blocks.0.never"] is False
     assert table[""] is None and table["blocks.0.act"] is None
 
 
-def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     class Odd(nn.Linear):
         @property
         def param_names_mapping(self) -> Any:
@@ -404,10 +494,14 @@ def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(capfd: py
     with parity() as sink:
         Odd(2, 2)(torch.ones(1, 2))
     assert ("", "out") in named(sink)
-    assert "mappings of names are not in the metadata: RuntimeError: not loaded yet" in capfd.readouterr().err
+    assert (
+        "mappings of names are not in the metadata: RuntimeError: not loaded yet"
+        in capfd.readouterr().err
+    )
 
 
-# -- the program, compilers, and other sinks -----------------------------------------------------------------------------------
+# -- the program, compilers, and other sinks
+# -----------------------------------------------------------------------------------
 
 
 def test_training_is_bit_identical_with_parity_on() -> None:
@@ -421,11 +515,15 @@ def test_inference_is_bit_identical_with_parity_on(mode: Callable[[], Any]) -> N
     transformers = pytest.importorskip("transformers")
 
     def program() -> Any:
-        config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+        config = transformers.GPT2Config(
+            vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32
+        )
         model = transformers.GPT2LMHeadModel(config).eval()
         ids = torch.arange(16).reshape(2, 8)
         with mode():
-            return model(ids, use_cache=False).logits, model.generate(ids, max_new_tokens=3, do_sample=True, pad_token_id=0)
+            return model(ids, use_cache=False).logits, model.generate(
+                ids, max_new_tokens=3, do_sample=True, pad_token_id=0
+            )
 
     assert_neutral(program, capture="parity")
 
@@ -476,7 +574,9 @@ def test_compiled_models_have_parity_records_and_no_further_graph() -> None:
         assert record.place.argument == wanted[place].place.argument
     # inside a graph no tensor is known again; which calls there were is
     inside = [r for (module, _), r in found.items() if module]
-    assert len({r.place.value for r in inside}) == len(inside) and all(r.place.storage is None for r in inside)
+    assert len({r.place.value for r in inside}) == len(inside) and all(
+        r.place.storage is None for r in inside
+    )
     assert all("sketch" in r.stats for r in inside)
     assert tree(sink) == tree(plain)
     one = {r.place.order[0] for (module, _), r in found.items() if module == "0.0"}
@@ -484,10 +584,14 @@ def test_compiled_models_have_parity_records_and_no_further_graph() -> None:
 
 
 def test_sketches_stay_out_of_the_table_and_of_what_is_sent(tmp_path: Path) -> None:
-    run_python(tmp_path, PROGRAM, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_STATS="abs_mean,histogram")
+    run_python(
+        tmp_path, PROGRAM, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_STATS="abs_mean,histogram"
+    )
     shown = run_python(tmp_path, "import sys; from otel_torch.cli import main; sys.exit(main(sys.argv[1:]))", "show",
                        str(tmp_path / "run.jsonl"), OTEL_TORCH_ENABLED="0").stdout  # fmt: skip
-    (columns,) = [line.split() for line in shown.splitlines() if line.split()[:2] == ["module", "tensor"]]
+    (columns,) = [
+        line.split() for line in shown.splitlines() if line.split()[:2] == ["module", "tensor"]
+    ]
     assert "abs_mean" in columns and "numel" in columns
     assert not {"sketch", "row_sketch", "histogram", "storage", "value"} & set(columns)
     with parity(stats="abs_mean,histogram") as sink:

@@ -1,7 +1,7 @@
 """Every kind of process is recorded once, and whatever ends it leaves every completed step on disk.
 
-Unmodified programs in child processes, with nothing but environment variables set. Programs that do not depend on each
-other run two at a time, started when the first of them is asked for.
+Unmodified programs in child processes, with nothing but environment variables set. Programs that do
+not depend on each other run two at a time, started when the first of them is asked for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 
 from otel_torch.job import Job, name_run, this_job
-from otel_torch.parity.recording import load_recording
+from otel_torch.recording.reader import load_recording
 from tests.support import environment, lines, metadata, run_python
 
-# a model of two layers, of which the second can be told to do something in the middle of a step: three records a step
+# a model of two layers, of which the second can be told to do something in the middle of a step:
+# three records a step
 MODEL = """
 import os, signal, sys, threading, time
 import torch
@@ -91,7 +92,7 @@ def whole_steps(*steps: int) -> dict[int, list[tuple[str, str]]]:
 
 # sends a signal when half of a step's lines is written, as if it had come from outside just then
 SIGNAL_IN_A_WRITE = """
-    from otel_torch.sinks import jsonl
+    from otel_torch.recording import jsonl_sink
     run(3)
     write = os.write
 
@@ -105,7 +106,8 @@ SIGNAL_IN_A_WRITE = """
     run(1)
     threading.Event().wait(60)
 """
-# name: (program, exit status, what is in the last step, whether the recording says that the run ended cleanly)
+# name: (program, exit status, what is in the last step, whether the recording says that the run
+# ended cleanly)
 ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     "normally": ("run(4)", 0, WHOLE_STEP, True),
     "sys.exit": ("run(4); sys.exit(7)", 7, WHOLE_STEP, True),
@@ -176,7 +178,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_however_a_process_ends_what_was_complete_is_on_disk(how: str, ended: Callable[[str], Ended]) -> None:
+def test_however_a_process_ends_what_was_complete_is_on_disk(
+    how: str, ended: Callable[[str], Ended]
+) -> None:
     _, status, last_step, cleanly = ENDS[how]
     end = ended(how)
     assert end.status == status, end.stderr
@@ -198,10 +202,15 @@ def test_what_ends_a_program_looks_as_it_always_does(ended: Callable[[str], Ende
     assert ended("SIGTERM with a handler that calls the one before").stdout == "mine\n"
     for how in ("an exception in a forward", "Ctrl-C in a forward"):
         trace = ended(how).stderr
-        assert "otel_torch" not in trace[trace.index("Between.action()") :].partition("\notel_torch:")[0]
+        assert (
+            "otel_torch"
+            not in trace[trace.index("Between.action()") :].partition("\notel_torch:")[0]
+        )
 
 
-def test_a_recording_cut_off_in_a_line_is_read_up_to_there(ended: Callable[[str], Ended], tmp_path: Path) -> None:
+def test_a_recording_cut_off_in_a_line_is_read_up_to_there(
+    ended: Callable[[str], Ended], tmp_path: Path
+) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(ended("SIGKILL in a forward").recording.read_bytes()[:-10])
     recording = load_recording(cut)
@@ -225,11 +234,23 @@ def test_off_is_off(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
-@pytest.mark.parametrize("arguments", [["-c", "import program"], ["-m", "program"], ["-E", "program.py"]], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "arguments",
+    [["-c", "import program"], ["-m", "program"], ["-E", "program.py"]],
+    ids=lambda a: a[0],
+)
 def test_however_the_interpreter_is_called(tmp_path: Path, arguments: list[str]) -> None:
     # asking whether torch exists, as many libraries do, is not importing it
-    (tmp_path / "program.py").write_text("import importlib.util; importlib.util.find_spec('torch')\n" + MODEL + "run(2)\n")
-    subprocess.run([sys.executable, *arguments], env=environment(tmp_path), cwd=tmp_path, check=True, timeout=120)
+    (tmp_path / "program.py").write_text(
+        "import importlib.util; importlib.util.find_spec('torch')\n" + MODEL + "run(2)\n"
+    )
+    subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        check=True,
+        timeout=120,
+    )
     assert by_step(tmp_path / "run.jsonl") == whole_steps(0, 1)
 
 
@@ -326,7 +347,11 @@ ROLES = (
 
 
 def pids(children: Ended, role: str) -> list[int]:
-    return [int(line.split()[-1]) for line in children.stdout.splitlines() if line.rpartition(" ")[0] == role]
+    return [
+        int(line.split()[-1])
+        for line in children.stdout.splitlines()
+        if line.rpartition(" ")[0] == role
+    ]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -337,20 +362,28 @@ def test_every_child_has_a_whole_recording_of_its_own(children: Ended, role: str
     assert by_step(path) == whole_steps(first, first + 1)
     meta = metadata(path)
     assert meta["ended_cleanly"] is (role != "os.fork and os._exit")
-    assert (meta["pid"], meta["rank"], meta["run_id"]) == (pid, 0, metadata(children.recording)["run_id"])
+    assert (meta["pid"], meta["rank"], meta["run_id"]) == (
+        pid,
+        0,
+        metadata(children.recording)["run_id"],
+    )
 
 
 def test_the_parent_has_its_own_records_and_nobody_anybody_elses(children: Ended) -> None:
     assert children.status == 0, children.stderr
     assert by_step(children.recording) == whole_steps(0, 1)
-    expected = {"run.jsonl"} | {f"run.pid{pid}.jsonl" for role in ROLES for pid in pids(children, role)}
+    expected = {"run.jsonl"} | {
+        f"run.pid{pid}.jsonl" for role in ROLES for pid in pids(children, role)
+    }
     assert {path.name for path in children.folder.glob("*.jsonl")} == expected
     said = Counter(line for line in children.said)
     assert set(said.values()) == {1} and all(" records in " in line for line in said)
 
 
 def test_a_worker_that_runs_no_model_has_no_file_and_no_thread(children: Ended) -> None:
-    workers = [line.split()[1:] for line in children.stdout.splitlines() if line.startswith("worker ")]
+    workers = [
+        line.split()[1:] for line in children.stdout.splitlines() if line.startswith("worker ")
+    ]
     assert len({pid for pid, *_ in workers}) == 2
     assert all(threads == [] for _, *threads in workers)
     assert not any((children.folder / f"run.pid{pid}.jsonl").exists() for pid, *_ in workers)
@@ -399,9 +432,22 @@ def test_the_compilers_workers_leave_nothing_behind(tmp_path: Path) -> None:
 
 def torchrun(folder: Path, code: str, **variables: str) -> Ended:
     (folder / "program.py").write_text(MODEL + textwrap.dedent(code))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "program.py",
+    ]
     done = subprocess.run(
-        command, env=environment(folder, **variables), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env=environment(folder, **variables),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return Ended(folder, done.returncode, done.stdout, done.stderr)
 
@@ -409,16 +455,26 @@ def torchrun(folder: Path, code: str, **variables: str) -> Ended:
 def test_each_rank_of_torchrun_has_its_own_recording(tmp_path: Path) -> None:
     end = torchrun(tmp_path, "run(2)")
     assert end.status == 0, end.stderr
-    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["run.rank0.jsonl", "run.rank1.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [
+        "run.rank0.jsonl",
+        "run.rank1.jsonl",
+    ]
     found = [metadata(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)]
-    assert [by_step(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)] == [whole_steps(0, 1)] * 2
-    assert [(meta["rank"], meta["world_size"], meta["ended_cleanly"]) for meta in found] == [(0, 2, True), (1, 2, True)]
+    assert [by_step(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)] == [
+        whole_steps(0, 1)
+    ] * 2
+    assert [(meta["rank"], meta["world_size"], meta["ended_cleanly"]) for meta in found] == [
+        (0, 2, True),
+        (1, 2, True),
+    ]
     (run_id,) = {meta["run_id"] for meta in found}
     assert run_id.endswith(".0") and not run_id.startswith(("none", "run-"))
     assert len({meta["trace_id"] for meta in found}) == 1
 
 
-def test_a_rank_that_is_killed_because_another_failed_is_flushed_and_one_that_writes_nothing_has_no_hook(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_because_another_failed_is_flushed_and_one_that_writes_nothing_has_no_hook(
+    tmp_path: Path,
+) -> None:
     code = """
         def wait_for_the_end():
             open("in_the_forward", "w").close()
@@ -456,18 +512,54 @@ MADE = "run-0123456789ab"
         ({"OTEL_TORCH_RUN_ID": "mine/../x y"}, "mine_.._x_y"),
         ({"OTEL_TORCH_RUN_ID": "mine", "SLURM_JOB_ID": "7"}, "mine"),
         ({"OTEL_TORCH_RUN_ID": MADE}, MADE),
-        ({"OTEL_TORCH_RUN_ID": MADE, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}, MADE),
-        ({"OTEL_TORCH_RUN_ID": MADE, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2"}, f"{MADE}.2"),
-        ({"OTEL_TORCH_RUN_ID": f"{MADE}.2", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2"}, f"{MADE}.2"),
-        ({"OTEL_TORCH_RUN_ID": MADE, "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"}, "job.1"),
+        (
+            {
+                "OTEL_TORCH_RUN_ID": MADE,
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+            },
+            MADE,
+        ),
+        (
+            {
+                "OTEL_TORCH_RUN_ID": MADE,
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "2",
+            },
+            f"{MADE}.2",
+        ),
+        (
+            {
+                "OTEL_TORCH_RUN_ID": f"{MADE}.2",
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "2",
+            },
+            f"{MADE}.2",
+        ),
+        (
+            {
+                "OTEL_TORCH_RUN_ID": MADE,
+                "TORCHELASTIC_RUN_ID": "job",
+                "TORCHELASTIC_RESTART_COUNT": "1",
+            },
+            "job.1",
+        ),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}, "7.3"),
         ({"SLURM_JOB_ID": "7"}, "7.0"),
-        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"}, "7.0"),
-        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"}, "job.1"),
+        (
+            {"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "1"},
+            "7.0",
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"},
+            "job.1",
+        ),
     ],
     ids=str,
 )
-def test_the_run_is_named_by_the_program_then_the_launcher(environ: dict[str, str], run_id: str) -> None:
+def test_the_run_is_named_by_the_program_then_the_launcher(
+    environ: dict[str, str], run_id: str
+) -> None:
     assert name_run(environ) == run_id
 
 
@@ -482,13 +574,31 @@ def test_a_run_without_a_name_is_given_one_of_its_own() -> None:
         ({}, (0, 0, 1)),
         ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, (3, 1, 4)),
         ({"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}, (5, 1, 8)),
-        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, (3, 1, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, (2, 0, 4)),
+        (
+            {
+                "RANK": "3",
+                "LOCAL_RANK": "1",
+                "WORLD_SIZE": "4",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "2",
+            },
+            (3, 1, 4),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_SIZE": "4",
+            },
+            (2, 0, 4),
+        ),
         ({"RANK": "²", "WORLD_SIZE": "many"}, (0, 0, 1)),
     ],
     ids=str,
 )
-def test_the_launcher_says_which_rank_a_process_is(environ: dict[str, str], place: tuple[int, int, int]) -> None:
+def test_the_launcher_says_which_rank_a_process_is(
+    environ: dict[str, str], place: tuple[int, int, int]
+) -> None:
     job: Job = this_job(environ)
     assert (job.rank, job.local_rank, job.world_size, job.pid) == (*place, os.getpid())
 
@@ -496,7 +606,9 @@ def test_the_launcher_says_which_rank_a_process_is(environ: dict[str, str], plac
 # two runs
 
 
-def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_newer(tmp_path: Path) -> None:
+def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_newer(
+    tmp_path: Path,
+) -> None:
     code = """
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
@@ -514,13 +626,22 @@ def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_n
     first, second = execute(tmp_path, code, **variables), execute(tmp_path, code, **variables)
     assert first.status == second.status == 0, second.stderr
     earlier = tmp_path / "run.1.jsonl"
-    assert second.said[0] == f"otel_torch: {second.recording} held an earlier run, which is now run.1.jsonl"
+    assert (
+        second.said[0]
+        == f"otel_torch: {second.recording} held an earlier run, which is now run.1.jsonl"
+    )
     assert earlier.read_bytes() == second.recording.read_bytes()
     assert metadata(earlier)["run_id"] != metadata(second.recording)["run_id"]
     rows = lines(second.recording)
-    values = {row["step"]: row["mean"] for row in rows if (row["module"], row["tensor"], row["phase"]) == ("2", "out", "forward")}
+    values = {
+        row["step"]: row["mean"]
+        for row in rows
+        if (row["module"], row["tensor"], row["phase"]) == ("2", "out", "forward")
+    }
     assert all(isinstance(values[step], float) for step in (0, 1, 2))
     assert [values[step] for step in (3, 4, 5)] == ["NaN"] * 3
-    assert {"in[0]", "out", "grad", "param.weight", "param_grad.weight"} <= {row["tensor"] for row in rows}
+    assert {"in[0]", "out", "grad", "param.weight", "param_grad.weight"} <= {
+        row["tensor"] for row in rows
+    }
     read = load_recording(second.recording)
     assert len(read.rows) == len(rows) and not read.warnings

@@ -1,4 +1,6 @@
-"""The torch profiler inside regions: what its trace holds, and that it is written whatever way the process ends."""
+"""The torch profiler inside regions: what its trace holds, and that it is written whatever way the
+process ends.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from otel_torch import session
 from otel_torch.job import this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses, Scope
-from otel_torch.settings import Settings
-from otel_torch.sources import profiler, regions
-from otel_torch.sources.profiler import (
+from otel_torch.regions import entry, profiler
+from otel_torch.regions.entry import close_region, open_region, profiler_region, region
+from otel_torch.regions.profiler import (
     DISABLE,
     ENABLE,
     TorchProfilerConfig,
@@ -30,14 +32,14 @@ from otel_torch.sources.profiler import (
     get_or_create_profiler,
     set_global_controller,
 )
-from otel_torch.sources.regions import close_region, open_region, profiler_region, region
+from otel_torch.settings import Settings
 from tests.support import Arrived
 
 CPU = (torch.profiler.ProfilerActivity.CPU,)
 PREAMBLE = """
 import sys, threading, torch
-from otel_torch.sources.profiler import close, get_global_controller, get_or_create_profiler
-from otel_torch.sources.regions import close_region, open_region, profiler_region
+from otel_torch.regions.profiler import close, get_global_controller, get_or_create_profiler
+from otel_torch.regions.entry import close_region, open_region, profiler_region
 
 def burn(tag):
     with torch.profiler.record_function(tag):
@@ -48,10 +50,20 @@ controller = get_or_create_profiler(sys.argv[1])
 
 
 def run(folder: Path, code: str, **environ: str) -> str:
-    """Run `code` after the preamble in a process of its own; what it said on stderr. It has to exit with 0."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_TORCH_", "FASTVIDEO_", "RANK"))}
+    """Run `code` after the preamble in a process of its own; what it said on stderr. It has to exit
+    with 0.
+    """
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_TORCH_", "FASTVIDEO_", "RANK"))
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code, str(folder)], env=mine | environ, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", PREAMBLE + code, str(folder)],
+        env=mine | environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -105,7 +117,10 @@ burn("behind")
     assert "fastvideo.region::profiler_region_training_train" not in seen
     assert seen.count(ENABLE) == seen.count(DISABLE) == 2
     assert said.count("is not registered") == 1 and "Toggling" not in said
-    assert {path.name for path in folder.glob("summary*")} == {"summary_rank3.txt", "summary_rank3.json"}
+    assert {path.name for path in folder.glob("summary*")} == {
+        "summary_rank3.txt",
+        "summary_rank3.json",
+    }
     rows = json.loads((folder / "summary_rank3.json").read_text())
     assert set(rows[0]) == {"name", "shapes", "self_device_us", "device_us", "count"}
     assert [row["count"] for row in rows if row["name"] == "nested"] == [1]
@@ -221,7 +236,9 @@ class Scopes(Sink):
 
 
 class Switches:
-    """Stands for a torch profiler where only its switching is of interest: Kineto can run once in a process at a time."""
+    """Stands for a torch profiler where only its switching is of interest: Kineto can run once in a
+    process at a time.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -238,7 +255,7 @@ class Switches:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(regions, "_by_hand", set())
+    monkeypatch.setattr(entry, "_by_hand", set())
     for name in [name for name in os.environ if "PROFILE" in name]:
         monkeypatch.delenv(name)
     yield
@@ -249,7 +266,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def record(**environ: str) -> Scopes:
     seen, losses = Scopes(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
+    session.become(
+        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
+    )
     return seen
 
 
@@ -262,15 +281,24 @@ def test_toggles_are_events_of_the_outermost_regions_scope() -> None:
     assert (inside, controller.is_enabled) == (True, False)
     inner, outer = seen.closed
     assert inner.events == []
-    assert [(name, attributes) for _, name, attributes in outer.events] == [(ENABLE, {}), (DISABLE, {})]
+    assert [(name, attributes) for _, name, attributes in outer.events] == [
+        (ENABLE, {}),
+        (DISABLE, {}),
+    ]
     assert outer.start_ns <= outer.events[0][0] <= outer.events[1][0] <= outer.end_ns
 
 
 def test_collection_follows_the_depth_and_exceptions() -> None:
     switches = Switches()
-    controller = TorchProfilerController(switches, CPU, TorchProfilerConfig({"profiler_region_model_loading": True}))
+    controller = TorchProfilerController(
+        switches, CPU, TorchProfilerConfig({"profiler_region_model_loading": True})
+    )
     controller.start()
-    with pytest.raises(KeyError), controller.region("model_loading"), controller.region("model_loading"):
+    with (
+        pytest.raises(KeyError),
+        controller.region("model_loading"),
+        controller.region("model_loading"),
+    ):
         raise KeyError
     with controller.region("training_train"):
         pass
@@ -280,13 +308,17 @@ def test_collection_follows_the_depth_and_exceptions() -> None:
 
 def test_a_natural_region_carries_the_events_of_a_call_site_in_it() -> None:
     seen = record()
-    controller = TorchProfilerController(Switches(), CPU, TorchProfilerConfig({"profiler_region_training_step": True}))
+    controller = TorchProfilerController(
+        Switches(), CPU, TorchProfilerConfig({"profiler_region_training_step": True})
+    )
     controller.start()
     natural = open_region("training_step")
     with region("training_step"):
         pass
     close_region(natural)
-    assert [name for _, name, _ in seen.closed[0].events] == [ENABLE, DISABLE] and seen.closed == [natural]
+    assert [name for _, name, _ in seen.closed[0].events] == [ENABLE, DISABLE] and seen.closed == [
+        natural
+    ]
 
 
 def test_a_region_may_be_profiled_though_no_span_was_asked_for() -> None:
@@ -327,7 +359,11 @@ def test_a_disabled_controller_still_lets_regions_be_spans() -> None:
     seen = record()
     controller = get_or_create_profiler(None)
     assert get_global_controller() is None and set(CPU) <= set(controller.activities)
-    assert not (controller.is_enabled or controller.has_profiler or controller.is_region_enabled("model_loading"))
+    assert not (
+        controller.is_enabled
+        or controller.has_profiler
+        or controller.is_region_enabled("model_loading")
+    )
     with controller.region("model_loading"):
         pass
     controller.start()
@@ -335,13 +371,23 @@ def test_a_disabled_controller_still_lets_regions_be_spans() -> None:
     assert len(seen.closed) == 1 and seen.closed[0].events == []
 
 
-def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     everything = TorchProfilerConfig.from_env()
     assert len(everything.regions) >= 18 and all(everything.regions.values()) and everything.others
-    monkeypatch.setenv("OTEL_TORCH_PROFILER_REGIONS", " Model_Loading, profiler_region_distillation_*, wrong_name")
-    monkeypatch.setenv("OTEL_TORCH_MODULES", "(")  # a bad value elsewhere is not this one's business
+    monkeypatch.setenv(
+        "OTEL_TORCH_PROFILER_REGIONS", " Model_Loading, profiler_region_distillation_*, wrong_name"
+    )
+    monkeypatch.setenv(
+        "OTEL_TORCH_MODULES", "("
+    )  # a bad value elsewhere is not this one's business
     chosen = TorchProfilerConfig.from_env()
-    assert chosen.regions["profiler_region_model_loading"] and len(chosen.regions) == 5 and not chosen.others
+    assert (
+        chosen.regions["profiler_region_model_loading"]
+        and len(chosen.regions) == 5
+        and not chosen.others
+    )
     assert capsys.readouterr().err.count("wrong_name") == 1
     monkeypatch.setenv("OTEL_TORCH_PROFILER_REGIONS", "training_checkpoint_saving")
     assert TorchProfilerConfig.from_env().regions["profiler_region_training_save_checkpoint"]
@@ -350,7 +396,9 @@ def test_configuration_from_the_environment(monkeypatch: pytest.MonkeyPatch, cap
         TorchProfilerConfig.from_env()
 
 
-def test_names_that_are_all_unknown_switch_the_profiler_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_all_unknown_switch_the_profiler_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen = record(PROFILER_REGIONS="nonsense_region")
     with get_or_create_profiler(str(tmp_path)).region("model_loading"):
         pass
@@ -358,7 +406,9 @@ def test_names_that_are_all_unknown_switch_the_profiler_off(tmp_path: Path, caps
     assert capsys.readouterr().err.count("the torch profiler is off") == 1
 
 
-def test_a_folder_that_cannot_be_made_switches_the_profiler_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made_switches_the_profiler_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert not get_or_create_profiler(str(tmp_path / "file" / "folder")).has_profiler
     assert "the torch profiler is off" in capsys.readouterr().err
@@ -389,12 +439,19 @@ def test_concurrent_regions_leave_collection_off() -> None:
     work()
     for thread in threads:
         thread.join()
-    assert not controller.is_enabled and switches.calls.count(True) == switches.calls.count(False) - 1 == 200
+    assert (
+        not controller.is_enabled
+        and switches.calls.count(True) == switches.calls.count(False) - 1 == 200
+    )
 
 
 def test_without_the_private_switch_kinetos_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.delattr(torch.autograd, "_enable_record_function")
-    monkeypatch.setattr(torch.profiler.profile, "toggle_collection_dynamic", lambda self, on, kinds: asked.append((on, kinds)))
+    monkeypatch.setattr(
+        torch.profiler.profile,
+        "toggle_collection_dynamic",
+        lambda self, on, kinds: asked.append((on, kinds)),
+    )
     profiler._QuietProfile(activities=CPU).toggle_collection_dynamic(True, CPU)
     assert asked and asked[0][0] is True and set(CPU) <= asked[0][1]

@@ -1,4 +1,6 @@
-"""`record_function` ranges of an unmodified program as scopes: those that were asked for, and no others."""
+"""`record_function` ranges of an unmodified program as scopes: those that were asked for, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from otel_torch import session
 from otel_torch.job import this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses, Scope
+from otel_torch.regions import record_function as ranges
+from otel_torch.regions.entry import region
 from otel_torch.settings import Settings
-from otel_torch.sources import record_function as ranges
-from otel_torch.sources.regions import region
 from otel_torch.torch_private import COMPILER_TELLS
 from tests.support import Arrived
 
@@ -40,7 +42,9 @@ class Seen(Sink):
 def record(asked: str) -> Seen:
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({"OTEL_TORCH_REGIONS": asked})
-    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
+    session.become(
+        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
+    )
     ranges.install()
     return seen
 
@@ -64,10 +68,16 @@ def test_nothing_is_touched_unless_a_pattern_asks_for_it() -> None:
 def test_matching_ranges_are_scopes_under_their_own_names() -> None:
     seen = record("mine.*")
     ranges.install()  # twice is once
-    with record_function("mine.a"), record_function("other"), torch.autograd.profiler.record_function("mine.b"):
+    with (
+        record_function("mine.a"),
+        record_function("other"),
+        torch.autograd.profiler.record_function("mine.b"),
+    ):
         pass
     assert seen.names == ["mine.b", "mine.a"]
-    assert seen.closed[0].kind == "region" and seen.closed[0].attributes == {"torch.region": "mine.b"}
+    assert seen.closed[0].kind == "region" and seen.closed[0].attributes == {
+        "torch.region": "mine.b"
+    }
     ranges.uninstall()
     with record_function("mine.c"):
         pass
@@ -119,7 +129,10 @@ def test_distinct_names_are_bounded() -> None:
 
 def test_the_profilers_own_marks_are_no_scopes_and_its_steps_do_not_nest() -> None:
     seen = record("*")
-    with record_function("fastvideo.region::profiler_region_model_loading"), record_function("ProfilerStep#1"):
+    with (
+        record_function("fastvideo.region::profiler_region_model_loading"),
+        record_function("ProfilerStep#1"),
+    ):
         pass
     assert seen.names == ["ProfilerStep#1"] and not seen.closed[0].lexical
 
@@ -133,12 +146,17 @@ def test_regions_and_ranges_do_not_double() -> None:
 
 def test_the_torch_profiler_shows_the_ranges_as_before() -> None:
     record("*")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, record_function("range"):
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        record_function("range"),
+    ):
         torch.ones(2).add(1)
     assert any(event.key == "range" for event in profiler.key_averages())
 
 
-@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch cannot trace a range that was made outside of the graph")
+@pytest.mark.skipif(
+    not COMPILER_TELLS, reason="older torch cannot trace a range that was made outside of the graph"
+)
 def test_compiled_code_keeps_its_graph_and_its_values() -> None:
     outside = record_function("outside")
 

@@ -10,7 +10,13 @@ import sys
 
 import pytest
 
-from otel_torch.parity.recording import RecordingError, iterate_rows, load_recording, metadata_path, read_recording
+from otel_torch.recording.reader import (
+    RecordingError,
+    iterate_rows,
+    load_recording,
+    metadata_path,
+    read_recording,
+)
 
 ROW = {
     "module": "block", "tensor": "out", "step": 0, "call": 0, "loop": 0, "model": "M", "phase": "forward",
@@ -57,7 +63,13 @@ def test_spelled_and_bare_non_finite_numbers_are_floats_and_names_stay_text(writ
 
 def test_a_file_of_fastvideos_own_trace(write):
     rows = [
-        {"module": "blocks.0", "tensor": "out[0]", "step": step, "abs_mean": 0.1, "std": "<error: RuntimeError()>"}
+        {
+            "module": "blocks.0",
+            "tensor": "out[0]",
+            "step": step,
+            "abs_mean": 0.1,
+            "std": "<error: RuntimeError()>",
+        }
         for step in range(3)
     ]
     recording = load_recording(write(lines(*rows)))
@@ -67,7 +79,14 @@ def test_a_file_of_fastvideos_own_trace(write):
 
 @pytest.mark.parametrize("complete", [1, 999, 1000, 1001])
 @pytest.mark.parametrize(
-    "tail", ['{"module": "bl', '{"module": "block", "tensor": "ou\\', '{"module": "é'.encode()[:-1], b"\0\0\0"], ids=repr
+    "tail",
+    [
+        '{"module": "bl',
+        '{"module": "block", "tensor": "ou\\',
+        '{"module": "é'.encode()[:-1],
+        b"\0\0\0",
+    ],
+    ids=repr,
 )
 def test_a_line_that_a_kill_cut_off_is_left_out_and_said(write, complete, tail):
     tail = tail if isinstance(tail, bytes) else tail.encode()
@@ -112,10 +131,15 @@ def test_broken_metadata_is_a_warning(write, meta):
         (lines({**ROW, "step": "0"}), "`step` is not a whole number"),
         (lines({**ROW, "call": 1.5}), "`call` is not a whole number"),
         (b"\xff\xfe{}\n", "line 1 is not UTF-8"),
-        (lines(ROW) + '{"module": "a", "tensor": "out", "step": ' + "9" * 10_000 + "}\n", "line 2 is not JSON"),
+        (
+            lines(ROW) + '{"module": "a", "tensor": "out", "step": ' + "9" * 10_000 + "}\n",
+            "line 2 is not JSON",
+        ),
         (lines(ROW) + "[" * 100_000 + "\n", "line 2 is not JSON"),
         (
-            '{"module": "a"\n"tensor": "b", "step": 0}\n' + ", ".join(['{"module": "a", "tensor": "b", "step": 0}'] * 2) + "\n",
+            '{"module": "a"\n"tensor": "b", "step": 0}\n'
+            + ", ".join(['{"module": "a", "tensor": "b", "step": 0}'] * 2)
+            + "\n",
             "line 1",
         ),
     ],
@@ -134,7 +158,9 @@ def test_a_missing_file_and_a_folder(tmp_path):
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read(write):
-    assert read_recording(write(b"\xef\xbb\xbf" + lines(ROW, ROW).replace("\n", "\r\n").encode())) == [ROW, ROW]
+    assert read_recording(
+        write(b"\xef\xbb\xbf" + lines(ROW, ROW).replace("\n", "\r\n").encode())
+    ) == [ROW, ROW]
 
 
 def test_any_bytes_are_read_or_refused(write):
@@ -192,7 +218,5 @@ def test_without_pandas_one_line_says_what_to_do(write, monkeypatch):
 
 
 def test_reading_needs_neither_torch_nor_the_sdk():
-    code = (
-        "import sys, otel_torch.parity.recording, otel_torch.show; sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
-    )
+    code = "import sys, otel_torch.recording.reader, otel_torch.show; sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -15,21 +15,34 @@ from typing import Any
 import pytest
 
 from otel_torch import console
-from otel_torch.parity.recording import load_recording
 from otel_torch.recorder import Recorder, Sink
+from otel_torch.recording import jsonl_sink
+from otel_torch.recording.disk_budget import DiskBudget
+from otel_torch.recording.jsonl_sink import JsonlSink
+from otel_torch.recording.reader import load_recording
+from otel_torch.recording.recording_file import claim, metadata_path, resolve
 from otel_torch.records import Batch, Losses, Place, Record, Scope, spell
-from otel_torch.sinks import jsonl
-from otel_torch.sinks.budget import DiskBudget
-from otel_torch.sinks.jsonl import JsonlSink
-from otel_torch.sinks.recording_file import claim, metadata_path, resolve
 from tests.support import JOB, Arrived, ListSink, lines, metadata
 
 
 def record(module: str = "block", step: int = 0, **stats: Any) -> Record:
-    return Record(module, "out", step, 0, 0, "Model", "forward", None, stats or {"mean": 0.5, "shape": [2, 4]}, 0)
+    return Record(
+        module,
+        "out",
+        step,
+        0,
+        0,
+        "Model",
+        "forward",
+        None,
+        stats or {"mean": 0.5, "shape": [2, 4]},
+        0,
+    )
 
 
-def open_sink(path: Path, losses: Losses | None = None, *, max_bytes: int = 10**9, **job: Any) -> JsonlSink:
+def open_sink(
+    path: Path, losses: Losses | None = None, *, max_bytes: int = 10**9, **job: Any
+) -> JsonlSink:
     return JsonlSink(
         str(path),
         dataclasses.replace(JOB, **job),
@@ -71,7 +84,9 @@ def test_placeholders_are_replaced_and_ranks_told_apart(
 
 def claim_for(path: Path, run_id: str, pid: int, rank: int = 0) -> Path:
     place, descriptor = claim(
-        path, dataclasses.replace(JOB, run_id=run_id, pid=pid, rank=rank), {"run_id": run_id, "rank": rank, "pid": pid}
+        path,
+        dataclasses.replace(JOB, run_id=run_id, pid=pid, rank=rank),
+        {"run_id": run_id, "rank": rank, "pid": pid},
     )
     os.write(descriptor, f"{run_id} {pid}\n".encode())
     os.close(descriptor)
@@ -82,16 +97,27 @@ def test_the_path_holds_the_newest_run_and_another_process_of_it_gets_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a" / "b" / "run.jsonl"
-    assert [claim_for(path, "first", 1), claim_for(path, "second", 2), claim_for(path, "third", 3)] == [path] * 3
+    assert [
+        claim_for(path, "first", 1),
+        claim_for(path, "second", 2),
+        claim_for(path, "third", 3),
+    ] == [path] * 3
     assert claim_for(path, "third", 4) == path.with_name("run.pid4.jsonl")
     assert claim_for(path, "third", 3) == path  # the process itself, in a second session
     assert {each.name: each.read_text() for each in path.parent.glob("*.jsonl")} == {
         "run.1.jsonl": "first 1\n", "run.2.jsonl": "second 2\n", "run.3.jsonl": "third 3\n", "run.jsonl": "third 3\n",
         "run.pid4.jsonl": "third 4\n",
     }  # fmt: skip
-    assert [metadata(path.with_name(f"run.{number}.jsonl"))["run_id"] for number in (1, 2, 3)] == ["first", "second", "third"]
+    assert [metadata(path.with_name(f"run.{number}.jsonl"))["run_id"] for number in (1, 2, 3)] == [
+        "first",
+        "second",
+        "third",
+    ]
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"otel_torch: {path} held an earlier run, which is now run.{number}.jsonl" for number in (1, 2, 3)]
+    assert said == [
+        f"otel_torch: {path} held an earlier run, which is now run.{number}.jsonl"
+        for number in (1, 2, 3)
+    ]
 
 
 def test_many_that_claim_a_path_at_once_each_get_a_file(tmp_path: Path) -> None:
@@ -102,7 +128,9 @@ def test_many_that_claim_a_path_at_once_each_get_a_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda pid: claim_for(path, f"run{pid}", pid), range(1, 17)))
     texts = [each.read_text() for each in tmp_path.glob("run.*jsonl")]
-    assert sorted(texts) == sorted([f"same {pid}\n" for pid in range(1, 17)] + [f"run{pid} {pid}\n" for pid in range(1, 17)])
+    assert sorted(texts) == sorted(
+        [f"same {pid}\n" for pid in range(1, 17)] + [f"run{pid} {pid}\n" for pid in range(1, 17)]
+    )
     for each in tmp_path.glob("run.*jsonl"):
         assert f"{metadata(each)['run_id']} {metadata(each)['pid']}\n" == each.read_text()
 
@@ -119,7 +147,11 @@ def test_a_run_that_is_renamed_while_it_goes_on_stays_whole(tmp_path: Path) -> N
     for sink, run_id, records in ((older, "older", 2), (newer, "newer", 1)):
         assert sink.path is not None and len(lines(sink.path)) == records
         meta = metadata(sink.path)
-        assert (meta["run_id"], meta["records_written"], meta["ended_cleanly"]) == (run_id, records, True)
+        assert (meta["run_id"], meta["records_written"], meta["ended_cleanly"]) == (
+            run_id,
+            records,
+            True,
+        )
 
 
 def test_metadata_of_a_recording_that_was_deleted_overwrites_no_others(
@@ -136,7 +168,9 @@ def test_metadata_of_a_recording_that_was_deleted_overwrites_no_others(
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "under a file"])
-def test_what_is_no_file_is_left_alone(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_file_is_left_alone(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.jsonl"
     if kind == "folder":
         path.mkdir()
@@ -182,7 +216,15 @@ def test_a_line_is_strict_json_with_the_fields_in_their_order(tmp_path: Path) ->
     sink.write(Batch([branch, record("lone \udcff")], None))
     sink.finish(math.inf)
     first, second = lines(tmp_path / "run.jsonl")
-    key = {"module": "größe\n", "tensor": "out", "step": 0, "call": 0, "loop": 0, "model": "Model", "phase": "forward"}
+    key = {
+        "module": "größe\n",
+        "tensor": "out",
+        "step": 0,
+        "call": 0,
+        "loop": 0,
+        "model": "Model",
+        "phase": "forward",
+    }
     spelled = stats | {"sum": "NaN", "min": "-Infinity", "max": "Infinity"}
     assert list(first.items()) == list((key | {"branch": "cond"} | spelled).items())
     assert second["module"] == "lone \udcff"
@@ -194,20 +236,29 @@ def test_a_place_without_a_parent_is_null_and_a_number_that_is_not_finite_is_non
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float | None
 ) -> None:
     spelled: list[Any] = []
-    monkeypatch.setattr(jsonl, "spell", lambda value: spelled.append(value) or spell(value))
-    places = [Place("Linear", None, number, None, (number, None), None, None) for number in range(3)]
+    monkeypatch.setattr(jsonl_sink, "spell", lambda value: spelled.append(value) or spell(value))
+    places = [
+        Place("Linear", None, number, None, (number, None), None, None) for number in range(3)
+    ]
     records = [dataclasses.replace(record(sum=0.5), place=place) for place in places]
     if bad is not None:
         records[1].stats["sum"] = bad
     sink = open_sink(tmp_path / "run.jsonl")
     sink.write(Batch(records, None))
     sink.finish(math.inf)
-    found = [(line["parent"], line["storage"], line["order"], line["sum"]) for line in lines(tmp_path / "run.jsonl")]
-    assert found == [(None, None, [number, None], "NaN" if bad and number == 1 else 0.5) for number in range(3)]
+    found = [
+        (line["parent"], line["storage"], line["order"], line["sum"])
+        for line in lines(tmp_path / "run.jsonl")
+    ]
+    assert found == [
+        (None, None, [number, None], "NaN" if bad and number == 1 else 0.5) for number in range(3)
+    ]
     assert bool(spelled) == (bad is not None)  # encoded once more only where that is needed
 
 
-def test_a_record_that_cannot_be_written_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_cannot_be_written_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     losses = Losses()
     sink = open_sink(tmp_path / "run.jsonl", losses)
     sink.write(Batch([record("a"), record("b", mean=object()), record("c")], None))
@@ -220,19 +271,35 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
     losses = Losses()
     sink = open_sink(path, losses)
     for seconds, device in ((1, 0.25), (3, None), (2, 0.5)):
-        sink.close(Scope("region", "vae", start_ns=10**9, end_ns=(1 + seconds) * 10**9, device_s=device))
+        sink.close(
+            Scope("region", "vae", start_ns=10**9, end_ns=(1 + seconds) * 10**9, device_s=device)
+        )
     sink.close(Scope("step", "torch.step", start_ns=1, end_ns=2))
     sink.write(Batch([record()], None))
     started = metadata(path)
-    assert started["ended_cleanly"] is False and started["end"] is None and load_recording(path).ended_early
+    assert (
+        started["ended_cleanly"] is False
+        and started["end"] is None
+        and load_recording(path).ended_early
+    )
     losses.count("span_event", "queue_full", 3)
     sink.finish(math.inf)
     meta = metadata(path)
     assert meta["regions"] == {
-        "vae": {"count": 3, "host_total_s": 6, "host_longest_s": 3, "device_total_s": 0.75, "device_longest_s": 0.5}
+        "vae": {
+            "count": 3,
+            "host_total_s": 6,
+            "host_longest_s": 3,
+            "device_total_s": 0.75,
+            "device_longest_s": 0.5,
+        }
     }
     assert meta["lost"] == [{"what": "span_event", "reason": "queue_full", "count": 3}]
-    assert meta["ended_cleanly"] is True and meta["start"] < meta["end"] and not load_recording(path).ended_early
+    assert (
+        meta["ended_cleanly"] is True
+        and meta["start"] < meta["end"]
+        and not load_recording(path).ended_early
+    )
     expected = {
         "schema": "otel_torch.recording/1", "run_id": "run-test", "rank": 0, "world_size": 1, "host": "host", "pid": 1,
         "trace_id": "0" * 32, "records_written": 1,
@@ -240,7 +307,9 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
     assert meta | expected == meta
 
 
-def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sink = JsonlSink(
         str(tmp_path / "run.jsonl"), JOB, Losses(), budget=DiskBudget(10**9), settings={"OTEL_TORCH_JSONL": "\udcff"},
         trace_id="", facts=lambda: {"versions": 1 / 0},
@@ -254,11 +323,18 @@ def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(tmp_path: P
 # limits
 
 
-def test_at_the_limit_writing_ends_with_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_the_limit_writing_ends_with_the_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, losses = tmp_path / "run.jsonl", Losses()
-    sink = open_sink(path, losses, max_bytes=2 * (len(jsonl.encode([record()]))))
+    sink = open_sink(path, losses, max_bytes=2 * (len(jsonl_sink.encode([record()]))))
     steps = [Scope("step", "torch.step") for _ in range(3)]
-    for step in (0, 1, 1, 1):  # the second step is read three times, and reaches the limit in the first of them
+    for step in (
+        0,
+        1,
+        1,
+        1,
+    ):  # the second step is read three times, and reaches the limit in the first of them
         sink.write(Batch([record(step=step)], steps[step]))
     assert capsys.readouterr().err == ""
     sink.close(steps[1])
@@ -290,7 +366,11 @@ class Disk:
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, 1), (0.05, 0)])
 def test_waiting_for_the_disk_is_said_once(
-    seconds: float, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seconds: float,
+    said: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     disk = Disk(monkeypatch, seconds)
     sink = open_sink(tmp_path / "run.jsonl")
@@ -336,7 +416,9 @@ def test_a_write_that_is_interrupted_is_done_again_as_a_whole(
     recorder.finish(math.inf)
     assert [row["step"] for row in lines(tmp_path / "run.jsonl")] == [0, 1, 2]
     assert metadata(tmp_path / "run.jsonl")["records_written"] == 3
-    assert isinstance(recorder.sinks[1], ListSink) and [each.step for each in recorder.sinks[1].records] == [0, 1, 2]
+    assert isinstance(recorder.sinks[1], ListSink) and [
+        each.step for each in recorder.sinks[1].records
+    ] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("where", ["reading", "another sink"])
@@ -384,7 +466,10 @@ def test_what_a_device_still_computes_is_handed_on_later_and_in_order(tmp_path: 
     recorder.flush(None)
     assert ([one.step for one in sink.records], sink.closed, recorder.due) == ([0], [first], False)
     recorder.finish(math.inf)
-    assert ([batch.step for batch in sink.batches], sink.closed) == ([first, second], [first, second])
+    assert ([batch.step for batch in sink.batches], sink.closed) == (
+        [first, second],
+        [first, second],
+    )
 
 
 def test_last_words_are_what_was_read_and_leave_an_open_step_its_records() -> None:
@@ -421,7 +506,9 @@ def test_a_handler_that_stops_in_the_middle_of_a_flush_waits_for_its_end(tmp_pat
             self.finished += 1
 
     handler = Handler()
-    handler.recorder = recorder = Recorder(Arrived, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses())
+    handler.recorder = recorder = Recorder(
+        Arrived, lambda: [handler, open_sink(tmp_path / "run.jsonl")], Losses()
+    )
     recorder.add(record())
     recorder.flush(None)
     assert len(lines(tmp_path / "run.jsonl")) == 1
@@ -446,7 +533,10 @@ def test_a_sink_that_fails_is_left_out_and_what_it_does_not_get_is_counted(
     assert len(lines(tmp_path / "run.jsonl")) == 3
     assert recorder.losses.items() == [("record", "sink_failed", 3)]
     said = capsys.readouterr().err.splitlines()
-    assert len([line for line in said if "Failing failed" in line]) == 1 and "lost: 3 records (sink_failed)" in said[-1]
+    assert (
+        len([line for line in said if "Failing failed" in line]) == 1
+        and "lost: 3 records (sink_failed)" in said[-1]
+    )
 
 
 def test_what_other_sinks_lose_at_the_end_is_in_the_metadata(tmp_path: Path) -> None:
@@ -456,10 +546,14 @@ def test_what_other_sinks_lose_at_the_end_is_in_the_metadata(tmp_path: Path) -> 
         def finish(self, deadline: float) -> None:
             losses.count("span", "shutdown", 2)
 
-    recorder = Recorder(Arrived, lambda: [open_sink(tmp_path / "run.jsonl", losses), Losing()], losses)
+    recorder = Recorder(
+        Arrived, lambda: [open_sink(tmp_path / "run.jsonl", losses), Losing()], losses
+    )
     recorder.add(record())
     recorder.finish(math.inf)
-    assert metadata(tmp_path / "run.jsonl")["lost"] == [{"what": "span", "reason": "shutdown", "count": 2}]
+    assert metadata(tmp_path / "run.jsonl")["lost"] == [
+        {"what": "span", "reason": "shutdown", "count": 2}
+    ]
 
 
 def test_sinks_that_cannot_be_made_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

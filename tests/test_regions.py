@@ -16,16 +16,8 @@ from otel_torch import session
 from otel_torch.job import this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses, Scope
-from otel_torch.settings import Settings
-from otel_torch.sources import region_names, regions
-from otel_torch.sources.nvtx import nvtx_range
-from otel_torch.sources.region_names import (
-    ProfilerRegion,
-    list_profiler_regions,
-    register_profiler_region,
-    resolve_profiler_region,
-)
-from otel_torch.sources.regions import (
+from otel_torch.regions import entry, registry
+from otel_torch.regions.entry import (
     close_region,
     entered_by_hand,
     open_region,
@@ -33,6 +25,14 @@ from otel_torch.sources.regions import (
     profiler_region,
     region,
 )
+from otel_torch.regions.nvtx import nvtx_range
+from otel_torch.regions.registry import (
+    ProfilerRegion,
+    list_profiler_regions,
+    register_profiler_region,
+    resolve_profiler_region,
+)
+from otel_torch.settings import Settings
 from tests.support import Arrived
 
 IN_FASTVIDEOS_CODE = [
@@ -88,21 +88,23 @@ def record(**environ: str) -> Seen:
     """Run a session from now on, with these variables and nothing else."""
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
-    session.become(session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses))
+    session.become(
+        session.Session(this_job({}), settings, Recorder(Arrived, lambda: [seen], losses), losses)
+    )
     return seen
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(regions, "_by_hand", set())
-    registered = dict(region_names._registered)
+    monkeypatch.setattr(entry, "_by_hand", set())
+    registered = dict(registry._registered)
     yield
-    region_names._registered.clear()
-    region_names._registered.update(registered)
-    region_names.choose.cache_clear()
-    region_names.forget_own_names()
+    registry._registered.clear()
+    registry._registered.update(registered)
+    registry.choose.cache_clear()
+    registry.forget_own_names()
     session.become(None)
-    regions.set_collector(None)
+    entry.set_collector(None)
 
 
 # --- names
@@ -110,7 +112,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted({*IN_FASTVIDEOS_CODE, *IN_ITS_DOCUMENTS}))
 def test_every_name_of_fastvideo_resolves_in_both_forms(name: str) -> None:
-    for form in (name, f"profiler_region_{name}", f"  {name.upper()} ", name.replace("_", " ").title()):
+    for form in (
+        name,
+        f"profiler_region_{name}",
+        f"  {name.upper()} ",
+        name.replace("_", " ").title(),
+    ):
         found = resolve_profiler_region(form)
         assert found is not None and found.name == f"profiler_region_{name}"
 
@@ -126,7 +133,9 @@ def test_unknown_names_resolve_to_none() -> None:
     assert resolve_profiler_region("") is None
 
 
-@pytest.mark.parametrize("name", ["", "   ", "model_loading", " Profiler_Region_Model_Loading", "Model Loading"])
+@pytest.mark.parametrize(
+    "name", ["", "   ", "model_loading", " Profiler_Region_Model_Loading", "Model Loading"]
+)
 def test_a_taken_or_empty_name_cannot_be_registered(name: str) -> None:
     with pytest.raises(ValueError):
         register_profiler_region(name, "x")
@@ -167,7 +176,9 @@ def test_the_prefix_is_a_setting() -> None:
     assert seen.names == ["acme/profiler_region_model_loading"]
 
 
-def test_without_a_session_nothing_happens_and_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_session_nothing_happens_and_nothing_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with region("no such region anywhere"):
         pass
     assert capsys.readouterr().err == ""
@@ -182,14 +193,19 @@ def test_an_exception_marks_the_scope_and_is_raised_unchanged() -> None:
     assert [scope.error for scope in seen.closed] == [error, error]
 
 
-def test_an_unknown_name_is_said_once_and_the_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_said_once_and_the_block_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     seen, runs = record(), 0
     for _ in range(3):
         with region("model_laoding"):
             runs += 1
     said = capsys.readouterr().err
     assert runs == 3 and seen.opened == []
-    assert said.count("'model_laoding' is not registered") == 1 and "did you mean 'model_loading'?" in said
+    assert (
+        said.count("'model_laoding' is not registered") == 1
+        and "did you mean 'model_loading'?" in said
+    )
 
 
 def test_a_name_that_is_no_string_disturbs_nobody(capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,7 +330,14 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
             raise RuntimeError("sink")
 
     losses = Losses()
-    session.become(session.Session(this_job({}), Settings.from_env({}), Recorder(Arrived, lambda: [Broken()], losses), losses))
+    session.become(
+        session.Session(
+            this_job({}),
+            Settings.from_env({}),
+            Recorder(Arrived, lambda: [Broken()], losses),
+            losses,
+        )
+    )
     with region("model_loading"):
         pass
 
@@ -398,12 +421,16 @@ class Ranges:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cuda: bool = True) -> None:
         self.calls: list[str] = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-        stand_in = SimpleNamespace(range_push=self.calls.append, range_pop=lambda: self.calls.append("pop"))
+        stand_in = SimpleNamespace(
+            range_push=self.calls.append, range_pop=lambda: self.calls.append("pop")
+        )
         monkeypatch.setattr(torch.cuda, "nvtx", stand_in)
 
 
 @pytest.mark.parametrize("variable", ["OTEL_TORCH_NVTX", "FASTVIDEO_NVTX_PROFILE"])
-@pytest.mark.parametrize(("value", "cuda", "expected"), [("1", True, ["a", "pop"]), ("0", True, []), ("1", False, [])])
+@pytest.mark.parametrize(
+    ("value", "cuda", "expected"), [("1", True, ["a", "pop"]), ("0", True, []), ("1", False, [])]
+)
 def test_nvtx_ranges_need_the_switch_and_cuda(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, cuda: bool, expected: list[str]
 ) -> None:

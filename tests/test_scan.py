@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from otel_torch import cli, scan
-from otel_torch.sources.names import named_modules
+from otel_torch import scan
+from otel_torch.cli.main import main
+from otel_torch.sources.module_names import named_modules
 from otel_torch.sources.values import walk
 from tests.otlp_receiver import Receiver
 from tests.support import recording
@@ -29,7 +30,14 @@ WAN = {
     "text_dim": 16, "freq_dim": 16, "ffn_dim": 32, "num_layers": 1,
 }  # fmt: skip
 TOKENS = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-LLAMA = dict(num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, **TOKENS)
+LLAMA = dict(
+    num_hidden_layers=1,
+    hidden_size=32,
+    intermediate_size=64,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    **TOKENS,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +45,9 @@ def bare_environment(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OTEL_", "FASTVIDEO_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("OTEL_TORCH_ENABLED", "0")  # the command sets it for its own process; here that is the test's
+    monkeypatch.setenv(
+        "OTEL_TORCH_ENABLED", "0"
+    )  # the command sets it for its own process; here that is the test's
 
 
 def build_gpt2():
@@ -61,7 +71,13 @@ def build_mixture_of_experts():
 def build_t5_encoder():
     from transformers import T5Config, T5EncoderModel
 
-    return T5EncoderModel(T5Config(num_layers=1, d_model=32, d_ff=64, num_heads=2, d_kv=16, vocab_size=50)), (IDS,), {}
+    return (
+        T5EncoderModel(
+            T5Config(num_layers=1, d_model=32, d_ff=64, num_heads=2, d_kv=16, vocab_size=50)
+        ),
+        (IDS,),
+        {},
+    )
 
 
 def build_wan():
@@ -92,11 +108,21 @@ def build_unet():
     return unet, (torch.ones(2, 4, 8, 8), torch.tensor(500), torch.ones(2, 7, 16)), {}
 
 
-MODELS = (build_gpt2, build_llama, build_mixture_of_experts, build_t5_encoder, build_wan, build_unet, build_vae)
+MODELS = (
+    build_gpt2,
+    build_llama,
+    build_mixture_of_experts,
+    build_t5_encoder,
+    build_wan,
+    build_unet,
+    build_vae,
+)
 
 
 def run_really(model, args, kwargs):
-    """(module, class, [(label, shape, dtype) of the outputs]) of every call, by entering, and the operations."""
+    """(module, class, [(label, shape, dtype) of the outputs]) of every call, by entering, and the
+    operations.
+    """
     calls, places = [], []
 
     def enter(module, args, name):
@@ -104,13 +130,18 @@ def run_really(model, args, kwargs):
         calls.append(None)
 
     def leave(module, args, output, name):
-        outputs = [(label, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for label, t in walk(output, "out")]
+        outputs = [
+            (label, tuple(t.shape), str(t.dtype).removeprefix("torch."))
+            for label, t in walk(output, "out")
+        ]
         calls[places.pop()] = (name, type(module).__name__, outputs)
 
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda m, a, name=name: enter(m, a, name)))
-        handles.append(module.register_forward_hook(lambda m, a, o, name=name: leave(m, a, o, name)))
+        handles.append(
+            module.register_forward_hook(lambda m, a, o, name=name: leave(m, a, o, name))
+        )
     model(*args, **kwargs)
     for handle in handles:
         handle.remove()
@@ -118,14 +149,19 @@ def run_really(model, args, kwargs):
 
 
 def count_flops(model, args, kwargs):
-    """What torch's own counter counts; it does not know the CPU's attention, but the products that it stands for."""
+    """What torch's own counter counts; it does not know the CPU's attention, but the products that
+    it stands for.
+    """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(*args, **kwargs)
     return counter.get_total_flops()
 
 
 def outline(found):
-    return [(call.module, call.class_name, [(v.label, v.shape, v.dtype) for v in call.outputs]) for call in found.calls]
+    return [
+        (call.module, call.class_name, [(v.label, v.shape, v.dtype) for v in call.outputs])
+        for call in found.calls
+    ]
 
 
 @pytest.mark.parametrize("build", MODELS)
@@ -138,12 +174,16 @@ def test_a_scan_says_what_a_real_run_does(build):
         assert scan(model, *args, **kwargs).flops == found.flops
     assert found.ended is None
     names = {id(module): name for name, module in reversed(named_modules(model))}
-    first = {name: names[id(module)] for name, module in named_modules(model)}  # a shared module has several names
+    first = {
+        name: names[id(module)] for name, module in named_modules(model)
+    }  # a shared module has several names
     assert [(first[name], *rest) for name, *rest in outline(found)] == calls
     assert [call.order for call in found.calls] == list(range(len(calls)))
     assert found.parameter_bytes == sum(p.nbytes for p in model.parameters())
     assert found.buffer_bytes == sum(b.nbytes for b in model.buffers())
-    if build is not build_mixture_of_experts:  # torch's own counter does not know the product of all experts at once
+    if (
+        build is not build_mixture_of_experts
+    ):  # torch's own counter does not know the product of all experts at once
         assert found.flops == count_flops(model, args, kwargs) > 0
 
 
@@ -151,7 +191,11 @@ def test_a_scan_says_what_a_real_run_does(build):
 def test_no_weights_are_needed(build):
     model, args, kwargs = build()
     with torch.device("meta"):
-        empty = type(model)(model.config) if hasattr(model, "base_model_prefix") else type(model).from_config(model.config)
+        empty = (
+            type(model)(model.config)
+            if hasattr(model, "base_model_prefix")
+            else type(model).from_config(model.config)
+        )
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
     found = scan(empty.train(model.training), *args, **kwargs)
     assert found == scan(model, *args, **kwargs)
@@ -173,8 +217,13 @@ def test_products_that_have_an_operator_of_their_own_are_counted(grad):
     with torch.set_grad_enabled(grad):
         found = scan(model, x)
     assert [call.flops for call in found.calls] == [3_441_024, 2_408_448, 1_032_192, 384]
-    q, k = torch.empty(2, 8, 16, 32), torch.empty(2, 2, 24, 32)  # fewer heads of keys than of queries
-    attention = Calls(lambda q, k: nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+    q, k = (
+        torch.empty(2, 8, 16, 32),
+        torch.empty(2, 2, 24, 32),
+    )  # fewer heads of keys than of queries
+    attention = Calls(
+        lambda q, k: nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    )
     with torch.set_grad_enabled(grad):
         assert scan(attention, q, k).flops == 2 * 2 * 8 * 16 * 24 * (32 + 32)
 
@@ -204,7 +253,12 @@ class Stateful(nn.Module):
         self.cache = {"last": torch.zeros(3)}
 
     def forward(self, x):
-        x = nn.functional.dropout(self.linear(self.norm(x)), 0.5) + torch.rand(3) + random.random() + numpy.random.rand()
+        x = (
+            nn.functional.dropout(self.linear(self.norm(x)), 0.5)
+            + torch.rand(3)
+            + random.random()
+            + numpy.random.rand()
+        )
         torch.manual_seed(0)
         self.seen.add_(1)
         self.loose.add_(1)
@@ -234,11 +288,26 @@ def test_nothing_is_changed():
             "x": x,
             "global": GLOBAL,
         }
-        hooks = [[list(value) for key, value in sorted(vars(m).items()) if "hooks" in key] for m in model.modules()]
-        state = {key: (tensor.clone().tolist(), tensor._version, id(tensor)) for key, tensor in tensors.items()}
+        hooks = [
+            [list(value) for key, value in sorted(vars(m).items()) if "hooks" in key]
+            for m in model.modules()
+        ]
+        state = {
+            key: (tensor.clone().tolist(), tensor._version, id(tensor))
+            for key, tensor in tensors.items()
+        }
         rng = (torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state()))
         flags = [m.training for m in model.modules()]
-        return state, hooks, rng, flags, model.history[:], model.count, torch.get_default_dtype(), torch.is_grad_enabled()
+        return (
+            state,
+            hooks,
+            rng,
+            flags,
+            model.history[:],
+            model.count,
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+        )
 
     before = everything()
     with FlopCounterMode(display=False) as counter:
@@ -265,8 +334,12 @@ def test_a_running_session_does_not_see_it():
         found = scan(model, torch.ones(2, 3))
         assert [call.module for call in found.selected] == ["0"]  # the session's selection
         model(torch.ones(2, 3))
-    assert [(record.model, record.module, record.step) for record in sink.records] == [("Sequential", "0", 0)]
-    assert [scope.attributes["torch.model"] for scope in sink.opened if scope.kind == "forward"] == ["Sequential"]
+    assert [(record.model, record.module, record.step) for record in sink.records] == [
+        ("Sequential", "0", 0)
+    ]
+    assert [
+        scope.attributes["torch.model"] for scope in sink.opened if scope.kind == "forward"
+    ] == ["Sequential"]
 
 
 class DataDependent(nn.Module):
@@ -290,7 +363,10 @@ def test_a_model_that_depends_on_its_data_gives_everything_up_to_there(capfd):
     assert found.calls[2].outputs[0].shape == (-1, 4) and found.calls[2].outputs[0].bytes is None
     assert found.flops == 2 * 3 * 4 * 4 and found.dynamic
     assert not found.failed
-    assert "in the root (DataDependent), at test_scan.py:" in found.ended and "`if x.sum() > 0:`" in found.ended
+    assert (
+        "in the root (DataDependent), at test_scan.py:" in found.ended
+        and "`if x.sum() > 0:`" in found.ended
+    )
     assert found.ended.endswith("what comes next depends on the data")
     assert "! the scan ended in the root" in str(found)
     assert capfd.readouterr() == ("", "")
@@ -318,16 +394,26 @@ class Reads(nn.Module):
         return self.read(self.linear(x))
 
 
-@pytest.mark.parametrize("read", [lambda x: x.detach().numpy(), lambda x: [1 for row in x if row.any()], torch.svd])
+@pytest.mark.parametrize(
+    "read", [lambda x: x.detach().numpy(), lambda x: [1 for row in x if row.any()], torch.svd]
+)
 def test_whatever_cannot_go_on_says_so(read):
     found = scan(Reads(read), torch.ones(3, 4))
     assert [call.module for call in found.calls] == ["", "linear"]
-    assert found.ended is None if read is torch.svd else (not found.failed and "test_scan.py" in found.ended)
+    assert (
+        found.ended is None
+        if read is torch.svd
+        else (not found.failed and "test_scan.py" in found.ended)
+    )
 
 
 def test_an_error_of_the_forward_is_an_error():
     found = scan(DataDependent(), torch.ones(3, 5))
-    assert found.failed and "in first (Linear), at test_scan.py" in found.ended and "RuntimeError" in found.ended
+    assert (
+        found.failed
+        and "in first (Linear), at test_scan.py" in found.ended
+        and "RuntimeError" in found.ended
+    )
 
 
 def test_a_single_number_keeps_its_value():
@@ -340,7 +426,10 @@ def test_a_single_number_keeps_its_value():
             return self.early(x) if t > 500 else self.late(x)
 
     x = torch.ones(1, 2)
-    assert [scan(Switched(), x, torch.tensor([t])).calls[1].module for t in (900, 100)] == ["early", "late"]
+    assert [scan(Switched(), x, torch.tensor([t])).calls[1].module for t in (900, 100)] == [
+        "early",
+        "late",
+    ]
 
 
 @dataclasses.dataclass
@@ -366,7 +455,10 @@ def test_values_are_labelled_as_in_a_record():
         ("in[0]", (2,), "float32", 8),
         ("in.mask", (3,), "bool", 3),
     ]
-    assert [(v.label, v.dtype) for v in root.outputs] == [("out.sample", "float32"), ("out.extra.half", "float16")]
+    assert [(v.label, v.dtype) for v in root.outputs] == [
+        ("out.sample", "float32"),
+        ("out.extra.half", "float16"),
+    ]
     assert [v.label for v in inner.outputs] == ["out.a", "out.b[0]", "out.b[1]"]
 
 
@@ -428,7 +520,9 @@ def test_what_cannot_be_copied_is_shared_and_nothing_beside_it():
 def test_a_method_is_scanned_as_well():
     model, _, _ = build_vae()
     found = scan(model.decode, torch.empty(1, 4, 8, 8, device="meta"))
-    assert found.calls[0].module == "post_quant_conv" and found.calls[-1].module == "decoder.conv_out"
+    assert (
+        found.calls[0].module == "post_quant_conv" and found.calls[-1].module == "decoder.conv_out"
+    )
     assert found.calls[-1].outputs[0].shape == (1, 3, 8, 8)
     assert found.flops == sum(call.flops for call in found.calls if call.depth == 0)
 
@@ -450,15 +544,23 @@ def test_autocast_and_grad_mode_are_the_callers():
     assert found.ended is None and found.flops == 8
 
 
-@pytest.mark.parametrize("capture", ["outputs", "inputs,outputs", "parity", "outputs,gradients,parameters"])
+@pytest.mark.parametrize(
+    "capture", ["outputs", "inputs,outputs", "parity", "outputs,gradients,parameters"]
+)
 def test_the_cost_is_that_of_a_recording(tmp_path, capture):
     pytest.importorskip("safetensors")
     model, _, _ = build_gpt2()
     model.eval()
     selection = {"modules": r"^transformer\.h\.\d+", "exclude": "dropout", "capture": capture}
     found = scan(model, IDS).select(**selection)
-    folders = {"otlp_file": str(tmp_path / "otlp"), "tensors": str(tmp_path / "tensors"), "jsonl": str(tmp_path / "run.jsonl")}
-    with recording(**selection, **folders, signals="spans,span_events,log_events,metrics", run_id="mine") as sink:
+    folders = {
+        "otlp_file": str(tmp_path / "otlp"),
+        "tensors": str(tmp_path / "tensors"),
+        "jsonl": str(tmp_path / "run.jsonl"),
+    }
+    with recording(
+        **selection, **folders, signals="spans,span_events,log_events,metrics", run_id="mine"
+    ) as sink:
         output = model(IDS).logits
         if "gradients" in capture:
             optimizer = torch.optim.SGD(model.parameters(), 0.0)
@@ -505,29 +607,47 @@ def test_what_is_sent_is_as_large_as_it_was_told(monkeypatch):
         found = receiver.requests[signal]
         for field in fields:
             found = [inside for one in found for inside in getattr(one, field)]
-        return [one.ByteSize() + 3 for one in found if only(one)]  # what holds it says which field it is, and its length
+        return [
+            one.ByteSize() + 3 for one in found if only(one)
+        ]  # what holds it says which field it is, and its length
 
     events = sizes("traces", "resource_spans", "scope_spans", "spans", "events")
     logs = sizes("logs", "resource_logs", "scope_logs", "log_records")
-    names = {f"torch.module.activation.{name}" for name in ("abs_mean", "sum", "min", "max", "mean", "std")}
-    gauges = sizes("metrics", "resource_metrics", "scope_metrics", "metrics", only=lambda metric: metric.name in names)
+    names = {
+        f"torch.module.activation.{name}"
+        for name in ("abs_mean", "sum", "min", "max", "mean", "std")
+    }
+    gauges = sizes(
+        "metrics",
+        "resource_metrics",
+        "scope_metrics",
+        "metrics",
+        only=lambda metric: metric.name in names,
+    )
     assert cost.records == len(events) == len(logs)
     assert cost.span_event_bytes == pytest.approx(sum(events), rel=0.03)
     assert cost.log_event_bytes == pytest.approx(sum(logs), rel=0.03)
-    assert cost.metric_bytes == pytest.approx(sum(gauges), rel=0.15)  # the step may be an attribute of a point
+    assert cost.metric_bytes == pytest.approx(
+        sum(gauges), rel=0.15
+    )  # the step may be an attribute of a point
 
 
 def test_a_tensor_has_one_number_wherever_it_passes():
     model = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.ReLU(inplace=True))
     root, linear, identity, relu = scan(model, torch.ones(2, 4)).calls
     assert root.inputs[0].number == linear.inputs[0].number
-    assert linear.outputs[0].number == identity.inputs[0].number == identity.outputs[0].number == relu.inputs[0].number
+    assert (
+        linear.outputs[0].number
+        == identity.inputs[0].number
+        == identity.outputs[0].number
+        == relu.inputs[0].number
+    )
     # what a module has changed in place is another one
     assert relu.outputs[0].number == root.outputs[0].number != relu.inputs[0].number
 
 
 def test_running_and_reporting_do_not_import_each_other():
-    check = "import sys, otel_torch.capture.fake_run; sys.exit('otel_torch.capture.scan' in sys.modules)"
+    check = "import sys, otel_torch.scanning.fake_run; sys.exit('otel_torch.scanning.scan' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=240).returncode == 0
 
 
@@ -535,7 +655,9 @@ def test_a_selection_can_be_tried_again_and_again():
     model, args, _ = build_gpt2()
     found = scan(model, *args)
     one = found.select(modules=r"h\.1\.mlp$", stats="mean")
-    assert [call.module for call in one.selected] == ["transformer.h.1.mlp"] and one.cost.records == 1
+    assert [call.module for call in one.selected] == [
+        "transformer.h.1.mlp"
+    ] and one.cost.records == 1
     assert one.cost.jsonl_bytes < found.cost.jsonl_bytes / 10
     assert "transformer.h.0" not in str(one) and "transformer.h.0" in one.render(everything=True)
     assert not found.select(models="^T5").selected
@@ -545,7 +667,8 @@ def test_a_selection_can_be_tried_again_and_again():
         found.select(modules="[")
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command
+# --------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import torch
@@ -580,12 +703,21 @@ def program(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [["build"], ["build_named"], ["model", "--input", "hidden_states=2x4"], ["Block", "--input", "hidden_states=2,4:float32"]],
+    [
+        ["build"],
+        ["build_named"],
+        ["model", "--input", "hidden_states=2x4"],
+        ["Block", "--input", "hidden_states=2,4:float32"],
+    ],
 )
 def test_the_command_takes_models_functions_and_classes(program, words, capsys):
-    assert cli.main(["scan", f"{program}:{words[0]}", *words[1:], "--json"]) == 0
+    assert main(["scan", f"{program}:{words[0]}", *words[1:], "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["schema"] == "otel_torch.scan/1" and shown["model"] == "Block" and shown["ended"] is None
+    assert (
+        shown["schema"] == "otel_torch.scan/1"
+        and shown["model"] == "Block"
+        and shown["ended"] is None
+    )
     assert [(call["module"], call["class"], call["flops"]) for call in shown["calls"]] == [
         ("", "Block", 64),
         ("linear", "Linear", 64),
@@ -610,7 +742,10 @@ def test_the_command_takes_models_functions_and_classes(program, words, capsys):
         (["PROGRAM:build", "--method", "decode"], "Block has no such method"),
         (["PROGRAM:build", "--component", "vae"], "is for the folder of a pipeline"),
         (["PROGRAM:build", "--modules", "["], "not a regular expression"),
-        (["PROGRAM:build", "--modules", "conv"], "no module of Block is selected (2 modules, for example 'linear')"),
+        (
+            ["PROGRAM:build", "--modules", "conv"],
+            "no module of Block is selected (2 modules, for example 'linear')",
+        ),
         (
             ["PROGRAM:model", "--input", "hidden_states=2x5"],
             "failed in linear (Linear), at program_to_scan.py:10 `return self.linear(hidden_states)`",
@@ -618,51 +753,72 @@ def test_the_command_takes_models_functions_and_classes(program, words, capsys):
     ],
 )
 def test_bad_input_is_one_line(program, words, message, capsys):
-    assert cli.main(["scan", *(word.replace("PROGRAM", program) for word in words)]) == 2
+    assert main(["scan", *(word.replace("PROGRAM", program) for word in words)]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1 and "Traceback" not in said
 
 
 def test_the_variables_apply(program, capsys, monkeypatch):
     monkeypatch.setenv("OTEL_TORCH_MODULES", "linear")
-    assert cli.main(["scan", f"{program}:build"]) == 0
+    assert main(["scan", f"{program}:build"]) == 0
     shown = capsys.readouterr().out
-    assert "selected: 1 of 2 modules, 1 calls\nrecording outputs, a forward: 1 records, 32 B of tensors read\n" in shown
+    assert (
+        "selected: 1 of 2 modules, 1 calls\nrecording outputs, a forward: 1 records, 32 B of tensors read\n"
+        in shown
+    )
     assert "(root)" not in shown
-    assert cli.main(["scan", f"{program}:build", "--all"]) == 0
+    assert main(["scan", f"{program}:build", "--all"]) == 0
     assert "(root)" in capsys.readouterr().out
-    assert cli.main(["scan", f"{program}:build", "--exclude", "linear"]) == 2
+    assert main(["scan", f"{program}:build", "--exclude", "linear"]) == 2
 
 
 def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, monkeypatch):
-    assert cli.main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
+    assert main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
     shown = capsys.readouterr().out
-    assert "recording outputs, 1,000 forwards: 2,000 records, 64 kB of tensors read\n  JSONL " in shown and "!" not in shown
+    assert (
+        "recording outputs, 1,000 forwards: 2,000 records, 64 kB of tensors read\n  JSONL " in shown
+        and "!" not in shown
+    )
     assert "OTLP span events" in shown and "log events" not in shown
     monkeypatch.setenv("OTEL_TORCH_MAX_BYTES", "100kB")
     monkeypatch.setenv("OTEL_TORCH_SIGNALS", "log_events")
-    assert cli.main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
+    assert main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
     shown = capsys.readouterr().out
-    assert "writing ends at OTEL_TORCH_MAX_BYTES, 100 kB" in shown and "OTLP log events" in shown and "metrics" not in shown
-    assert cli.main(["scan", f"{program}:build", "--json"]) == 0
+    assert (
+        "writing ends at OTEL_TORCH_MAX_BYTES, 100 kB" in shown
+        and "OTLP log events" in shown
+        and "metrics" not in shown
+    )
+    assert main(["scan", f"{program}:build", "--json"]) == 0
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert cost["records"] == 2 and 0 < cost["log_event_bytes"] < cost["log_event_file_bytes"]
-    assert cli.main(["scan", f"{program}:build", "--forwards", "0"]) == 2
+    assert main(["scan", f"{program}:build", "--forwards", "0"]) == 2
     assert "'0' is no number from 1 on" in capsys.readouterr().err
 
 
 def test_a_selection_of_modules_that_never_run_is_loud(capsys, tmp_path, program):
     path = tmp_path / "unused.py"
-    path.write_text(PROGRAM.replace("self.linear = nn", "self.unused = nn.ReLU(); self.linear = nn"))
-    assert cli.main(["scan", f"{path}:build", "--modules", "unused"]) == 2
-    assert "the selected modules of Block (unused) are never called by this forward" in capsys.readouterr().err
+    path.write_text(
+        PROGRAM.replace("self.linear = nn", "self.unused = nn.ReLU(); self.linear = nn")
+    )
+    assert main(["scan", f"{path}:build", "--modules", "unused"]) == 2
+    assert (
+        "the selected modules of Block (unused) are never called by this forward"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_command_itself_is_not_recorded(program, tmp_path):
-    environ = {**os.environ, "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")}
+    environ = {
+        **os.environ,
+        "OTEL_TORCH_ENABLED": "1",
+        "OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl"),
+    }
     command = [sys.executable, "-m", "otel_torch", "scan", f"{program}:build"]
     result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240)
-    assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith("Block: 2 modules")
+    assert (result.returncode, result.stderr) == (0, "") and result.stdout.startswith(
+        "Block: 2 modules"
+    )
     assert not (tmp_path / "run.jsonl").exists()
 
 
@@ -671,7 +827,11 @@ def pipeline(tmp_path_factory):
     """A pipeline's folder with configurations and no weight."""
     folder = tmp_path_factory.mktemp("pipeline")
     parts = {"transformer": build_wan, "vae": build_vae, "text_encoder": build_t5_encoder}
-    index = {"_class_name": "WanPipeline", "scheduler": ["diffusers", "UniPCMultistepScheduler"], "image_encoder": [None, None]}
+    index = {
+        "_class_name": "WanPipeline",
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "image_encoder": [None, None],
+    }
     for name, build in parts.items():
         model, _, _ = build()
         if name == "text_encoder":
@@ -694,13 +854,17 @@ def pipeline(tmp_path_factory):
     ],
 )  # fmt: skip
 def test_a_folder_with_configurations_is_enough(pipeline, words, model, module, capsys):
-    assert cli.main(["scan", str(pipeline), *words, "--json"]) == 0
+    assert main(["scan", str(pipeline), *words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["model"] == model and module in [call["module"] for call in shown["calls"]] and shown["ended"] is None
+    assert (
+        shown["model"] == model
+        and module in [call["module"] for call in shown["calls"]]
+        and shown["ended"] is None
+    )
 
 
 def test_a_folder_of_one_model_needs_no_component(pipeline, capsys):
-    assert cli.main(["scan", str(pipeline / "text_encoder"), "--modules", "SelfAttention$"]) == 0
+    assert main(["scan", str(pipeline / "text_encoder"), "--modules", "SelfAttention$"]) == 0
     assert "encoder.block.0.layer.0.SelfAttention  T5Attention" in capsys.readouterr().out
 
 
@@ -717,12 +881,19 @@ def test_a_folder_of_one_model_needs_no_component(pipeline, capsys):
         ("strange", [], "transformers cannot read its configuration"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_one_line(pipeline, tmp_path, place, words, message, capsys):
-    for name, content in (("empty", None), ("broken", "{"), ("unknown", '{"_class_name": "NoSuchModel"}'), ("strange", "{}")):
+def test_a_folder_that_cannot_be_used_is_one_line(
+    pipeline, tmp_path, place, words, message, capsys
+):
+    for name, content in (
+        ("empty", None),
+        ("broken", "{"),
+        ("unknown", '{"_class_name": "NoSuchModel"}'),
+        ("strange", "{}"),
+    ):
         (tmp_path / name).mkdir()
         if content is not None:
             (tmp_path / name / "config.json").write_text(content)
     folder = tmp_path / place if place and (tmp_path / place).exists() else pipeline / place
-    assert cli.main(["scan", str(folder), *words]) == 2
+    assert main(["scan", str(folder), *words]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1

@@ -1,4 +1,6 @@
-"""`otel-torch send`: everything on disk arrives, once, whatever comes in between; what does not is said, and tried next time."""
+"""`otel-torch send`: everything on disk arrives, once, whatever comes in between; what does not is
+said, and tried next time.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from typing import Any
 import grpc
 import pytest
 
-from otel_torch import send
-from otel_torch.send import Endpoint, Outcome, Rate
-from otel_torch.sent import Ranges
+from otel_torch.cli import send
+from otel_torch.cli.send import Endpoint, Outcome, Rate
+from otel_torch.cli.send_progress import Ranges
 from tests.otlp_contents import CLASSES, items, read
 from tests.otlp_receiver import Receiver
 from tests.support import environment, run_python
@@ -36,10 +38,19 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
 def start_send(tmp_path: Path, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
     environ = environment(tmp_path, **variables) | {"OTEL_TORCH_ENABLED": "0"}
     command = [sys.executable, "-m", "otel_torch", "send", *map(str, arguments)]
-    return subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def run_send(tmp_path: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_send(
+    tmp_path: Path, *arguments: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     process = start_send(tmp_path, *arguments, **variables)
     out, err = process.communicate(timeout=240)
     assert "Traceback" not in err, err
@@ -49,19 +60,36 @@ def run_send(tmp_path: Path, *arguments: str | Path, **variables: str) -> subpro
 def log_line(*bodies: str, attribute: str = "") -> str:
     """A line of log records, as any exporter writes it."""
     attributes = [{"key": "a", "value": {"stringValue": attribute}}]
-    records = [{"timeUnixNano": "1", "body": {"stringValue": body}, "attributes": attributes} for body in bodies]
+    records = [
+        {"timeUnixNano": "1", "body": {"stringValue": body}, "attributes": attributes}
+        for body in bodies
+    ]
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "s"}}]}
-    return json.dumps({"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": records}]}]})
+    return json.dumps(
+        {"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": records}]}]}
+    )
 
 
 def metric_line(points: int) -> str:
     padding = [{"key": "padding", "value": {"stringValue": "x" * 100}}]
-    found = [{"timeUnixNano": str(n), "asInt": str(n), "attributes": padding} for n in range(points)]
-    return json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "m", "gauge": {"dataPoints": found}}]}]}]})
+    found = [
+        {"timeUnixNano": str(n), "asInt": str(n), "attributes": padding} for n in range(points)
+    ]
+    return json.dumps(
+        {
+            "resourceMetrics": [
+                {"scopeMetrics": [{"metrics": [{"name": "m", "gauge": {"dataPoints": found}}]}]}
+            ]
+        }
+    )
 
 
 SPAN_LINE = json.dumps(
-    {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "one", "traceId": "01" * 16, "spanId": "02" * 8}]}]}]}
+    {
+        "resourceSpans": [
+            {"scopeSpans": [{"spans": [{"name": "one", "traceId": "01" * 16, "spanId": "02" * 8}]}]}
+        ]
+    }
 )
 
 
@@ -85,7 +113,9 @@ def all_of(number: int) -> Counter[str]:
 
 
 class Flaky(Receiver):
-    """Accepts so many requests, and is then as `then` says, until somebody changes `mode`. `bad`: refuses requests with it."""
+    """Accepts so many requests, and is then as `then` says, until somebody changes `mode`. `bad`:
+    refuses requests with it.
+    """
 
     def __init__(self, accepts: int, then: str, *, bad: bytes = b"") -> None:
         super().__init__()
@@ -105,11 +135,14 @@ class Flaky(Receiver):
         return super()._answer_grpc(signal, request, context)
 
 
-# -- everything arrives ------------------------------------------------------------------------------------------------
+# -- everything arrives
+# ------------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
-def test_a_run_that_was_written_and_sent_live_arrives_twice_the_same(tmp_path: Path, protocol: str) -> None:
+def test_a_run_that_was_written_and_sent_live_arrives_twice_the_same(
+    tmp_path: Path, protocol: str
+) -> None:
     with Receiver() as live, Receiver() as later:
         variables = ALL | live.environment(protocol)
         run_python(tmp_path, PROGRAM, OTEL_TORCH_OTLP_FILE="otlp", **variables)
@@ -118,10 +151,16 @@ def test_a_run_that_was_written_and_sent_live_arrives_twice_the_same(tmp_path: P
     assert done.returncode == again.returncode == 0 and done.stderr == again.stderr == ""
     written = read(tmp_path / "otlp")
     for kind in CLASSES:
-        assert items(kind, later.requests[kind]) == items(kind, live.requests[kind]) == items(kind, written[kind])
+        assert (
+            items(kind, later.requests[kind])
+            == items(kind, live.requests[kind])
+            == items(kind, written[kind])
+        )
     number = sum(items("logs", later.requests["logs"]).values())
     assert done.stdout.splitlines()[0] == f"otlp/logs.jsonl: {number} log records accepted"
-    assert [(file["requests"], file["already_lines"] > 0) for file in json.loads(again.stdout)["files"]] == [(0, True)] * 3
+    assert [
+        (file["requests"], file["already_lines"] > 0) for file in json.loads(again.stdout)["files"]
+    ] == [(0, True)] * 3
 
 
 def test_lines_of_one_file_are_put_together_to_messages(tmp_path: Path) -> None:
@@ -133,17 +172,24 @@ def test_lines_of_one_file_are_put_together_to_messages(tmp_path: Path) -> None:
 
 
 @PROTOCOLS
-def test_headers_compression_and_signals_own_endpoints_are_those_of_the_standard_variables(tmp_path: Path, protocol: str) -> None:
+def test_headers_compression_and_signals_own_endpoints_are_those_of_the_standard_variables(
+    tmp_path: Path, protocol: str
+) -> None:
     path = write(tmp_path / "any.json", log_line("0"), SPAN_LINE, metric_line(3), log_line("1"))
     with Receiver() as receiver, Receiver() as other:
         variables = receiver.environment(protocol) | {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=video"}
         where = other.grpc_endpoint if protocol == "grpc" else f"{other.http_endpoint}/v1/logs"
-        variables |= {"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": where, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
+        variables |= {
+            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": where,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+        }
         done = run_send(tmp_path, path, **variables)
     assert done.returncode == 0
     assert done.stdout == f"{path}: 2 log records, 1 span, 3 data points accepted\n"
     assert bodies(other) == all_of(2) and not receiver.log_records()
-    assert [span["name"] for span in receiver.spans()] == ["one"] and len(receiver.metric_points()) == 3
+    assert [span["name"] for span in receiver.spans()] == ["one"] and len(
+        receiver.metric_points()
+    ) == 3
     assert {headers["x-team"] for headers in receiver.headers + other.headers} == {"video"}
     if protocol == "http":
         assert {headers["content-encoding"] for headers in receiver.headers} == {"gzip"}
@@ -152,10 +198,15 @@ def test_headers_compression_and_signals_own_endpoints_are_those_of_the_standard
 @PROTOCOLS
 def test_what_is_larger_than_a_message_is_sent_in_parts(tmp_path: Path, protocol: str) -> None:
     large = log_line(*map(str, range(100)), attribute="x" * 90_000)
-    files = [write(tmp_path / "logs.jsonl", large), write(tmp_path / "metrics.jsonl", metric_line(50_000))]
+    files = [
+        write(tmp_path / "logs.jsonl", large),
+        write(tmp_path / "metrics.jsonl", metric_line(50_000)),
+    ]
     with Receiver() as receiver:
         done = run_send(tmp_path, *files, **receiver.environment(protocol))
-        assert run_send(tmp_path, *files, "--json", **receiver.environment(protocol)).returncode == 0
+        assert (
+            run_send(tmp_path, *files, "--json", **receiver.environment(protocol)).returncode == 0
+        )
     assert done.returncode == 0, done.stderr
     assert bodies(receiver) == all_of(100)
     assert Counter(point["value"] for point in receiver.metric_points()) == Counter(range(50_000))
@@ -171,14 +222,20 @@ def test_a_folder_is_searched_and_what_is_no_otlp_in_it_is_left_out(tmp_path: Pa
         done = run_send(tmp_path, "runs", **receiver.environment())
         assert run_send(tmp_path, "runs", **receiver.environment()).returncode == 0
     assert done.returncode == 0 and bodies(receiver) == all_of(2)
-    assert done.stderr == "otel_torch: runs: 1 file left out for want of OTLP in it, such as run.rank0.jsonl\n"
+    assert (
+        done.stderr
+        == "otel_torch: runs: 1 file left out for want of OTLP in it, such as run.rank0.jsonl\n"
+    )
 
 
-# -- cut off, and again ------------------------------------------------------------------------------------------------
+# -- cut off, and again
+# ------------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
-def test_a_receiver_that_goes_away_half_way_gets_the_rest_later_and_nothing_twice(tmp_path: Path, protocol: str) -> None:
+def test_a_receiver_that_goes_away_half_way_gets_the_rest_later_and_nothing_twice(
+    tmp_path: Path, protocol: str
+) -> None:
     path = many(tmp_path / "logs.jsonl")
     with Flaky(3, "unavailable") as receiver:
         done = run_send(tmp_path, path, "--give-up", "0", **receiver.environment(protocol))
@@ -187,8 +244,12 @@ def test_a_receiver_that_goes_away_half_way_gets_the_rest_later_and_nothing_twic
         again = run_send(tmp_path, path, "--json", **receiver.environment(protocol))
     assert done.returncode == 1 and "cannot take what is sent" in done.stderr
     assert 0 < len(first) < 30
-    assert f"{len(first)} log records accepted; {30 - len(first)} lines not delivered" in done.stdout
-    assert again.returncode == 0 and json.loads(again.stdout)["files"][0]["already_lines"] == len(first)
+    assert (
+        f"{len(first)} log records accepted; {30 - len(first)} lines not delivered" in done.stdout
+    )
+    assert again.returncode == 0 and json.loads(again.stdout)["files"][0]["already_lines"] == len(
+        first
+    )
     assert bodies(receiver) == all_of(30)
 
 
@@ -208,11 +269,16 @@ def test_a_sender_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_sender_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
     path = many(tmp_path / "logs.jsonl")
     with Flaky(2, "never") as receiver:
-        process = start_send(tmp_path, path, OTEL_EXPORTER_OTLP_TIMEOUT="60", **receiver.environment("http"))
+        process = start_send(
+            tmp_path, path, OTEL_EXPORTER_OTLP_TIMEOUT="60", **receiver.environment("http")
+        )
         assert receiver.stuck.wait(60)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (130, "otel_torch: stopped; the same command goes on from here\n")
+        assert (process.returncode, err) == (
+            130,
+            "otel_torch: stopped; the same command goes on from here\n",
+        )
         receiver.mode = "accept"
         assert run_send(tmp_path, path, **receiver.environment("http")).returncode == 0
         assert bodies(receiver) == all_of(30)
@@ -235,7 +301,9 @@ def test_what_is_not_taken_is_tried_again(tmp_path: Path, protocol: str) -> None
         receiver.recover_after_failures = 3
         done = run_send(tmp_path, path, **receiver.environment(protocol))
     assert done.returncode == 0 and bodies(receiver) == all_of(1)
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.endswith(". Trying again for up to 60 s\n")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.endswith(
+        ". Trying again for up to 60 s\n"
+    )
 
 
 def test_a_file_that_grows_is_sent_from_where_it_ended(tmp_path: Path) -> None:
@@ -292,10 +360,14 @@ def test_another_file_that_begins_alike_is_noticed(tmp_path: Path) -> None:
         run_send(tmp_path, path, **receiver.environment())
         write(path, log_line("0"), log_line("2"))
         done = run_send(tmp_path, path, **receiver.environment())
-    assert "is another file" in done.stderr and bodies(receiver) == Counter({"0": 2, "1": 1, "2": 1})
+    assert "is another file" in done.stderr and bodies(receiver) == Counter(
+        {"0": 2, "1": 1, "2": 1}
+    )
 
 
-def test_another_receiver_gets_all_of_it_and_so_does_one_that_is_to_get_it_again(tmp_path: Path) -> None:
+def test_another_receiver_gets_all_of_it_and_so_does_one_that_is_to_get_it_again(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"))
     with Receiver() as one, Receiver() as other:
         for arguments in ((one,), (other,), (one, "--again"), (other,)):
@@ -317,11 +389,14 @@ def test_where_nothing_can_be_kept_everything_arrives_and_it_is_said(tmp_path: P
     assert [name.name for name in tmp_path.glob(".otel-torch-sent.*")] == [beside.name]
 
 
-# -- not everything is taken -------------------------------------------------------------------------------------------
+# -- not everything is taken
+# -------------------------------------------------------------------------------------------
 
 
 @PROTOCOLS
-def test_what_a_receiver_rejects_is_counted_and_not_sent_again(tmp_path: Path, protocol: str) -> None:
+def test_what_a_receiver_rejects_is_counted_and_not_sent_again(
+    tmp_path: Path, protocol: str
+) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0", "1", "2"))
     with Receiver("reject", rejecting=2) as receiver:
         done = run_send(tmp_path, path, **receiver.environment(protocol))
@@ -332,7 +407,9 @@ def test_what_a_receiver_rejects_is_counted_and_not_sent_again(tmp_path: Path, p
 
 
 @PROTOCOLS
-def test_what_a_receiver_refuses_is_counted_and_tried_next_time(tmp_path: Path, protocol: str) -> None:
+def test_what_a_receiver_refuses_is_counted_and_tried_next_time(
+    tmp_path: Path, protocol: str
+) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"), log_line("1"))
     with Receiver("refuse") as receiver:
         done = run_send(tmp_path, path, **receiver.environment(protocol))
@@ -344,7 +421,10 @@ def test_what_a_receiver_refuses_is_counted_and_tried_next_time(tmp_path: Path, 
 
 
 def test_one_line_that_is_refused_takes_no_other_with_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "logs.jsonl", *(log_line(str(n), attribute="bad" if n == 11 else "") for n in range(20)))
+    path = write(
+        tmp_path / "logs.jsonl",
+        *(log_line(str(n), attribute="bad" if n == 11 else "") for n in range(20)),
+    )
     with Flaky(-1, "accept", bad=b"bad") as receiver:
         done = run_send(tmp_path, path, **receiver.environment())
     assert done.returncode == 1 and "19 log records accepted; 1 log record refused" in done.stdout
@@ -365,10 +445,17 @@ def test_a_receiver_that_lets_nobody_in_is_not_asked_for_each_line(tmp_path: Pat
 def test_a_receiver_that_speaks_no_tls_is_not_asked_for_long(tmp_path: Path, protocol: str) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"))
     with Receiver() as receiver:
-        variables = {name: value.replace("http:", "https:") for name, value in receiver.environment(protocol).items()}
+        variables = {
+            name: value.replace("http:", "https:")
+            for name, value in receiver.environment(protocol).items()
+        }
         done = run_send(tmp_path, path, **variables)
     assert done.returncode == 1 and "1 line not delivered" in done.stdout
-    assert len(done.stderr.splitlines()) == 1 and "it speaks no TLS" in done.stderr and "Trying again" not in done.stderr
+    assert (
+        len(done.stderr.splitlines()) == 1
+        and "it speaks no TLS" in done.stderr
+        and "Trying again" not in done.stderr
+    )
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -386,12 +473,23 @@ def test_nobody_there_is_one_line_and_status_1(tmp_path: Path, protocol: str) ->
 def test_no_answer_is_not_taken_for_one(tmp_path: Path, protocol: str) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"))
     with Receiver("never") as receiver:
-        done = run_send(tmp_path, path, "--give-up", "0", OTEL_EXPORTER_OTLP_TIMEOUT="1", **receiver.environment(protocol))
+        done = run_send(
+            tmp_path,
+            path,
+            "--give-up",
+            "0",
+            OTEL_EXPORTER_OTLP_TIMEOUT="1",
+            **receiver.environment(protocol),
+        )
     assert done.returncode == 1 and "1 line not delivered" in done.stdout
 
 
-def test_lines_in_between_that_cannot_be_read_are_said_and_the_others_arrive(tmp_path: Path) -> None:
-    path = write(tmp_path / "logs.jsonl", log_line("0"), "half a {", '{"resourceLogs": 3}', "", log_line("1"))
+def test_lines_in_between_that_cannot_be_read_are_said_and_the_others_arrive(
+    tmp_path: Path,
+) -> None:
+    path = write(
+        tmp_path / "logs.jsonl", log_line("0"), "half a {", '{"resourceLogs": 3}', "", log_line("1")
+    )
     with Receiver() as receiver:
         done = run_send(tmp_path, path, **receiver.environment())
     assert done.returncode == 2 and bodies(receiver) == all_of(2)
@@ -399,7 +497,8 @@ def test_lines_in_between_that_cannot_be_read_are_said_and_the_others_arrive(tmp
     assert len(done.stderr.splitlines()) == 1 and f"{path}, line 2: it is not JSON" in done.stderr
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------
 
 SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -417,13 +516,18 @@ SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         (log_line("0") + "\n", SOMEWHERE | {"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"}, "no usable endpoint for logs"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_status_2(tmp_path: Path, content: str | None, variables: dict[str, str], said: str) -> None:
+def test_bad_input_is_one_line_and_status_2(
+    tmp_path: Path, content: str | None, variables: dict[str, str], said: str
+) -> None:
     if content is not None:
         (tmp_path / "file.jsonl").write_text(content)
     done = run_send(tmp_path, "file.jsonl", **variables)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr.splitlines()[-1]
-    assert len(done.stderr.splitlines()) == 1 or "OTEL_EXPORTER_OTLP_PROTOCOL='smoke' is not supported" in done.stderr
+    assert (
+        len(done.stderr.splitlines()) == 1
+        or "OTEL_EXPORTER_OTLP_PROTOCOL='smoke' is not supported" in done.stderr
+    )
 
 
 def test_nothing_is_sent_where_one_of_the_files_is_none(tmp_path: Path) -> None:
@@ -441,7 +545,9 @@ def test_nothing_is_sent_where_one_of_the_files_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("TIMEOUT", "soon"), ("COMPRESSION", "brotli")])
-def test_a_variable_that_no_exporter_can_be_made_of_is_one_line(tmp_path: Path, name: str, value: str) -> None:
+def test_a_variable_that_no_exporter_can_be_made_of_is_one_line(
+    tmp_path: Path, name: str, value: str
+) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"))
     done = run_send(tmp_path, path, **SOMEWHERE, **{f"OTEL_EXPORTER_OTLP_{name}": value})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
@@ -454,7 +560,8 @@ def test_an_empty_file_is_nothing_to_send(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "logs.jsonl: nothing to send\n")
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- pieces
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_rate_spreads_messages_over_time() -> None:
@@ -501,7 +608,9 @@ def test_a_receiver_that_asks_for_time_gets_it_by_http(monkeypatch: pytest.Monke
     _Busy.answers = [(429, {"retry-after": "37"}), (503, {"retry-after": "41"}), (200, {})]
     server, pauses = HTTPServer(("127.0.0.1", 0), _Busy), list[float]()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}"
+    )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     endpoint = Endpoint(Rate(), 60.0, lambda text: None, pauses.append)
     assert endpoint.send("logs", b"", Outcome("x")).kind == "accepted"
@@ -520,7 +629,9 @@ def test_a_receiver_that_asks_for_time_gets_it_by_grpc(monkeypatch: pytest.Monke
                 self.headers.append({})
                 info = RetryInfo()
                 info.retry_delay.seconds = 37
-                context.set_trailing_metadata((("google.rpc.retryinfo-bin", info.SerializeToString()),))
+                context.set_trailing_metadata(
+                    (("google.rpc.retryinfo-bin", info.SerializeToString()),)
+                )
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later")
             return super()._answer_grpc(signal, request, context)
 
@@ -539,7 +650,11 @@ def test_what_is_repeated_without_an_answer_is_counted(monkeypatch: pytest.Monke
 
     class Silent:
         endpoint, protocol = "somewhere", "grpc"
-        answers = [Answer("unconfirmed", "no answer"), Answer("unavailable", "busy"), Answer("accepted")]
+        answers = [
+            Answer("unconfirmed", "no answer"),
+            Answer("unavailable", "busy"),
+            Answer("accepted"),
+        ]
 
         def send_request(self, message: bytes) -> Answer:
             return self.answers.pop(0)
@@ -547,14 +662,23 @@ def test_what_is_repeated_without_an_answer_is_counted(monkeypatch: pytest.Monke
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("otel_torch.telemetry.transport.open_transport", lambda *given: Silent())
     outcome = Outcome("x")
-    assert Endpoint(Rate(), 60.0, lambda text: None, lambda seconds: None).send("logs", b"", outcome).kind == "accepted"
+    assert (
+        Endpoint(Rate(), 60.0, lambda text: None, lambda seconds: None)
+        .send("logs", b"", outcome)
+        .kind
+        == "accepted"
+    )
     assert (outcome.requests, outcome.sent_again) == (3, 1)
 
 
-def test_exporters_of_another_make_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_exporters_of_another_make_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("otel_torch.telemetry.transport.GrpcTransport", lambda *given: object().there_is_none)  # type: ignore[attr-defined]
-    from otel_torch.cli import main
+    monkeypatch.setattr(
+        "otel_torch.telemetry.transport.GrpcTransport", lambda *given: object().there_is_none
+    )  # type: ignore[attr-defined]
+    from otel_torch.cli.main import main
 
     assert main(["send", str(write(tmp_path / "logs.jsonl", log_line("0")))]) == 2
     assert "version of OpenTelemetry's OTLP exporters is not known here" in capsys.readouterr().err
@@ -574,7 +698,9 @@ def test_ranges_hold_what_was_put_in() -> None:
         assert {number for one in kept for number in range(*one)} == expected
         assert all(before[1] < after[0] for before, after in pairwise(kept))
         start, end = sorted(chance.sample(range(210), 2))
-        assert {number for one in ranges.missing(start, end) for number in range(*one)} == set(range(start, end)) - expected
+        assert {number for one in ranges.missing(start, end) for number in range(*one)} == set(
+            range(start, end)
+        ) - expected
 
 
 def test_the_files_of_a_read_only_copy_are_found(tmp_path: Path) -> None:

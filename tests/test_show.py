@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from otel_torch import show
-from otel_torch.table import Line, colourful, escape, render, write
+from otel_torch.rendering.table import Line, colourful, escape, render, write
 
 
 def row(module="block", step=0, **fields):
@@ -45,14 +45,26 @@ def table(text):
     """The lines under the heading, in words, by module."""
     body = text.split("\n\n", 1)[1].splitlines()
     header = body[0].split()
-    return header, [dict(zip(header, line.removeprefix("!").split(), strict=True)) for line in body[1:]]
+    return header, [
+        dict(zip(header, line.removeprefix("!").split(), strict=True)) for line in body[1:]
+    ]
 
 
 def test_steps_are_summed_up_so_that_no_extreme_is_missed(recording, capsys):
     path = recording(row(min=-5.0, abs_mean=7.0), row(step=1, max=9.0, abs_mean=8.0), row("other"))
     assert run(path) == 0
     header, lines = table(capsys.readouterr().out)
-    assert header == ["module", "tensor", "records", "abs_mean", "min", "max", "nonfinite", "shape", "dtype"]
+    assert header == [
+        "module",
+        "tensor",
+        "records",
+        "abs_mean",
+        "min",
+        "max",
+        "nonfinite",
+        "shape",
+        "dtype",
+    ]
     assert lines[0] == {
         "module": "block", "tensor": "out", "records": "2", "abs_mean": "8", "min": "-5", "max": "9",
         "nonfinite": "0", "shape": "2x3", "dtype": "float32",
@@ -90,7 +102,14 @@ def test_fastvideos_own_recording_without_a_count_is_judged_by_its_values(record
 
 
 def test_steps_and_modules_are_selected_and_each_record_has_its_line(recording, capsys):
-    path = recording(*[row(f"layer.{n}", step, call=call) for step in range(5) for n in range(3) for call in range(2)])
+    path = recording(
+        *[
+            row(f"layer.{n}", step, call=call)
+            for step in range(5)
+            for n in range(3)
+            for call in range(2)
+        ]
+    )
     assert run(path, "--module", r"\.1$", "--step", "2,4") == 0
     header, lines = table(capsys.readouterr().out)
     assert header[:4] == ["module", "tensor", "step", "call"]
@@ -100,7 +119,9 @@ def test_steps_and_modules_are_selected_and_each_record_has_its_line(recording, 
 
 
 def test_models_phases_and_branches_are_told_apart_where_there_are_several(recording, capsys):
-    path = recording(row(model="A"), row(model="B", phase="eval"), row(model="B", phase="eval", branch="cond"))
+    path = recording(
+        row(model="A"), row(model="B", phase="eval"), row(model="B", phase="eval", branch="cond")
+    )
     assert run(path) == 0
     body = capsys.readouterr().out.split("\n\n", 1)[1].splitlines()
     assert body[0].split()[:5] == ["model", "module", "tensor", "phase", "branch"]
@@ -140,7 +161,10 @@ def test_json_is_one_strict_object(recording, capsys):
     [
         (("--module", "("), "--module '(' is not a regular expression"),
         (("--step", "x"), "--step"),
-        (("--module", "nothing"), "none of its 1 records is selected; it has 1 modules (block) and steps 0 to 0"),
+        (
+            ("--module", "nothing"),
+            "none of its 1 records is selected; it has 1 modules (block) and steps 0 to 0",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(recording, capsys, words, said):
@@ -197,7 +221,13 @@ def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recordin
     path = recording(*[row(f"layer.{n}") for n in range(9000)])
     command = [sys.executable, "-m", "otel_torch", "show", path, "--json"]
     leader, follower = pty.openpty()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=follower, env={**os.environ, "TERM": "xterm"}, timeout=120)
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=120,
+    )
     os.close(follower)
     shown = b""
     try:
@@ -218,7 +248,7 @@ def test_columns_line_up_whatever_the_script():
 
 def test_a_folder_is_no_recording(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    from otel_torch.cli import main
+    from otel_torch.cli.main import main
 
     assert main(["show", "."]) == 2
     assert capsys.readouterr().err == "otel_torch: .: Is a directory\n"

@@ -1,4 +1,6 @@
-"""`otel-torch show --html`: a recording as one page. What a browser makes of it is looked at in tests/pages."""
+"""`otel-torch show --html`: a recording as one page. What a browser makes of it is looked at in
+tests/pages.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import otel_torch.page
-from otel_torch.cli import main
+import otel_torch.rendering.page
+from otel_torch.cli.main import main
 from otel_torch.show import grid as grids
 from otel_torch.show.grid import Grid, combine
 from otel_torch.show.traces import Process, Span, lanes
@@ -72,7 +74,7 @@ META = {
 }  # fmt: skip
 
 
-def test_the_header_has_the_facts_of_the_run(recording, page):  # noqa: F811
+def test_the_header_has_the_facts_of_the_run(recording, page):
     found = text(page(recording(row(), row(step=1), meta=META)))
     for said in (
         "ended cleanly", "every recorded value is finite", "2 of 1 modules", "run r7", "rank 3 of 8", "71 on node", "2.5 s",
@@ -87,16 +89,29 @@ def test_the_header_has_the_facts_of_the_run(recording, page):  # noqa: F811
     [
         (META | {"ended_cleanly": False}, "killed, or still going on"),
         (META | {"writing_ended": "disk"}, "writing ended before the run did (disk)"),
-        (META | {"lost": [{"what": "record", "reason": "disk", "count": 4}]}, "lost 4 records (disk)"),
+        (
+            META | {"lost": [{"what": "record", "reason": "disk", "count": 4}]},
+            "lost 4 records (disk)",
+        ),
         (None, "no metadata"),
-        ({"versions": 3, "models": [1], "regions": "?", "settings": None, "lost": {}, "start": 5}, "no metadata"),
+        (
+            {
+                "versions": 3,
+                "models": [1],
+                "regions": "?",
+                "settings": None,
+                "lost": {},
+                "start": 5,
+            },
+            "no metadata",
+        ),
     ],
 )
-def test_it_says_how_the_run_ended_and_what_was_lost(recording, page, meta, said):  # noqa: F811
+def test_it_says_how_the_run_ended_and_what_was_lost(recording, page, meta, said):
     assert said in text(page(recording(row(), meta=meta)))
 
 
-def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording, page):  # noqa: F811
+def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording, page):
     rows = [
         row("fine"),
         row("late", 4, max="Infinity"),
@@ -114,11 +129,23 @@ def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording
     assert cells(found, "abs_mean")["fine", "0"] == 1.0
 
 
-def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):  # noqa: F811
-    rows = [row(name, at, abs_mean=at + 0.5, further=2 * at) for at in range(3) for name in ("a", "b")]
-    rows += [row("a", 1, call=1, abs_mean=-7.0, min=-9.0, max=0.0, nonfinite=0, zeros=2), row("a", 1, call=2, zeros=3)]
+def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):
+    rows = [
+        row(name, at, abs_mean=at + 0.5, further=2 * at) for at in range(3) for name in ("a", "b")
+    ]
+    rows += [
+        row("a", 1, call=1, abs_mean=-7.0, min=-9.0, max=0.0, nonfinite=0, zeros=2),
+        row("a", 1, call=2, zeros=3),
+    ]
     found = page(recording(*rows))
-    assert list(data(found)["groups"]["outputs"]["statistics"]) == ["abs_mean", "min", "max", "nonfinite", "zeros", "further"]
+    assert list(data(found)["groups"]["outputs"]["statistics"]) == [
+        "abs_mean",
+        "min",
+        "max",
+        "nonfinite",
+        "zeros",
+        "further",
+    ]
     assert cells(found, "abs_mean") == {
         ("a", "0"): 0.5, ("a", "1"): -7.0, ("a", "2"): 2.5, ("b", "0"): 0.5, ("b", "1"): 1.5, ("b", "2"): 2.5,
     }  # fmt: skip
@@ -127,19 +154,36 @@ def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):  # noqa:
     assert cells(found, "further")["b", "2"] == 4.0
 
 
-def test_the_spread_over_modules_and_over_steps_is_told_in_quantiles(recording, page):  # noqa: F811
-    rows = [row(f"m{at}", number, abs_mean=float(at + 100 * number)) for number in range(2) for at in range(11)]
-    statistic = data(page(recording(*rows, row("bad", abs_mean="NaN"))))["groups"]["outputs"]["statistics"]["abs_mean"]
-    assert statistic["over_steps"] == [[0.0, 1.0, 5.0, 9.0, 10.0], [100.0, 101.0, 105.0, 109.0, 110.0]]
+def test_the_spread_over_modules_and_over_steps_is_told_in_quantiles(recording, page):
+    rows = [
+        row(f"m{at}", number, abs_mean=float(at + 100 * number))
+        for number in range(2)
+        for at in range(11)
+    ]
+    statistic = data(page(recording(*rows, row("bad", abs_mean="NaN"))))["groups"]["outputs"][
+        "statistics"
+    ]["abs_mean"]
+    assert statistic["over_steps"] == [
+        [0.0, 1.0, 5.0, 9.0, 10.0],
+        [100.0, 101.0, 105.0, 109.0, 110.0],
+    ]
     assert statistic["over_modules"][3] == [3.0, 13.0, 53.0, 93.0, 103.0]
     assert statistic["over_modules"][-1] is None
 
 
-def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):  # noqa: F811
-    rows = [row(tensor=name) for name in ("out[0]", "out[1]", "in.x", "grad", "param.weight", "odd")]
+def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):
+    rows = [
+        row(tensor=name) for name in ("out[0]", "out[1]", "in.x", "grad", "param.weight", "odd")
+    ]
     rows += [row(model="N"), row(model="N", phase="eval")]
     groups = data(page(recording(*rows)))["groups"]
-    assert list(groups) == ["outputs", "inputs", "gradients of outputs", "parameters", "other tensors"]
+    assert list(groups) == [
+        "outputs",
+        "inputs",
+        "gradients of outputs",
+        "parameters",
+        "other tensors",
+    ]
     assert groups["outputs"]["rows"] == [
         "M: block out[0] forward",
         "M: block out[1] forward",
@@ -149,11 +193,15 @@ def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):  # 
     assert groups["inputs"]["rows"] == ["block"]
 
 
-def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page):  # noqa: F811
+def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page):
     def counts(**by_bin):
         return [by_bin.get(f"b{at}", 0) for at in range(64)]
 
-    rows = [row("a", 0, histogram=counts(b41=1, b43=1)), row("a", 1, histogram=counts(b43=2)), row("b", histogram=counts(b42=5))]
+    rows = [
+        row("a", 0, histogram=counts(b41=1, b43=1)),
+        row("a", 1, histogram=counts(b43=2)),
+        row("b", histogram=counts(b42=5)),
+    ]
     found = page(recording(*rows))
     assert "Magnitudes" in text(found)
     assert data(found)["groups"]["outputs"]["histograms"] == {
@@ -163,30 +211,49 @@ def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page
     assert "Magnitudes" not in text(page(recording(row())))
 
 
-def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recording, page):  # noqa: F811
-    rows = [row(f"blocks.{at // 3}.{at % 3}", number, abs_mean=float(number)) for number in range(1000) for at in range(300)]
+def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recording, page):
+    rows = [
+        row(f"blocks.{at // 3}.{at % 3}", number, abs_mean=float(number))
+        for number in range(1000)
+        for at in range(300)
+    ]
     rows[150_000]["abs_mean"] = 5000.0
     found = page(recording(*rows))
     drawn = data(found)
     group = drawn["groups"]["outputs"]
-    assert 40 <= len(drawn["columns"]) <= 80 and drawn["columns"][0] == "0–15" and drawn["columns"][-1] == "992–999"
-    assert len(group["rows"]) == 100 and group["said"].startswith("300 tensors are put together under 100 names")
+    assert (
+        40 <= len(drawn["columns"]) <= 80
+        and drawn["columns"][0] == "0–15"
+        and drawn["columns"][-1] == "992–999"
+    )
+    assert len(group["rows"]) == 100 and group["said"].startswith(
+        "300 tensors are put together under 100 names"
+    )
     assert "1,000 steps are put together in groups of 16" in text(found)
     table = np.array(group["statistics"]["abs_mean"]["cells"])
     assert table.max() == 5000.0 and (table[:, -1] == 999).all(), "no extreme is lost"
 
 
-def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_finite(recording, page):  # noqa: F811
-    found = page(recording(*[row(f"m{at}", abs_mean="NaN" if at == 400 else 1.0) for at in range(500)]))
+def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_finite(
+    recording, page
+):
+    found = page(
+        recording(*[row(f"m{at}", abs_mean="NaN" if at == 400 else 1.0) for at in range(500)])
+    )
     group = data(found)["groups"]["outputs"]
     assert len(group["rows"]) == ROWS and group["rows"][-1] == "m400"
     assert f"{500 - ROWS} are left out" in group["said"]
 
 
-def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):  # noqa: F811
+def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
     numbers = random.Random(0)
     rows = [
-        {"module": f"{at}", "tensor": kind, "step": number, **{f"s{one}": numbers.gauss(0, 1e9) for one in range(30)}}
+        {
+            "module": f"{at}",
+            "tensor": kind,
+            "step": number,
+            **{f"s{one}": numbers.gauss(0, 1e9) for one in range(30)},
+        }
         for number in range(90)
         for at in range(130)
         for kind in ("out", "in[0]")
@@ -196,49 +263,68 @@ def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path): 
     assert "Left out: 6 further statistics, s24, s25, s26, s27, s28 among them" in text(found)
 
 
-def test_modules_and_steps_are_selected(recording, page):  # noqa: F811
+def test_modules_and_steps_are_selected(recording, page):
     rows = [row(name, at) for at in range(5) for name in ("a.1", "b.1")]
     found = page(recording(*rows), "--module", "^b", "--step", "2-3")
     assert set(cells(found, "abs_mean")) == {("b.1", "2"), ("b.1", "3")}
     assert "10 of 2 modules, of which 2 are shown" in text(found)
 
 
-# -- the timeline --------------------------------------------------------------------------------------------------------------
+# -- the timeline
+# --------------------------------------------------------------------------------------------------
 
 
 def timeline(page):
     return json.loads(page.scripts[0])["timeline"]
 
 
-def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):  # noqa: F811
+def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):
     found = page(recording(row(), meta=META))
     assert json.loads(found.scripts[0]) == {}
-    assert "To see here when each region and step began and ended, record with OTEL_TORCH_OTLP_FILE=FOLDER too" in text(found)
+    assert (
+        "To see here when each region and step began and ended, record with OTEL_TORCH_OTLP_FILE=FOLDER too"
+        in text(found)
+    )
 
 
-def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):  # noqa: F811
+def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):
     path = recording(row(), meta=META)
     happened = ("exception", 2.5, {"exception.type": "ValueError"})
-    mine = line(span("torch.run", 0, 9), span("region", 1, 4, torch_region="r", events=[happened]), step(3, 1.5, 2), rank=3)
+    mine = line(
+        span("torch.run", 0, 9),
+        span("region", 1, 4, torch_region="r", events=[happened]),
+        step(3, 1.5, 2),
+        rank=3,
+    )
     write(tmp_path / "traces.rank3.jsonl", mine)
     write(tmp_path / "traces.rank4.jsonl", line(span("of another rank", 0, 99), rank=4))
     plot = timeline(page(path))
-    drawn = [(one["text"].split("\n")[0], one["from"], one["to"], one["line"], one["kind"]) for one in plot["data"]["values"]]
+    drawn = [
+        (one["text"].split("\n")[0], one["from"], one["to"], one["line"], one["kind"])
+        for one in plot["data"]["values"]
+    ]
     assert drawn == [
         ("torch.run", 0.0, 9.0, 0, "other"), ("region", 1.0, 4.0, 1, "region"), ("torch.step 3", 1.5, 2.0, 2, "step"),
     ]  # fmt: skip
     (mark,) = plot["layer"][-1]["data"]["values"]
-    assert (mark["at"], mark["line"], mark["text"]) == (2.5, 1, "exception\nexception.type ValueError")
+    assert (mark["at"], mark["line"], mark["text"]) == (
+        2.5,
+        1,
+        "exception\nexception.type ValueError",
+    )
 
 
-def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, page, tmp_path):  # noqa: F811
+def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, page, tmp_path):
     write(tmp_path / "else" / "traces.jsonl", line(span("torch.run", 0, 9), run="another"))
     found = page(recording(row(), meta=META), "--traces", tmp_path / "else")
     assert json.loads(found.scripts[0]) == {}
-    assert "the traces are of another run" in text(found) and "the traces are of another run" in found.said
+    assert (
+        "the traces are of another run" in text(found)
+        and "the traces are of another run" in found.said
+    )
 
 
-def test_of_many_spans_the_longest_are_drawn_and_it_is_said(recording, page, tmp_path):  # noqa: F811
+def test_of_many_spans_the_longest_are_drawn_and_it_is_said(recording, page, tmp_path):
     many = [span(f"s{at}", at, at + (0.9 if at % 2 else 0.1)) for at in range(5000)]
     found = page(recording(row()), "--traces", write(tmp_path / "traces.jsonl", line(*many)))
     values = timeline(found)["data"]["values"]
@@ -261,35 +347,61 @@ def test_a_timeline_never_draws_two_spans_in_one_place():
         inside.sort(key=lambda one: one.start_ns)
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(inside))
         above = by_place.get((lane, depth - 1), [])
-        assert depth == 0 or all(any(up.start_ns <= one.start_ns and one.end_ns <= up.end_ns for up in above) for one in inside)
+        assert depth == 0 or all(
+            any(up.start_ns <= one.start_ns and one.end_ns <= up.end_ns for up in above)
+            for one in inside
+        )
 
 
-# -- safety --------------------------------------------------------------------------------------------------------------------
+# -- safety
+# --------------------------------------------------------------------------------------------------
 
 
-def test_no_name_runs_in_a_page(recording, page, tmp_path):  # noqa: F811
+def test_no_name_runs_in_a_page(recording, page, tmp_path):
     meta = META | {
         "trace_id": HOSTILE, "versions": {HOSTILE: HOSTILE}, "settings": {HOSTILE: HOSTILE}, "kernels": HOSTILE,
         "models": {HOSTILE: {"modules": HOSTILE}}, "regions": {HOSTILE: {"count": 1}}, "writing_ended": HOSTILE,
     }  # fmt: skip
-    bad = row(HOSTILE, tensor=HOSTILE, model=HOSTILE, phase=HOSTILE, branch=HOSTILE, nonfinite=1, **{HOSTILE: 1.5})
+    bad = row(
+        HOSTILE,
+        tensor=HOSTILE,
+        model=HOSTILE,
+        phase=HOSTILE,
+        branch=HOSTILE,
+        nonfinite=1,
+        **{HOSTILE: 1.5},
+    )
     hostile = HOSTILE.replace("\ud800", "")  # which no writer of protobuf's JSON writes
-    traces = line(span(hostile, 0, 1, events=[(hostile, 0.5, {hostile: hostile})], **{hostile: hostile}), rank=3)
+    traces = line(
+        span(hostile, 0, 1, events=[(hostile, 0.5, {hostile: hostile})], **{hostile: hostile}),
+        rank=3,
+    )
     given = "--traces", write(tmp_path / "traces.jsonl", traces)
-    honest = page(recording(row(nonfinite=1), meta=META), "--traces", write(tmp_path / "t.jsonl", line(span("a", 0, 1), rank=3)))
+    honest = page(
+        recording(row(nonfinite=1), meta=META),
+        "--traces",
+        write(tmp_path / "t.jsonl", line(span("a", 0, 1), rank=3)),
+    )
     found = page(recording(bad, meta=meta), *given)
     assert len(found.scripts) == 4 and found.scripts[2:] == honest.scripts[2:]
     assert {tag for tag, _ in found.elements} == {tag for tag, _ in honest.elements} | {"p"}
-    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
+    assert not [
+        name for _, attributes in found.elements for name in attributes if name.startswith("on")
+    ]
     assert "alert(1)" in text(found) and "alert(1)" in str(timeline(found))
     assert all(one.isprintable() or one == "\n" for one in "".join(found.texts))
     assert "<" not in found.scripts[0] and "<" not in found.scripts[1]
     assert data(found)["groups"]["other tensors"]["rows"]
     loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
     assert not [name for _, attributes in found.elements for name in loads & set(attributes)]
-    policy = next(attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes)
+    policy = next(
+        attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes
+    )
     directives = dict(one.strip().split(" ", 1) for one in policy.split(";"))
-    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in found.scripts[2:]}
+    hashes = {
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
+        for one in found.scripts[2:]
+    }
     assert directives["default-src"] == "'none'" and set(directives["script-src"].split()) == hashes
     assert not re.search(r"@import|url\(", "".join(found.texts))
 
@@ -297,13 +409,21 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):  # noqa: F811
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--html", "no/such/folder.html"), "no/such/folder.html: cannot be written: No such file or directory"),
+        (
+            ("--html", "no/such/folder.html"),
+            "no/such/folder.html: cannot be written: No such file or directory",
+        ),
         (("--html", "."), "cannot be written: Is a directory"),
-        (("--html", "p.html", "--module", "nothing"), "none of its 1 records is selected; it has 1 modules (block)"),
+        (
+            ("--html", "p.html", "--module", "nothing"),
+            "none of its 1 records is selected; it has 1 modules (block)",
+        ),
         (("--html", "p.html", "--traces", "run.jsonl"), "run.jsonl: line 1 holds no spans"),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_no_page(recording, tmp_path, monkeypatch, capsys, words, said):  # noqa: F811
+def test_bad_input_is_one_line_status_2_and_no_page(
+    recording, tmp_path, monkeypatch, capsys, words, said
+):
     recording(row())
     monkeypatch.chdir(tmp_path)
     assert main(["show", "run.jsonl", *words]) == 2
@@ -312,19 +432,26 @@ def test_bad_input_is_one_line_status_2_and_no_page(recording, tmp_path, monkeyp
     assert not (tmp_path / "p.html").exists()
 
 
-def test_without_the_plotting_library_one_line_says_what_to_install(recording, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_without_the_plotting_library_one_line_says_what_to_install(
+    recording, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     assert main(["show", recording(row()), "--html", str(tmp_path / "p.html")]) == 2
-    assert "--html needs vl-convert-python: pip install 'otel-torch[html]'" in capsys.readouterr().err
+    assert (
+        "--html needs vl-convert-python: pip install 'otel-torch[html]'" in capsys.readouterr().err
+    )
     assert not (tmp_path / "p.html").exists()
 
 
-# -- the grid ------------------------------------------------------------------------------------------------------------------
+# -- the grid
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cells_in_memory", [1 << 20, 100, 1])
 @pytest.mark.parametrize("statistic", ["x", "min", "zeros"])
-def test_whatever_is_put_together_is_what_putting_all_together_gives(monkeypatch, statistic, cells_in_memory):
+def test_whatever_is_put_together_is_what_putting_all_together_gives(
+    monkeypatch, statistic, cells_in_memory
+):
     """In one chunk or in many, with columns for all steps or a single one."""
     monkeypatch.setattr(grids, "CELLS", cells_in_memory)
     numbers = random.Random(7)
@@ -334,7 +461,10 @@ def test_whatever_is_put_together_is_what_putting_all_together_gives(monkeypatch
         for at in range(3000)
     ]  # fmt: skip
     if statistic == "zeros":
-        rows = [one | {"zeros": abs(one["zeros"]) if math.isfinite(one["zeros"]) else 1.0} for one in rows]
+        rows = [
+            one | {"zeros": abs(one["zeros"]) if math.isfinite(one["zeros"]) else 1.0}
+            for one in rows
+        ]
     grid = Grid()
     for start in range(0, len(rows), 700):
         grid.add(rows[start : start + 700])
@@ -351,13 +481,26 @@ def test_whatever_is_put_together_is_what_putting_all_together_gives(monkeypatch
             wanted = math.nan if values is None else combine(statistic, np.array([values]))[0]
             found = array[at, column]
             # of two values of one magnitude and different signs either may stay
-            assert (found != found and wanted != wanted) or found == wanted or (statistic == "x" and found == -wanted)
+            assert (
+                (found != found and wanted != wanted)
+                or found == wanted
+                or (statistic == "x" and found == -wanted)
+            )
     if cells_in_memory == 1:
         assert len(grid.columns) == 1
 
 
 def test_fields_that_are_no_numbers_are_no_statistics():
-    odd = {"x": "<error>", "y": [1, 2], "z": True, "order": [1, 2], "value": 3, "class": "Linear", "huge": 10**400, "rms": 2}
+    odd = {
+        "x": "<error>",
+        "y": [1, 2],
+        "z": True,
+        "order": [1, 2],
+        "value": 3,
+        "class": "Linear",
+        "huge": 10**400,
+        "rms": 2,
+    }
     grid = Grid.of(iter([{"module": "a", "tensor": "out", "step": None, **odd}]))
     assert list(grid.statistics) == ["rms", "huge"]
     assert np.isinf(grid.statistics["huge"]).all()

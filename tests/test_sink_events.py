@@ -20,7 +20,10 @@ finish()
     (step,) = receiver.spans("torch.step")
     (event,) = receiver.log_records()
     assert (event["trace_id"], event["span_id"]) == (step["trace_id"], step["span_id"])
-    assert (event["event_name"], event["body"]) == ("torch.module.activation", "torch.module.activation")
+    assert (event["event_name"], event["body"]) == (
+        "torch.module.activation",
+        "torch.module.activation",
+    )
     assert event["time"] == int(done.stdout)
     assert event["attributes"] == {
         "torch.model": "Net", "torch.module": "layer.7", "torch.tensor": "out", "torch.phase": "forward", "torch.step": 2,
@@ -46,4 +49,7 @@ finish()
 assert get_logger_provider() is provider
 """, OTEL_TORCH_SIGNALS="log_events", PROGRAM=receiver.grpc_endpoint)  # fmt: skip
     (event,) = receiver.log_records()
-    assert (event["resource"], event["event_name"]) == ({"service.name": "the program"}, "torch.module.activation")
+    assert (event["resource"], event["event_name"]) == (
+        {"service.name": "the program"},
+        "torch.module.activation",
+    )

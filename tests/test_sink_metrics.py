@@ -19,18 +19,30 @@ def receiver():
 def values(receiver, name=GAUGE):
     """(module, step label, value), sorted by time."""
     points = sorted(receiver.metric_points(name), key=lambda point: point["time"])
-    return [(p["attributes"]["torch.module"], p["attributes"].get("torch.step"), p["value"]) for p in points]
+    return [
+        (p["attributes"]["torch.module"], p["attributes"].get("torch.step"), p["value"])
+        for p in points
+    ]
 
 
-STEPS = "for n in range(5): run_step(n, [record(step=n, mean=float(n))], bounded={bounded})\nfinish()"
+STEPS = (
+    "for n in range(5): run_step(n, [record(step=n, mean=float(n))], bounded={bounded})\nfinish()"
+)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize(("mode", "bounded", "labelled"), [
     ("label", False, True), ("time", True, False), ("auto", True, True), ("auto", False, False),
 ])  # fmt: skip
-def test_every_steps_value_is_delivered_in_each_mode(tmp_path, receiver, protocol, mode, bounded, labelled):
-    drive(tmp_path, STEPS.format(bounded=bounded), OTEL_TORCH_METRIC_STEP=mode, **receiver.environment(protocol))
+def test_every_steps_value_is_delivered_in_each_mode(
+    tmp_path, receiver, protocol, mode, bounded, labelled
+):
+    drive(
+        tmp_path,
+        STEPS.format(bounded=bounded),
+        OTEL_TORCH_METRIC_STEP=mode,
+        **receiver.environment(protocol),
+    )
     assert values(receiver) == [("layer", n if labelled else None, float(n)) for n in range(5)]
     points = receiver.metric_points(GAUGE)
     assert {(point["kind"], point["unit"]) for point in points} == {("gauge", "")}
@@ -41,7 +53,12 @@ def test_every_steps_value_is_delivered_in_each_mode(tmp_path, receiver, protoco
 def test_a_point_has_the_contracts_attributes(tmp_path, receiver):
     drive(tmp_path, "run_step(0, [record(mean=1.0)]); finish()", **receiver.environment())
     (point,) = receiver.metric_points(GAUGE)
-    assert point["attributes"] == {"torch.model": "Net", "torch.module": "layer", "torch.tensor": "out", "torch.phase": "forward"}
+    assert point["attributes"] == {
+        "torch.model": "Net",
+        "torch.module": "layer",
+        "torch.tensor": "out",
+        "torch.phase": "forward",
+    }
     assert point["resource"]["dl.rank"] == 0
 
 
@@ -52,7 +69,11 @@ finish()
 """, **receiver.environment())  # fmt: skip
     assert values(receiver) == [("layer", None, 3.0)]
     histogram = receiver.metric_points("torch.module.activation.magnitude")[-1]
-    assert (histogram["kind"], histogram["count"], histogram["sum"]) == ("exponential_histogram", 2, 8.0)
+    assert (histogram["kind"], histogram["count"], histogram["sum"]) == (
+        "exponential_histogram",
+        2,
+        8.0,
+    )
     assert (histogram["min"], histogram["max"]) == (2.0, 6.0)
 
 
@@ -69,7 +90,11 @@ finish()
     assert (counter["value"], counter["unit"], counter["kind"]) == (5, "{element}", "sum")
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 1
     assert not receiver.metric_points("torch.module.activation.numel")
-    assert [p["kind"] for p in receiver.metric_points() if p["name"] == "torch.module.activation.nonfinite"] == ["sum"]
+    assert [
+        p["kind"]
+        for p in receiver.metric_points()
+        if p["name"] == "torch.module.activation.nonfinite"
+    ] == ["sum"]
 
 
 def test_regions_have_a_histogram_of_their_duration(tmp_path, receiver):
@@ -80,7 +105,12 @@ for seconds in (1, 2):
 finish()
 """, **receiver.environment())  # fmt: skip
     point = receiver.metric_points("torch.region.duration")[-1]
-    assert (point["unit"], point["attributes"], point["count"], point["sum"]) == ("s", {"torch.region": "r"}, 2, 3.0)
+    assert (point["unit"], point["attributes"], point["count"], point["sum"]) == (
+        "s",
+        {"torch.region": "r"},
+        2,
+        3.0,
+    )
 
 
 def test_series_beyond_the_limit_are_not_sent_but_counted_and_said(tmp_path, receiver):
@@ -92,7 +122,11 @@ finish()
     assert "more than 20 metric series" in done.stderr and "OTEL_TORCH_METRIC_SERIES" in done.stderr
     assert "30 metric points (series_limit)" in done.stderr
     dropped = receiver.metric_points("otel_torch.records.dropped")[-1]
-    assert (dropped["value"], dropped["unit"], dropped["attributes"]["reason"]) == (30, "{record}", "series_limit")
+    assert (dropped["value"], dropped["unit"], dropped["attributes"]["reason"]) == (
+        30,
+        "{record}",
+        "series_limit",
+    )
 
 
 def test_auto_goes_on_without_the_label_where_it_would_take_too_many_series(tmp_path, receiver):
@@ -120,26 +154,28 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=os.environ["PROGRAM"]), export_interval_millis=3600_000)
 provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}))
-metrics.set_meter_provider(provider)
+metric_sink.set_meter_provider(provider)
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
-assert metrics.get_meter_provider() is provider
+assert metric_sink.get_meter_provider() is provider
 """, PROGRAM=receiver.grpc_endpoint)  # fmt: skip
     assert values(receiver)[-1] == ("layer", None, 2.0)
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
-    assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {"the program"}
+    assert {point["resource"]["service.name"] for point in receiver.metric_points()} == {
+        "the program"
+    }
     assert "only the last value" in done.stderr
 
 
 def test_series_are_found_and_counted_in_the_thread_that_sends(tmp_path, receiver):
     done = drive(tmp_path, """
 import threading
-from otel_torch.sinks import metrics
-threads, take = set(), metrics.MetricSink._take
+from otel_torch.telemetry import metric_sink
+threads, take = set(), metric_sink.MetricSink._take
 def taking(*arguments):
     threads.add(threading.current_thread().name)
     return take(*arguments)
-metrics.MetricSink._take = taking
+metric_sink.MetricSink._take = taking
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
 print(threads)
@@ -162,12 +198,22 @@ def test_magnitudes_are_counted_as_the_sdk_would(spread):
     values = [0.0, *(draw.lognormvariate(0, spread) for _ in range(1000)), 0.0]
     reader = InMemoryMetricReader()
     view = View(instrument_name="m", aggregation=ExponentialBucketHistogramAggregation())
-    histogram = MeterProvider([reader], views=[view], shutdown_on_exit=False).get_meter("t").create_histogram("m")
+    histogram = (
+        MeterProvider([reader], views=[view], shutdown_on_exit=False)
+        .get_meter("t")
+        .create_histogram("m")
+    )
     ours = Magnitudes("m", "", 0, delta=False)
     for value in values:
         histogram.record(value)
         ours.add_all(["one"], [value])
-    expected = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics[0].data.data_points[0]
+    expected = (
+        reader.get_metrics_data()
+        .resource_metrics[0]
+        .scope_metrics[0]
+        .metrics[0]
+        .data.data_points[0]
+    )
     found = ours.collect({"one": {}}, 1).data.data_points[0]
     for name in ("count", "scale", "zero_count", "min", "max"):
         assert getattr(found, name) == getattr(expected, name)
@@ -175,7 +221,10 @@ def test_magnitudes_are_counted_as_the_sdk_would(spread):
     trimmed = list(expected.positive.bucket_counts)
     while trimmed and not trimmed[-1]:
         trimmed.pop()
-    assert (found.positive.offset, list(found.positive.bucket_counts)) == (expected.positive.offset, trimmed)
+    assert (found.positive.offset, list(found.positive.bucket_counts)) == (
+        expected.positive.offset,
+        trimmed,
+    )
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -188,10 +237,14 @@ def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
     from otel_torch.telemetry.magnitudes import Durations
 
     bounds = [0.01, 0.1, 1]
-    kinds = {Histogram: AggregationTemporality.DELTA if delta else AggregationTemporality.CUMULATIVE}
+    kinds = {
+        Histogram: AggregationTemporality.DELTA if delta else AggregationTemporality.CUMULATIVE
+    }
     reader = InMemoryMetricReader(preferred_temporality=kinds)
     meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("t")
-    histogram = meter.create_histogram("d", "s", "how long", explicit_bucket_boundaries_advisory=bounds)
+    histogram = meter.create_histogram(
+        "d", "s", "how long", explicit_bucket_boundaries_advisory=bounds
+    )
     ours = Durations("d", "how long", "torch.region", bounds, 0, delta=delta)
     assert ours.collect(1) is None
     values = [0.0, 0.01, 0.05, 1.0, 7.0] * 1000
@@ -210,7 +263,11 @@ def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
             thread.join()
         (expected,) = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
         found = ours.collect(2)
-        assert (found.name, found.unit, found.description) == (expected.name, expected.unit, expected.description)
+        assert (found.name, found.unit, found.description) == (
+            expected.name,
+            expected.unit,
+            expected.description,
+        )
         assert found.data.aggregation_temporality == expected.data.aggregation_temporality
         one, other = found.data.data_points[0], expected.data.data_points[0]
         for name in ("attributes", "count", "min", "max"):

@@ -44,8 +44,16 @@ finish()
     (outer,) = receiver.spans("fastvideo.region::outer")
     (decode,) = receiver.spans("Decode")
     (step,) = receiver.spans("torch.step")
-    assert (outer["start"], outer["end"], outer["attributes"]) == (1_000, 4_000, {"torch.region": "outer"})
-    event = {"name": "fastvideo.profiler.enable_collection", "time": 3_500, "attributes": {"torch.region": "outer"}}
+    assert (outer["start"], outer["end"], outer["attributes"]) == (
+        1_000,
+        4_000,
+        {"torch.region": "outer"},
+    )
+    event = {
+        "name": "fastvideo.profiler.enable_collection",
+        "time": 3_500,
+        "attributes": {"torch.region": "outer"},
+    }
     assert outer["events"] == [event]
     assert decode["attributes"] == {"n": 2, "torch.device.duration": 0.25}
     assert step["attributes"] == {"torch.step": 3, "torch.loop": 0, "torch.model": "Net"}
@@ -60,7 +68,13 @@ def test_the_resource_says_who_and_never_how_it_was_called(tmp_path, receiver):
           OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="process", OTEL_RESOURCE_ATTRIBUTES="team=video",
           **receiver.environment())  # fmt: skip
     resource = receiver.spans("torch.run")[0]["resource"]
-    expected = {"dl.rank": 1, "dl.local_rank": 1, "dl.world_size": 2, "otel_torch.run.id": "test", "service.name": "tests"}
+    expected = {
+        "dl.rank": 1,
+        "dl.local_rank": 1,
+        "dl.world_size": 2,
+        "otel_torch.run.id": "test",
+        "service.name": "tests",
+    }
     assert {key: resource[key] for key in expected} == expected
     assert resource["team"] == "video"
     assert {"service.instance.id", "host.name", "process.pid"} <= resource.keys()
@@ -68,8 +82,14 @@ def test_the_resource_says_who_and_never_how_it_was_called(tmp_path, receiver):
 
 
 def test_more_events_than_a_span_usually_keeps_all_arrive(tmp_path, receiver):
-    drive(tmp_path, "run_step(0, [record(f'layer.{n}') for n in range(5000)]); finish()", **receiver.environment())
-    assert sorted(event["torch.module"] for event in receiver.events()) == sorted(f"layer.{n}" for n in range(5000))
+    drive(
+        tmp_path,
+        "run_step(0, [record(f'layer.{n}') for n in range(5000)]); finish()",
+        **receiver.environment(),
+    )
+    assert sorted(event["torch.module"] for event in receiver.events()) == sorted(
+        f"layer.{n}" for n in range(5000)
+    )
     assert len(receiver.spans("torch.step")[0]["events"]) > 128
     (step,) = receiver.spans("torch.step")
     for span in receiver.spans("torch.step.events"):
@@ -83,9 +103,15 @@ nan, inf = float("nan"), float("inf")
 run_step(0, [record(mean=nan, min=-inf, max=inf)])
 finish()
 """, OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics", **receiver.environment())  # fmt: skip
-    expected = {"torch.stat.mean": "NaN", "torch.stat.min": "-Infinity", "torch.stat.max": "Infinity"}
+    expected = {
+        "torch.stat.mean": "NaN",
+        "torch.stat.min": "-Infinity",
+        "torch.stat.max": "Infinity",
+    }
     for attributes in (receiver.events()[0], receiver.log_records()[0]["attributes"]):
-        assert {key: value for key, value in attributes.items() if key.startswith("torch.stat.")} == expected
+        assert {
+            key: value for key, value in attributes.items() if key.startswith("torch.stat.")
+        } == expected
 
 
 def test_a_numpy_or_torch_scalar_arrives_as_a_number(tmp_path, receiver):
@@ -132,7 +158,9 @@ finish()
 
 
 def test_the_programs_spans_in_a_forward_are_children_of_the_step(tmp_path, receiver):
-    """Also where a region keeps the forward from being a span itself, in a thread in which nothing is current."""
+    """Also where a region keeps the forward from being a span itself, in a thread in which nothing
+    is current.
+    """
     done = drive(tmp_path, """
 import threading
 from opentelemetry import trace
@@ -173,7 +201,11 @@ recorder.open(scope); recorder.add(record()); finish(); recorder.close(scope)
 
 
 def test_steps_of_a_training_are_traces_of_their_own_linked_both_ways(tmp_path, receiver):
-    drive(tmp_path, "for n in range(3): run_step(n, [record(step=n)], training=True)\nfinish()", **receiver.environment())
+    drive(
+        tmp_path,
+        "for n in range(3): run_step(n, [record(step=n)], training=True)\nfinish()",
+        **receiver.environment(),
+    )
     (run,) = receiver.spans("torch.run")
     steps = receiver.spans("torch.step")
     assert len({span["trace_id"] for span in [run, *steps]}) == 4
@@ -182,7 +214,9 @@ def test_steps_of_a_training_are_traces_of_their_own_linked_both_ways(tmp_path, 
 
 
 def test_no_trace_outgrows_four_megabytes(tmp_path, receiver):
-    """A denoising loop is one trace until that is full; a single step that is too large by itself is spread as well."""
+    """A denoising loop is one trace until that is full; a single step that is too large by itself
+    is spread as well.
+    """
     drive(tmp_path, """
 for step in range(12):
     run_step(step, [record(f"blocks.{n}.attention", step) for n in range(1000)], bounded=True)
@@ -197,7 +231,11 @@ finish(60)
     assert max(sizes.values()) <= 4_000_000
     assert len(receiver.events()) == 12 * 1000 + 12000
     (run,) = receiver.spans("torch.run")
-    in_run = [span["attributes"]["torch.step"] for span in receiver.spans("torch.step") if span["trace_id"] == run["trace_id"]]
+    in_run = [
+        span["attributes"]["torch.step"]
+        for span in receiver.spans("torch.step")
+        if span["trace_id"] == run["trace_id"]
+    ]
     assert in_run == list(range(len(in_run))) and 2 <= len(in_run) < 12
     own = [span for span in receiver.spans("torch.step") if span["trace_id"] != run["trace_id"]]
     assert all(span["links"] == [(run["trace_id"], run["span_id"])] for span in own)
@@ -206,10 +244,16 @@ finish(60)
 def test_the_run_joins_the_trace_of_the_environment(tmp_path, receiver):
     carrier = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     done = drive(
-        tmp_path, "run_step(0, []); print(os.environ['TRACEPARENT']); finish()", TRACEPARENT=carrier, **receiver.environment()
+        tmp_path,
+        "run_step(0, []); print(os.environ['TRACEPARENT']); finish()",
+        TRACEPARENT=carrier,
+        **receiver.environment(),
     )
     (run,) = receiver.spans("torch.run")
-    assert (run["trace_id"], run["parent_id"]) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    assert (run["trace_id"], run["parent_id"]) == (
+        "0af7651916cd43dd8448eb211c80319c",
+        "b7ad6b7169203331",
+    )
     assert done.stdout.strip() == carrier
 
 
@@ -258,19 +302,28 @@ with tracer.start_as_current_span("after the end"):
     assert nested["torch.step"] == nested["fastvideo.region::r"] == "program"
     assert nested["inside"] == "fastvideo.region::r"
     assert "after the end" in nested
-    assert sorted(event["torch.module"] for event in receiver.events()) == sorted(f"layer.{n}" for n in range(500))
+    assert sorted(event["torch.module"] for event in receiver.events()) == sorted(
+        f"layer.{n}" for n in range(500)
+    )
     assert sum(span["dropped_events"] for span in receiver.spans()) == 0
     assert "lost" not in done.stderr
 
 
 def test_the_sampler_of_the_environment_decides(tmp_path, receiver):
-    done = drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TRACES_SAMPLER="always_off", **receiver.environment())
+    done = drive(
+        tmp_path,
+        "run_step(0, [record()]); finish()",
+        OTEL_TRACES_SAMPLER="always_off",
+        **receiver.environment(),
+    )
     assert not receiver.spans()
     assert receiver.metric_points("torch.module.activation.mean")
     assert "lost" not in done.stderr
 
 
-def test_a_provider_of_the_program_gets_even_the_spans_that_end_with_the_program(tmp_path, receiver):
+def test_a_provider_of_the_program_gets_even_the_spans_that_end_with_the_program(
+    tmp_path, receiver
+):
     """Its own exit function was registered after ours and so runs first, unless we see to it."""
     run_python(tmp_path, "import os\nimport torch\n" + PROVIDER + """
 model = torch.nn.Linear(2, 2)

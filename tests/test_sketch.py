@@ -1,4 +1,6 @@
-"""The sketch: its distance estimates that of the tensors, it adds up over parts, and it is the same for ever."""
+"""The sketch: its distance estimates that of the tensors, it adds up over parts, and it is the same
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def constant_in_one_channel(difference: torch.Tensor, chance: torch.Generator) -
 
 
 def one_token(difference: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    difference[0, int(torch.randint(difference.shape[1], (1,), generator=chance))].normal_(generator=chance)
+    difference[0, int(torch.randint(difference.shape[1], (1,), generator=chance))].normal_(
+        generator=chance
+    )
     return difference
 
 
@@ -67,7 +71,9 @@ SHAPES = [(1, 96, 512), (2, 33, 129), (1, 300, 1024)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_the_distance_of_sketches_estimates_the_distance_of_tensors(fault: Callable[..., torch.Tensor], shape: tuple[int, ...]):
+def test_the_distance_of_sketches_estimates_the_distance_of_tensors(
+    fault: Callable[..., torch.Tensor], shape: tuple[int, ...]
+):
     """Within 20 % from the 5th to the 95th percentile, whatever the difference looks like."""
     ratios = []
     chance = generator(sum(shape))
@@ -75,7 +81,9 @@ def test_the_distance_of_sketches_estimates_the_distance_of_tensors(fault: Calla
         one = torch.randn(shape, generator=chance)
         difference = fault(torch.zeros(shape), chance)
         other = one + difference.mul_(1e-3 * float(one.norm() / difference.norm()))
-        ratios.append(float((sketch(other) - sketch(one)).norm() / (other.double() - one.double()).norm()))
+        ratios.append(
+            float((sketch(other) - sketch(one)).norm() / (other.double() - one.double()).norm())
+        )
     low, middle, high = torch.tensor(ratios).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
     assert 0.8 < low < high < 1.2 and 0.93 < middle < 1.07, (low, middle, high)
 
@@ -83,25 +91,38 @@ def test_the_distance_of_sketches_estimates_the_distance_of_tensors(fault: Calla
 @pytest.mark.parametrize("numel", [1, 2, 5, 17, 64])
 def test_tiny_tensors_too(numel: int):
     chance = generator(numel)
-    ratios = [float(sketch(x).norm() / x.norm()) for x in (torch.randn(numel, generator=chance) for _ in range(TRIALS))]
+    ratios = [
+        float(sketch(x).norm() / x.norm())
+        for x in (torch.randn(numel, generator=chance) for _ in range(TRIALS))
+    ]
     low, high = torch.tensor(ratios).quantile(torch.tensor([0.05, 0.95])).tolist()
     assert 0.8 < low <= high < 1.2
 
 
 def test_large_tensors_of_which_all_pieces_are_alike():
-    """Signs repeat from piece to piece of 1021 x 128 elements: what is equal in all of them must not add up."""
+    """Signs repeat from piece to piece of 1021 x 128 elements: what is equal in all of them must
+    not add up.
+    """
     ratios = []
     for seed in range(12):
         piece = torch.randn(1021 * 128, generator=generator(seed))
         whole = piece.repeat(20)
         ratios.append(float(sketch(whole).norm() / whole.norm()))
-    assert 0.85 < sum(ratios) / len(ratios) < 1.15 and max(ratios) < 1.35 and min(ratios) > 0.65, ratios
+    assert 0.85 < sum(ratios) / len(ratios) < 1.15 and max(ratios) < 1.35 and min(ratios) > 0.65, (
+        ratios
+    )
 
 
 def test_a_sketch_is_linear():
-    one, other = torch.randn(3, 50_000, generator=generator(0)), torch.randn(3, 50_000, generator=generator(1))
+    one, other = (
+        torch.randn(3, 50_000, generator=generator(0)),
+        torch.randn(3, 50_000, generator=generator(1)),
+    )
     assert close(sketch(2 * one.double() - 3 * other.double()), 2 * sketch(one) - 3 * sketch(other))
-    assert close(row_sketch(2 * one.double() - 3 * other.double()), 2 * row_sketch(one) - 3 * row_sketch(other))
+    assert close(
+        row_sketch(2 * one.double() - 3 * other.double()),
+        2 * row_sketch(one) - 3 * row_sketch(other),
+    )
 
 
 def test_parts_add_up_to_the_whole_by_their_positions():
@@ -125,7 +146,7 @@ def test_parts_of_complex_tensors_add_up_too(kind: Callable[..., torch.Tensor]):
 RANKS = """
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-from otel_torch.statistics.columns import SUMS
+from otel_torch.statistics.row_layout import SUMS
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.sketch import row_sketch, sketch
@@ -183,13 +204,19 @@ def test_views_agree_and_other_orders_do_not():
     assert torch.equal(sketch(heads), sketch(heads.reshape(2, 17, 32)))
     assert torch.equal(sketch(heads), sketch(heads.reshape(-1)))
     moved = heads.transpose(1, 2).contiguous()
-    assert torch.equal(sketch(moved.transpose(1, 2)), sketch(heads))  # where memory has another order, the logical one counts
+    assert torch.equal(
+        sketch(moved.transpose(1, 2)), sketch(heads)
+    )  # where memory has another order, the logical one counts
     for other in (moved, heads.flip(1), heads.roll(1, -1), -heads):
         distance = float((sketch(other) - sketch(heads)).norm() / sketch(heads).norm())
         assert 1.0 < distance < 2.5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool],
+    ids=str,
+)
 def test_every_type_is_sketched_by_its_numbers(dtype: torch.dtype):
     values = (torch.randn(40, 30, generator=generator(6)) * 3).abs().to(dtype)
     wanted = torch.cat([sketch(values.double()), row_sketch(values.double())])
@@ -213,7 +240,9 @@ def test_nothing_and_a_single_number(shape: tuple[int, ...]):
     for kind in (sketch, row_sketch):
         found = kind(values)
         assert found.shape == (SIZE,) and found.dtype == torch.float64
-        assert torch.equal(found, kind(torch.ones(1)) if values.numel() else torch.zeros(SIZE, dtype=torch.float64))
+        assert torch.equal(
+            found, kind(torch.ones(1)) if values.numel() else torch.zeros(SIZE, dtype=torch.float64)
+        )
     assert row_sketch(torch.tensor(1j)).shape == (SIZE,)
 
 
@@ -231,14 +260,19 @@ def test_a_row_sketch_of_a_fused_weight_follows_from_its_parts():
 
     def turned(rows: int, part: torch.Tensor) -> torch.Tensor:
         found = row_sketch(part)
-        turns = torch.polar(torch.ones(FREQUENCIES).double(), 2 * math.pi * (rows * torch.tensor(TURNS).double()).frac())
+        turns = torch.polar(
+            torch.ones(FREQUENCIES).double(),
+            2 * math.pi * (rows * torch.tensor(TURNS).double()).frac(),
+        )
         turned = torch.complex(found[:FREQUENCIES], found[FREQUENCIES:]) * turns
         return torch.cat([turned.real, turned.imag])
 
     query, key, value = (torch.randn(rows, 24, generator=generator(rows)) for rows in (16, 8, 9))
     fused = row_sketch(torch.cat((query, key, value)))
     assert close(turned(0, query) + turned(16, key) + turned(24, value), fused)
-    assert not torch.allclose(turned(0, query) + turned(16, value) + turned(25, key), fused, rtol=0.1)
+    assert not torch.allclose(
+        turned(0, query) + turned(16, value) + turned(25, key), fused, rtol=0.1
+    )
     bias = torch.randn(33, generator=generator(9))
     assert close(row_sketch(bias[:16]) + turned(16, bias[16:]), row_sketch(bias))
 
@@ -390,8 +424,12 @@ FAR = "++-+++-+-+-+++-+++---++++---+--+---++++-+++----++++--++++-+++---"
 
 
 def test_signs_are_the_same_for_ever():
-    """A recording made today is compared with one made by a later version, on another device: these literals never change."""
-    assert [round(number * 8, 9) for number in sketch(torch.tensor([1.0, 2.0, 3.0])).tolist()] == list(LITERAL)
+    """A recording made today is compared with one made by a later version, on another device: these
+    literals never change.
+    """
+    assert [
+        round(number * 8, 9) for number in sketch(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    ] == list(LITERAL)
     rows = row_sketch(torch.arange(1.0, 7.0).reshape(3, 2)).tolist()
     assert rows == pytest.approx(LITERAL_ROWS, abs=1e-6)
 
@@ -413,11 +451,15 @@ def test_a_sketch_takes_no_random_number_and_is_seen_by_nobody():
 
 @pytest.mark.parametrize("numel", (PIECE - 1, 2 * PIECE, 5 * PIECE + 4321))
 @pytest.mark.parametrize("start", (0, 1, 3 * PIECE, (2**14 - 3) * PIECE, 2**15 * PIECE))
-def test_the_pieces_that_a_device_takes_at_once_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch, numel: int, start: int):
+def test_the_pieces_that_a_device_takes_at_once_are_those_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, numel: int, start: int
+):
     values = torch.randn(numel, generator=generator(numel))
     expected, rows = sketch(values, start), row_sketch(values.view(-1, 1), start % PIECE)
     monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
-    assert close(sketch(values, start), expected) and close(row_sketch(values.view(-1, 1), start % PIECE), rows)
+    assert close(sketch(values, start), expected) and close(
+        row_sketch(values.view(-1, 1), start % PIECE), rows
+    )
 
 
 def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: pytest.MonkeyPatch):
@@ -426,7 +468,9 @@ def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: py
     prepare(values.device)
 
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("numbers of the host are sent to the device, which makes the program wait")
+        raise AssertionError(
+            "numbers of the host are sent to the device, which makes the program wait"
+        )
 
     for name in ("tensor", "frombuffer", "as_tensor"):
         monkeypatch.setattr(torch, name, refuse)

@@ -1,7 +1,9 @@
-"""The switch: every kind of process is covered once, and an interpreter with the switch off does nothing at all.
+"""The switch: every kind of process is covered once, and an interpreter with the switch off does
+nothing at all.
 
-Everything runs in a small environment of its own with our real start-up file in it. Its torch is one line and its
-bootstrap only notes that it was called: what is tested here is whether, when and how often.
+Everything runs in a small environment of its own with our real start-up file in it. Its torch is
+one line and its bootstrap only notes that it was called: what is tested here is whether, when and
+how often.
 """
 
 import importlib
@@ -17,7 +19,7 @@ import zipfile
 import pytest
 
 import otel_torch
-from otel_torch.launch import STARTUP_SITE
+from otel_torch.cli.run import STARTUP_SITE
 
 ROOT = pathlib.Path(otel_torch.__file__).parents[1]
 
@@ -48,8 +50,12 @@ def stop():
 def make_environment(folder, *, start_up_file):
     """A virtual environment with this package, a stand-in torch and a stand-in bootstrap."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    site = pathlib.Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
-    shutil.copytree(ROOT / "otel_torch", site / "otel_torch", ignore=shutil.ignore_patterns("__pycache__"))
+    site = pathlib.Path(
+        sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+    )
+    shutil.copytree(
+        ROOT / "otel_torch", site / "otel_torch", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (site / "otel_torch" / "bootstrap.py").write_text(BOOTSTRAP)
     (site / "torch.py").write_text("loaded = True\n")
     if start_up_file:
@@ -69,16 +75,24 @@ def without_file(tmp_path_factory):
 
 @pytest.fixture
 def execute(tmp_path):
-    """execute(python, program, …) runs a program and returns its result, with `calls`: the notes of the bootstrap."""
+    """execute(python, program, …) runs a program and returns its result, with `calls`: the notes of
+    the bootstrap.
+    """
 
     def execute(python, program, *, flags=(), wrapper=(), **variables):
         path, calls = tmp_path / "program.py", tmp_path / "calls"
         path.write_text(textwrap.dedent(program))
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        inherited = {
+            name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ
+        }
         environ = {**inherited, "CALLS": str(calls), **variables}
         command = [*map(str, wrapper), str(python), *flags, str(path)]
-        result = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        result.calls = [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
+        result = subprocess.run(
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        result.calls = (
+            [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
+        )
         return result
 
     return execute
@@ -130,7 +144,9 @@ def test_interpreter_flags_do_not_keep_us_out(execute, with_file, flag):
 
 
 def test_a_start_that_fails_is_one_line(execute, with_file):
-    program = "import sys; sys.modules['otel_torch.bootstrap'] = None; import torch; print(torch.loaded)"
+    program = (
+        "import sys; sys.modules['otel_torch.bootstrap'] = None; import torch; print(torch.loaded)"
+    )
     result = execute(with_file, program, **ON)
     assert (result.returncode, result.stdout) == (0, "True\n")
     (line,) = result.stderr.splitlines()
@@ -184,12 +200,18 @@ def test_a_worker_takes_its_jobs_id_over_a_made_one(execute, with_file):
 
 
 def test_a_given_run_id_is_kept(execute, with_file):
-    assert [run for _, _, run in execute(with_file, "import torch", OTEL_TORCH_RUN_ID="mine", **ON).calls] == ["mine"]
+    assert [
+        run
+        for _, _, run in execute(with_file, "import torch", OTEL_TORCH_RUN_ID="mine", **ON).calls
+    ] == ["mine"]
 
 
 def test_the_start_file_names_what_the_pth_calls():
     module, function = (ROOT / "packaging" / "otel_torch.start").read_text().strip().split(":")
-    assert getattr(importlib.import_module(module), function) is importlib.import_module("otel_torch.startup").main
+    assert (
+        getattr(importlib.import_module(module), function)
+        is importlib.import_module("otel_torch.startup").main
+    )
 
 
 # the face
@@ -198,7 +220,9 @@ def test_the_start_file_names_what_the_pth_calls():
 @pytest.mark.parametrize("name", sorted(set(otel_torch.__all__) - {"__version__"}))
 def test_every_public_name_is_where_the_face_says(name):
     if name == "OtelTorchInstrumentor":
-        pytest.importorskip("opentelemetry.instrumentation", reason="the extra `instrument` is not installed")
+        pytest.importorskip(
+            "opentelemetry.instrumentation", reason="the extra `instrument` is not installed"
+        )
     assert callable(getattr(otel_torch, name))
     assert name in dir(otel_torch)
 
@@ -259,19 +283,29 @@ def test_run_hands_on_to_the_programs_own_sitecustomize(execute, without_file, t
     (tmp_path / "own" / "sitecustomize.py").write_text("HERE = __file__\n")
     program = """
         import os, sys, sitecustomize, torch
-        print(sitecustomize.HERE == os.environ["OWN"], any("startup_site" in folder for folder in sys.path))
+        print(sitecustomize.HERE == os.environ["OWN"], any("startup/site" in folder for folder in sys.path))
     """
     own = tmp_path / "own"
-    result = execute(without_file, program, wrapper=wrap(without_file), PYTHONPATH=str(own), OWN=str(own / "sitecustomize.py"))
+    result = execute(
+        without_file,
+        program,
+        wrapper=wrap(without_file),
+        PYTHONPATH=str(own),
+        OWN=str(own / "sitecustomize.py"),
+    )
     assert (result.stdout, result.stderr) == ("True False\n", "")
     assert len(result.calls) == 1
 
 
-def test_an_error_in_the_programs_own_sitecustomize_looks_as_it_always_does(execute, without_file, tmp_path):
+def test_an_error_in_the_programs_own_sitecustomize_looks_as_it_always_does(
+    execute, without_file, tmp_path
+):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("1 / 0\n")
     bare = execute(without_file, "import torch", PYTHONPATH=str(tmp_path / "own"))
-    wrapped = execute(without_file, "import torch", wrapper=wrap(without_file), PYTHONPATH=str(tmp_path / "own"))
+    wrapped = execute(
+        without_file, "import torch", wrapper=wrap(without_file), PYTHONPATH=str(tmp_path / "own")
+    )
     assert "ZeroDivisionError" in bare.stderr
     # twice: `otel-torch run` is itself a Python with that PYTHONPATH
     assert (wrapped.returncode, wrapped.stderr) == (bare.returncode, 2 * bare.stderr)
@@ -279,7 +313,9 @@ def test_an_error_in_the_programs_own_sitecustomize_looks_as_it_always_does(exec
 
 
 def test_run_with_a_python_that_has_not_got_us_says_so_once(execute, with_file, tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
+    )
     program = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', 'print(1)']).returncode)"
     result = execute(tmp_path / "bare" / "bin" / "python", program, wrapper=wrap(with_file))
     assert (result.returncode, result.stdout) == (0, "1\n")
@@ -288,7 +324,7 @@ def test_run_with_a_python_that_has_not_got_us_says_so_once(execute, with_file, 
 
 
 def test_run_in_run_is_one_run(execute, with_file):
-    program = "import os, torch; print(os.environ['PYTHONPATH'].count('startup_site'))"
+    program = "import os, torch; print(os.environ['PYTHONPATH'].count('startup/site'))"
     result = execute(with_file, program, wrapper=wrap(with_file, *wrap(with_file)))
     assert result.stdout == "1\n" and len(result.calls) == 1
     assert pathlib.Path(STARTUP_SITE, "sitecustomize.py").exists()
@@ -299,14 +335,20 @@ def test_run_in_run_is_one_run(execute, with_file):
 
 @pytest.fixture(scope="session")
 def instrumented(tmp_path_factory):
-    """An environment that also sees this interpreter's packages, behind its own, and our entry points."""
-    pytest.importorskip("opentelemetry.instrumentation", reason="the extra `instrument` is not installed")
+    """An environment that also sees this interpreter's packages, behind its own, and our entry
+    points.
+    """
+    pytest.importorskip(
+        "opentelemetry.instrumentation", reason="the extra `instrument` is not installed"
+    )
     python = make_environment(tmp_path_factory.mktemp("instrumented") / "venv", start_up_file=True)
     site = next((python.parents[1] / "lib").glob("python*/site-packages"))
     (site / "zz_others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     # metadata of a torch that satisfies the extra, and of ourselves
     (site / "torch-2.9.0.dist-info").mkdir()
-    (site / "torch-2.9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    (site / "torch-2.9.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    )
     return python
 
 
@@ -324,13 +366,17 @@ def test_opentelemetry_instrument_is_a_switch(execute, instrumented, switch):
 
 
 def test_opentelemetry_instrument_respects_off(execute, instrumented):
-    result = execute(instrumented, "import torch", wrapper=instrument(instrumented), OTEL_TORCH_ENABLED="off")
+    result = execute(
+        instrumented, "import torch", wrapper=instrument(instrumented), OTEL_TORCH_ENABLED="off"
+    )
     assert (result.returncode, result.calls) == (0, [])
 
 
 def test_opentelemetry_instrument_knows_our_settings_as_options(execute, instrumented):
     program = "import os; print(os.environ['OTEL_TORCH_STEPS'])"
-    result = execute(instrumented, program, wrapper=(*instrument(instrumented), "--torch_steps", "0-3"))
+    result = execute(
+        instrumented, program, wrapper=(*instrument(instrumented), "--torch_steps", "0-3")
+    )
     assert result.stdout == "0-3\n", result.stderr
 
 
@@ -360,15 +406,27 @@ def test_without_contrib_the_instrumentor_says_what_to_install(execute, with_fil
 def test_the_wheel_has_the_start_up_files_beside_the_package(tmp_path):
     pytest.importorskip("hatchling", reason="hatchling builds the wheel")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
-    built = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    built = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     with zipfile.ZipFile(tmp_path / built.stdout.split()[-1]) as wheel:
         inside = set(wheel.namelist())
-        assert {"otel_torch.pth", "otel_torch.start", "otel_torch/py.typed", "otel_torch/startup_site/sitecustomize.py"} <= inside
-        entry_points = wheel.read(next(name for name in inside if name.endswith("entry_points.txt"))).decode()
+        assert {
+            "otel_torch.pth",
+            "otel_torch.start",
+            "otel_torch/py.typed",
+            "otel_torch/startup/site/sitecustomize.py",
+        } <= inside
+        entry_points = wheel.read(
+            next(name for name in inside if name.endswith("entry_points.txt"))
+        ).decode()
     assert {name.split("/")[0] for name in inside} == {
         "otel_torch.pth",
         "otel_torch.start",
         "otel_torch",
         f"otel_torch-{otel_torch.__version__}.dist-info",
     }
-    assert all(group in entry_points for group in ("console_scripts", "opentelemetry_instrumentor", "opentelemetry_environment"))
+    assert all(
+        group in entry_points
+        for group in ("console_scripts", "opentelemetry_instrumentor", "opentelemetry_environment")
+    )

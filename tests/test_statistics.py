@@ -1,4 +1,6 @@
-"""The statistics of tensors: right, cheap to ask for, and invisible to the program they are taken in."""
+"""The statistics of tensors: right, cheap to ask for, and invisible to the program they are taken
+in.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.settings import STATISTICS
 from otel_torch.statistics import native
-from otel_torch.statistics.columns import MAX, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import Measured, _measure, _plan, measure
 from otel_torch.statistics.read import read_rows
 from otel_torch.statistics.reduce import sums
+from otel_torch.statistics.row_layout import MAX, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FP8 = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
-INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
+INTEGERS = [
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+]
 
 
 @pytest.fixture(params=["auto", "torch"])
@@ -51,7 +61,11 @@ def expected(tensor: torch.Tensor):
         "nonfinite": (~wide.isfinite()).sum(), "rms": wide.square().mean().sqrt(), "l2": wide.square().sum().sqrt(),
         "zeros": (wide == 0).sum(),
     }  # fmt: skip
-    found = {name: value.item() for name, value in values.items() if not (name == "std" and wide.numel() < 2)}
+    found = {
+        name: value.item()
+        for name, value in values.items()
+        if not (name == "std" and wide.numel() < 2)
+    }
     return {**found, "numel": wide.numel(), "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
 
 
@@ -59,7 +73,9 @@ def assert_same(found, wanted):
     assert list(found) == [name for name in STATISTICS if name in wanted]
     for name, value in wanted.items():
         if isinstance(value, float):
-            assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-9 * abs(wanted.get("rms", 1.0)), nan_ok=True), name
+            assert found[name] == pytest.approx(
+                value, rel=1e-9, abs=1e-9 * abs(wanted.get("rms", 1.0)), nan_ok=True
+            ), name
         else:
             assert found[name] == value, name
             assert type(found[name]) is type(value), name
@@ -75,7 +91,13 @@ def test_the_table_and_the_settings_name_the_same_statistics():
 def test_agrees_with_torch_in_fp64(shape, dtype):
     generator = torch.Generator().manual_seed(sum(shape))
     values = torch.randn(shape, generator=generator) * 3
-    tensor = (values.abs() + 0.5 if dtype == torch.float8_e8m0fnu else values.abs() if not dtype.is_signed else values).to(dtype)
+    tensor = (
+        values.abs() + 0.5
+        if dtype == torch.float8_e8m0fnu
+        else values.abs()
+        if not dtype.is_signed
+        else values
+    ).to(dtype)
     assert_same(statistics(tensor), expected(tensor))
 
 
@@ -119,14 +141,20 @@ def test_equal_numbers_have_no_deviation():
 
 @on_both_kernels
 def test_large_and_small_magnitudes_neither_overflow_nor_vanish():
-    assert_same(statistics(torch.tensor([3e38, 3e38, -1e38])), expected(torch.tensor([3e38, 3e38, -1e38])))
+    assert_same(
+        statistics(torch.tensor([3e38, 3e38, -1e38])), expected(torch.tensor([3e38, 3e38, -1e38]))
+    )
     tiny = torch.tensor([1e-30, 3e-30])
     assert statistics(tiny)["std"] == pytest.approx(tiny.double().std().item(), rel=1e-9)
 
 
 @on_both_kernels
 @pytest.mark.parametrize("size", [5, 600_000])
-@pytest.mark.parametrize("bad", [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf), (math.nan, math.inf)], ids=str)
+@pytest.mark.parametrize(
+    "bad",
+    [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf), (math.nan, math.inf)],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_what_is_not_finite_is_counted_and_goes_through_as_in_torch(dtype, bad, size):
     tensor = torch.ones(size).to(dtype)
@@ -139,7 +167,16 @@ def test_complex_numbers_have_the_statistics_of_their_magnitudes_only():
     for dtype in (torch.complex32, torch.complex64, torch.complex128):
         tensor = torch.tensor([3 + 4j, 0, complex(0, math.inf)]).to(dtype)
         found = statistics(tensor)
-        assert set(found) == {"abs_mean", "nonfinite", "rms", "l2", "zeros", "numel", "shape", "dtype"}
+        assert set(found) == {
+            "abs_mean",
+            "nonfinite",
+            "rms",
+            "l2",
+            "zeros",
+            "numel",
+            "shape",
+            "dtype",
+        }
         assert (found["nonfinite"], found["zeros"], found["abs_mean"]) == (1, 1, math.inf)
     assert statistics(torch.tensor([3 + 4j, 0]))["l2"] == 5.0
     assert statistics(torch.tensor([3 + 4j, 0]).conj())["abs_mean"] == 2.5
@@ -172,9 +209,13 @@ def test_quantized_tensors_are_measured_by_what_they_stand_for():
     values = torch.randn(2, 3)
     for tensor in (
         torch.quantize_per_tensor(values, 0.1, 0, torch.qint8),
-        torch.quantize_per_channel(values, torch.tensor([0.1, 0.2]), torch.tensor([0, 0]), 0, torch.qint8),
+        torch.quantize_per_channel(
+            values, torch.tensor([0.1, 0.2]), torch.tensor([0, 0]), 0, torch.qint8
+        ),
     ):
-        assert statistics(tensor)["sum"] == pytest.approx(tensor.dequantize().double().sum().item(), rel=1e-9, abs=1e-12)
+        assert statistics(tensor)["sum"] == pytest.approx(
+            tensor.dequantize().double().sum().item(), rel=1e-9, abs=1e-12
+        )
 
 
 @on_both_kernels
@@ -307,7 +348,11 @@ def test_nothing_is_read_before_it_is_asked_for(monkeypatch):
     for name in ("item", "__float__", "__int__", "__bool__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for tensor in (torch.randn(1000), torch.tensor([1.0, math.nan]), torch.ones(2, dtype=torch.complex64)):
+        for tensor in (
+            torch.randn(1000),
+            torch.tensor([1.0, math.nan]),
+            torch.ones(2, dtype=torch.complex64),
+        ):
             assert measure(tensor).row is not None
     assert "aten::_local_scalar_dense" not in {event.name for event in profile.events()}
 
@@ -316,9 +361,13 @@ def test_nothing_is_read_before_it_is_asked_for(monkeypatch):
 @on_both_kernels
 def test_large_tensors_are_taken_in_pieces(step):
     tensor = torch.zeros(2**11, step * 2**13, dtype=torch.bfloat16)[:, ::step]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         assert measure(tensor).row is not None
-    assert max((event.cpu_memory_usage for event in profile.events()), default=0) < tensor.numel() * 2
+    assert (
+        max((event.cpu_memory_usage for event in profile.events()), default=0) < tensor.numel() * 2
+    )
 
 
 @on_both_kernels
@@ -345,12 +394,21 @@ def test_every_statistic_is_computed_from_its_own_columns_alone():
 
 
 def test_statistics_come_in_the_order_in_which_they_are_asked_for():
-    assert list(statistics(torch.ones(3), ("dtype", "max", "abs_mean"))) == ["dtype", "max", "abs_mean"]
+    assert list(statistics(torch.ones(3), ("dtype", "max", "abs_mean"))) == [
+        "dtype",
+        "max",
+        "abs_mean",
+    ]
 
 
 def test_rows_come_in_order_with_gaps_where_there_is_none():
-    measured = [measure(torch.full((3,), float(n)) if n % 3 else torch.empty(3, device="meta"), ("max",)) for n in range(10)]
-    assert [row and row[MAX] for row in read_rows(measured)] == [float(n) if n % 3 else None for n in range(10)]
+    measured = [
+        measure(torch.full((3,), float(n)) if n % 3 else torch.empty(3, device="meta"), ("max",))
+        for n in range(10)
+    ]
+    assert [row and row[MAX] for row in read_rows(measured)] == [
+        float(n) if n % 3 else None for n in range(10)
+    ]
     assert read_rows([]) == []
 
 
@@ -373,7 +431,9 @@ from torch.distributed._functional_collectives import all_reduce
 assert read_rows([measure(all_reduce(torch.ones(5), "sum", mesh.get_group()))])[0][2] == 5.0
 dist.destroy_process_group()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -418,7 +478,9 @@ def counted(tensor):
 
 
 def bins(**counts):
-    """A histogram: `zeros`, `nonfinite`, `below` 2^-40, `above` 2^20, and `e3`, `e_3` for 2^3 and 2^-3."""
+    """A histogram: `zeros`, `nonfinite`, `below` 2^-40, `above` 2^20, and `e3`, `e_3` for 2^3 and
+    2^-3.
+    """
     places = {"zeros": 0, "below": 1, "above": 62, "nonfinite": 63}
     wanted = [0] * 64
     for name, count in counts.items():
@@ -428,14 +490,34 @@ def bins(**counts):
 
 @on_both_kernels
 def test_a_histogram_counts_magnitudes_by_power_of_two():
-    values = [0.0, -0.0, 1.0, -1.5, 1.999, 2.0, -4.0, 0.5, 2.0**-40, 2.0**-41, 5e-324, 2.0**19, 2.0**20 - 1, 2.0**20, -1e300]
+    values = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        1.999,
+        2.0,
+        -4.0,
+        0.5,
+        2.0**-40,
+        2.0**-41,
+        5e-324,
+        2.0**19,
+        2.0**20 - 1,
+        2.0**20,
+        -1e300,
+    ]
     found = counted(torch.tensor([*values, math.nan, math.inf, -math.inf], dtype=torch.float64))
-    assert found == bins(zeros=2, below=2, e_40=1, e_1=1, e0=3, e1=1, e2=1, e19=2, above=2, nonfinite=3)
+    assert found == bins(
+        zeros=2, below=2, e_40=1, e_1=1, e0=3, e1=1, e2=1, e19=2, above=2, nonfinite=3
+    )
     assert all(type(count) is int for count in found)
 
 
 @on_both_kernels
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64], ids=str
+)
 def test_a_histogram_of_any_type_counts_every_element_once(dtype):
     tensor = (torch.randn(3, 50, 7, generator=torch.Generator().manual_seed(1)) * 3).abs().to(dtype)
     found = counted(tensor.transpose(0, 2)[:, ::2])
@@ -450,7 +532,9 @@ def test_a_histogram_of_pieces_and_of_ones_own_zeros():
     assert counted(torch.empty(0)) == bins()
     assert counted(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) == bins(e0=5)
     whole = torch.randn(1000)
-    assert [one + other for one, other in zip(counted(whole[:300]), counted(whole[300:]), strict=True)] == counted(whole)
+    assert [
+        one + other for one, other in zip(counted(whole[:300]), counted(whole[300:]), strict=True)
+    ] == counted(whole)
     measured = measure(torch.ones(3, device="meta"), ("histogram",))
     assert derive(["histogram"], None, measured) == {}
 
@@ -462,8 +546,12 @@ def test_a_device_counts_as_the_host_does(monkeypatch):
     assert torch.equal(histogram(tensor), wanted)
 
 
-@pytest.mark.parametrize("special", ((), (math.nan,), (math.inf,), (-math.inf, 0.0, math.nan)), ids=str)
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int64), ids=str)
+@pytest.mark.parametrize(
+    "special", ((), (math.nan,), (math.inf,), (-math.inf, 0.0, math.nan)), ids=str
+)
+@pytest.mark.parametrize(
+    "dtype", (torch.float32, torch.bfloat16, torch.float64, torch.int64), ids=str
+)
 def test_a_device_adds_up_as_the_host_does(monkeypatch, dtype, special):
     tensor = (torch.randn(40_000, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
     tensor[7] = 0
@@ -473,5 +561,7 @@ def test_a_device_adds_up_as_the_host_does(monkeypatch, dtype, special):
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for columns in (SUMS, ("nonfinite",), ("zeros", "magnitudes")):
         asked = [SUMS.index(name) for name in columns]
-        assert sums(tensor, columns)[asked].tolist() == pytest.approx(wanted[asked].tolist(), rel=1e-12, nan_ok=True)
+        assert sums(tensor, columns)[asked].tolist() == pytest.approx(
+            wanted[asked].tolist(), rel=1e-12, nan_ok=True
+        )
     assert torch.equal(tensor.nan_to_num(1), before.nan_to_num(1))

@@ -80,7 +80,10 @@ def test_two_optimizers_of_a_gan_keep_their_own_steps() -> None:
 
     with recording() as sink:
         generator, critic = Generator(), Net()
-        first, second = torch.optim.SGD(generator.parameters()), torch.optim.SGD(critic.parameters())
+        first, second = (
+            torch.optim.SGD(generator.parameters()),
+            torch.optim.SGD(critic.parameters()),
+        )
         for _ in range(2):
             for _ in range(3):
                 train(critic, second)
@@ -120,7 +123,14 @@ def test_trace_step_begins_a_loop_when_the_step_does_not_grow() -> None:
             for step in (0, 1, 5):
                 with otel_torch.trace_step(step):
                     net(X)
-    assert sink.rows("loop", "step", "call", module="body") == [(0, 0, 0), (0, 1, 0), (0, 5, 0), (1, 0, 0), (1, 1, 0), (1, 5, 0)]
+    assert sink.rows("loop", "step", "call", module="body") == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (0, 5, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 5, 0),
+    ]
 
 
 def test_trace_step_is_seen_in_a_worker_thread() -> None:
@@ -138,7 +148,9 @@ def test_trace_step_survives_an_exception() -> None:
         with pytest.raises(RuntimeError, match="mine"), otel_torch.trace_step(3):
             raise RuntimeError("mine")
         assert otel_torch.current_step_idx() is None
-    assert [type(scope.error) for scope in sink.closed if scope.name == "torch.step"] == [RuntimeError]
+    assert [type(scope.error) for scope in sink.closed if scope.name == "torch.step"] == [
+        RuntimeError
+    ]
 
 
 def test_gradients_have_the_step_and_call_of_their_forward() -> None:
@@ -149,7 +161,11 @@ def test_gradients_have_the_step_and_call_of_their_forward() -> None:
         (first.sum() + second.sum()).backward()
         optimizer.step()
         train(net, optimizer)
-    assert sorted(sink.rows("step", "call", module="body", phase="backward")) == [(0, 0), (0, 1), (1, 0)]
+    assert sorted(sink.rows("step", "call", module="body", phase="backward")) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+    ]
     assert set(sink.rows("tensor", phase="backward")) == {"grad"}
 
 
@@ -169,8 +185,14 @@ def test_recomputation_is_labelled_and_counts_for_itself(reentrant: bool) -> Non
         for _ in range(2):
             net(X.clone().requires_grad_()).sum().backward()
             optimizer.step()
-    # without reentrance torch stops recomputing as soon as it has what it needs: only the first layers run twice
-    assert keys(sink, "body.0") == [(0, 0, "forward"), (0, 0, "recompute"), (1, 0, "forward"), (1, 0, "recompute")]
+    # without reentrance torch stops recomputing as soon as it has what it needs: only the first
+    # layers run twice
+    assert keys(sink, "body.0") == [
+        (0, 0, "forward"),
+        (0, 0, "recompute"),
+        (1, 0, "forward"),
+        (1, 0, "recompute"),
+    ]
 
 
 def test_steps_are_filtered_and_calls_that_are_left_out_still_count() -> None:
@@ -188,8 +210,12 @@ def test_a_filter_that_matches_no_step_is_said(capfd: pytest.CaptureFixture[str]
     assert "OTEL_TORCH_STEPS selects none" in capfd.readouterr().err
 
 
-def test_a_step_is_one_scope_and_its_records_come_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "FLUSH_INTERVAL_S", math.inf)  # a slow start would have the first step handed on in parts
+def test_a_step_is_one_scope_and_its_records_come_before_it_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        recorder, "FLUSH_INTERVAL_S", math.inf
+    )  # a slow start would have the first step handed on in parts
     with recording() as sink:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters())
@@ -197,8 +223,14 @@ def test_a_step_is_one_scope_and_its_records_come_before_it_closes(monkeypatch: 
         train(net, optimizer, passes=2)
     scopes = [scope for scope in sink.closed if scope.name == "torch.step"]
     assert [scope.attributes["torch.step"] for scope in scopes] == [0, 1]
-    assert all(scope.training and not scope.bounded and scope.attributes["torch.model"] == "Net" for scope in scopes)
-    assert [(batch.step, len(batch.records)) for batch in sink.batches] == [(scopes[0], 4), (scopes[1], 4)]
+    assert all(
+        scope.training and not scope.bounded and scope.attributes["torch.model"] == "Net"
+        for scope in scopes
+    )
+    assert [(batch.step, len(batch.records)) for batch in sink.batches] == [
+        (scopes[0], 4),
+        (scopes[1], 4),
+    ]
 
 
 def test_natural_regions_of_training_need_no_call_site() -> None:

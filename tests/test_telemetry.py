@@ -1,4 +1,6 @@
-"""The parts of OpenTelemetry's side, each by itself: where to send, ids, bytes, values, the receiver's answers."""
+"""The parts of OpenTelemetry's side, each by itself: where to send, ids, bytes, values, the
+receiver's answers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_outlets_are_what_the_standard_variables_name(environ, expected):
 
 
 def test_an_unknown_protocol_is_named(capsys):
-    assert outlets({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == {}
+    assert (
+        outlets({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == {}
+    )
     assert "OTEL_EXPORTER_OTLP_PROTOCOL='http/json'" in capsys.readouterr().err
 
 
@@ -100,15 +104,34 @@ print(PrivateIds().generate_span_id(), flush=True)
 RECORDS = [
     make_record(),
     make_record("blocks.0.ü", step=-1, branch="cond", call=300, loop=2**40),
-    make_record("", stats={"mean": NAN, "min": -INF, "max": INF, "sum": -0.0, "l2": 1e300, "shape": [], "numel": 0}),
+    make_record(
+        "",
+        stats={
+            "mean": NAN,
+            "min": -INF,
+            "max": INF,
+            "sum": -0.0,
+            "l2": 1e300,
+            "shape": [],
+            "numel": 0,
+        },
+    ),
     make_record("", stats={}),
-    *(make_record(f"block.{n}", step=n, stats={"mean": n / 3, "shape": [n], "histogram": [*range(n)]}) for n in range(20)),
+    *(
+        make_record(
+            f"block.{n}", step=n, stats={"mean": n / 3, "shape": [n], "histogram": [*range(n)]}
+        )
+        for n in range(20)
+    ),
     make_record(stats={"mean": 1, "min": True, "sketch": "A" * 99, "l2": 1e308, "sum": 2**70}),
     make_record(stats={"mean": 1.0, "min": 2.0, "sketch": "B" * 99, "l2": 1e308, "sum": 1}),
     make_record(stats={"mean": 1.0, "min": NAN, "sketch": "B" * 99, "l2": 1.0, "sum": -1}),
 ]
 # runs of records whose columns are each of one kind, as they are in a model
-SAME = [make_record(f"block.{n}", stats={"mean": n / 3, "zeros": n % 2, "dtype": "bfloat16"}) for n in range(1500)]
+SAME = [
+    make_record(f"block.{n}", stats={"mean": n / 3, "zeros": n % 2, "dtype": "bfloat16"})
+    for n in range(1500)
+]
 
 
 def from_sdk(signal, item):
@@ -122,17 +145,21 @@ def from_sdk(signal, item):
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_torch.telemetry import wire
+    from otel_torch.telemetry import otlp_protobuf
     from otel_torch.telemetry.transport import encode_head
 
     resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
     readable = item.readable(resource, scope)
     if signal == "metrics":
         readable = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, readable, "")], "")])
-    expected = {"trace": encode_spans, "logs": encode_logs, "metrics": encode_metrics}[signal](readable)
+    expected = {"trace": encode_spans, "logs": encode_logs, "metrics": encode_metrics}[signal](
+        readable
+    )
     service = import_module(f"opentelemetry.proto.collector.{signal}.v1.{signal}_service_pb2")
     request = getattr(service, f"Export{signal.title()}ServiceRequest")
-    return expected, request.FromString(wire.request(*encode_head(resource, scope), item.encode()))
+    return expected, request.FromString(
+        otlp_protobuf.request(*encode_head(resource, scope), item.encode())
+    )
 
 
 def make_span(**fields):
@@ -149,7 +176,7 @@ def make_span(**fields):
 
 @pytest.mark.parametrize("records", [RECORDS, SAME, []])
 def test_bytes_of_span_events_are_what_the_sdk_would_have_sent(records):
-    from otel_torch.telemetry.items import SpanItem
+    from otel_torch.telemetry.queue_items import SpanItem
 
     expected, sent = from_sdk("trace", SpanItem(make_span(), records, 0))
     assert sent == expected
@@ -158,9 +185,17 @@ def test_bytes_of_span_events_are_what_the_sdk_would_have_sent(records):
 def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
     """With everything that the program may have put on it while it was the current one."""
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+    from opentelemetry.trace import (
+        Link,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        TraceState,
+    )
 
-    from otel_torch.telemetry.items import SpanItem
+    from otel_torch.telemetry.queue_items import SpanItem
 
     state = TraceState([("vendor", "a"), ("other", "b")])
     remote = SpanContext(2**127, 2**63, True, TraceFlags(1), state)
@@ -177,15 +212,25 @@ def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
     span.end(20)
     spans = [
         make_span(attributes=attributes, parent=remote, status=Status(StatusCode.OK)),
-        make_span(attributes={}, parent=SpanContext(1, 7, False), context=SpanContext(1, 2**64 - 1, False, trace_state=state)),
+        make_span(
+            attributes={},
+            parent=SpanContext(1, 7, False),
+            context=SpanContext(1, 2**64 - 1, False, trace_state=state),
+        ),
         make_span(kind=SpanKind.CONSUMER, start_time=None, end_time=None),
     ]
     for one in spans:
         expected, sent = from_sdk("trace", SpanItem(one, RECORDS[:2], 0))
         assert sent == expected
     expected, sent = from_sdk("trace", SpanItem(span, [], 0))
-    theirs, ours = (request.resource_spans[0].scope_spans[0].spans[0] for request in (expected, sent))
-    for name in ("attributes", "events", "links"):  # `readable` makes a new span, which forgets what was dropped
+    theirs, ours = (
+        request.resource_spans[0].scope_spans[0].spans[0] for request in (expected, sent)
+    )
+    for name in (
+        "attributes",
+        "events",
+        "links",
+    ):  # `readable` makes a new span, which forgets what was dropped
         assert getattr(ours, f"dropped_{name}_count") == getattr(span, f"dropped_{name}")
         ours.ClearField(f"dropped_{name}_count"), theirs.ClearField(f"dropped_{name}_count")
     assert ours == theirs and len(ours.events) == len(ours.attributes) == 128
@@ -195,7 +240,7 @@ def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
 def test_bytes_of_log_records_are_what_the_sdk_would_have_sent(records):
     from opentelemetry.trace import SpanContext, TraceFlags
 
-    from otel_torch.telemetry.items import LogItem
+    from otel_torch.telemetry.queue_items import LogItem
 
     for span in (SpanContext(1, 2, False, TraceFlags(1)), None):
         expected, sent = from_sdk("logs", LogItem(records, 0, 5, span))
@@ -209,7 +254,7 @@ def test_bytes_of_log_records_are_what_the_sdk_would_have_sent(records):
 @pytest.mark.parametrize(("records", "points"), [(RECORDS, 35), (SAME, 3000)])
 def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step, records, points):
     """Nothing that is not finite, no numel, no text."""
-    from otel_torch.telemetry.items import GaugeItem
+    from otel_torch.telemetry.queue_items import GaugeItem
 
     item = GaugeItem(records, 0, with_step)
     assert item.counts == {"metric_point": points}
@@ -219,30 +264,58 @@ def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step, records, po
 
 
 def test_bytes_of_a_number_are_what_the_sdk_would_have_sent():
-    from otel_torch.telemetry.items import NumberItem
+    from otel_torch.telemetry.queue_items import NumberItem
 
-    for item in (NumberItem("torch.step", {"torch.model": "Net"}, 7, 2**40), NumberItem("torch.step", {}, 7, -1)):
+    for item in (
+        NumberItem("torch.step", {"torch.model": "Net"}, 7, 2**40),
+        NumberItem("torch.step", {}, 7, -1),
+    ):
         expected, sent = from_sdk("metrics", item)
         assert sent == expected
 
 
 def test_the_estimate_of_an_event_is_never_too_small():
-    from otel_torch.telemetry import wire
+    from otel_torch.telemetry import otlp_protobuf
     from otel_torch.telemetry.attributes import estimate, estimate_all
 
-    every = dict.fromkeys(("abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel"), -INF)
-    largest = dict.fromkeys(every, -(2**63)) | {"shape": [2**60] * 8, "dtype": "torch.bfloat16", "histogram": [2**62] * 99}
+    every = dict.fromkeys(
+        (
+            "abs_mean",
+            "sum",
+            "min",
+            "max",
+            "mean",
+            "std",
+            "nonfinite",
+            "rms",
+            "l2",
+            "zeros",
+            "numel",
+        ),
+        -INF,
+    )
+    largest = dict.fromkeys(every, -(2**63)) | {
+        "shape": [2**60] * 8,
+        "dtype": "torch.bfloat16",
+        "histogram": [2**62] * 99,
+    }
     names = {"module": "ü" * 500, "branch": "uncond", "step": 2**62, "call": 2**62, "loop": 2**62}
     records = [*RECORDS, make_record(**names, stats=every), make_record(**names, stats=largest)]
     for record in records:
-        sizes = [sum(map(len, pieces)) for pieces in (wire.span_events([record]), wire.log_records([record], 1, 1, 1, 1))]
+        sizes = [
+            sum(map(len, pieces))
+            for pieces in (
+                otlp_protobuf.span_events([record]),
+                otlp_protobuf.log_records([record], 1, 1, 1, 1),
+            )
+        ]
         assert max(sizes) <= estimate(record)
     assert estimate_all([]) == 0
-    assert estimate_all(SAME) >= sum(map(len, wire.span_events(SAME)))
+    assert estimate_all(SAME) >= sum(map(len, otlp_protobuf.span_events(SAME)))
 
 
 def test_what_is_kept_of_encoded_names_is_bounded():
-    from otel_torch.telemetry.wire import _Remembered
+    from otel_torch.telemetry.otlp_protobuf import _Remembered
 
     kept = _Remembered(str.encode, limit=10)
     assert [kept[str(n)] for n in range(25)] == [str(n).encode() for n in range(25)]
@@ -250,15 +323,22 @@ def test_what_is_kept_of_encoded_names_is_bounded():
 
 
 def test_private_names_of_the_exporters_are_there():
-    """What is read of the SDK's exporters; a new version that lacks one falls back, and this says so."""
+    """What is read of the SDK's exporters; a new version that lacks one falls back, and this says
+    so.
+    """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torch.telemetry import transport
 
     for signal in ("traces", "metrics", "logs"):
-        for name, kind in (("otlp_proto_grpc", transport.GrpcTransport), ("otlp_proto_http", transport.HttpTransport)):
-            made = transport.open_transport(signal, name, Resource({}), InstrumentationScope("otel_torch"))
+        for name, kind in (
+            ("otlp_proto_grpc", transport.GrpcTransport),
+            ("otlp_proto_http", transport.HttpTransport),
+        ):
+            made = transport.open_transport(
+                signal, name, Resource({}), InstrumentationScope("otel_torch")
+            )
             assert type(made) is kind
             made.shutdown()
 
@@ -276,13 +356,17 @@ run_step(0, [record(nonfinite=1, mean=0.5, abs_mean=0.5)])
 finish()
 """, OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics", **receiver.environment())  # fmt: skip
     assert (
-        len(receiver.events()) == len(receiver.log_records()) == len(receiver.metric_points("torch.module.activation.mean")) == 1
+        len(receiver.events())
+        == len(receiver.log_records())
+        == len(receiver.metric_points("torch.module.activation.mean"))
+        == 1
     )
     assert "accepts only in part cannot be known" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("signal", "name"), [("OTEL_TRACES_EXPORTER", "torch.step"), ("OTEL_METRICS_EXPORTER", "activation.mean")]
+    ("signal", "name"),
+    [("OTEL_TRACES_EXPORTER", "torch.step"), ("OTEL_METRICS_EXPORTER", "activation.mean")],
 )
 def test_the_console_exporter_works(tmp_path, signal, name):
     done = drive(tmp_path, "run_step(0, [record()]); finish()", **{signal: "console"})
@@ -296,8 +380,13 @@ def test_an_exporter_that_is_not_installed_is_named(tmp_path):
 
 
 def test_importing_our_side_loads_nothing_heavy():
-    code = "import sys, otel_torch.telemetry.delivery; print({'opentelemetry', 'torch', 'grpc'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    code = "import sys, otel_torch.telemetry.telemetry_sink; print({'opentelemetry', 'torch', 'grpc'} & set(sys.modules))"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "set()"
+    )
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -306,9 +395,17 @@ def test_the_probe_tells_what_was_accepted(monkeypatch, protocol):
 
     with Receiver() as receiver:
         results = probe(receiver.environment(protocol))
-        assert [(result.signal, result.accepted) for result in results] == [("traces", True), ("metrics", True), ("logs", True)]
+        assert [(result.signal, result.accepted) for result in results] == [
+            ("traces", True),
+            ("metrics", True),
+            ("logs", True),
+        ]
         assert (
-            len(receiver.spans()) == len(receiver.events()) == len(receiver.metric_points()) == len(receiver.log_records()) == 1
+            len(receiver.spans())
+            == len(receiver.events())
+            == len(receiver.metric_points())
+            == len(receiver.log_records())
+            == 1
         )
         receiver.mode = "refuse"
         assert not any(result.accepted for result in probe(receiver.environment(protocol)))
@@ -319,7 +416,10 @@ def test_the_probe_tells_what_was_accepted(monkeypatch, protocol):
 def test_the_probe_names_an_endpoint_without_its_secrets():
     from otel_torch.telemetry.probe import probe
 
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@127.0.0.1:1/?key=secret", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:secret@127.0.0.1:1/?key=secret",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+    }
     for protocol in ("grpc", "http/protobuf"):
         for result in probe(environ | {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}):
             assert not result.accepted

@@ -1,4 +1,6 @@
-"""What arrives, what does not, and that the latter is counted: real receivers that are healthy, broken, slow or gone."""
+"""What arrives, what does not, and that the latter is counted: real receivers that are healthy,
+broken, slow or gone.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ for step in range(100):
 
 @pytest.mark.scoreboard
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_burst_of_a_hundred_thousand_records_arrives_whole_and_fits_into_messages(tmp_path, protocol):
+def test_a_burst_of_a_hundred_thousand_records_arrives_whole_and_fits_into_messages(
+    tmp_path, protocol
+):
     with Receiver() as receiver:
         done = drive(tmp_path, BURST + "finish(60)", **ALL, **receiver.environment(protocol))
     assert lost(done) == {}
@@ -67,7 +71,11 @@ os._exit(0)
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_without_a_collector_everything_is_counted_and_one_line_says_why(tmp_path, protocol):
-    endpoint = f"http://127.0.0.1:{closed_port()}/?key=secret" if protocol != "grpc" else f"http://127.0.0.1:{closed_port()}"
+    endpoint = (
+        f"http://127.0.0.1:{closed_port()}/?key=secret"
+        if protocol != "grpc"
+        else f"http://127.0.0.1:{closed_port()}"
+    )
     done = drive(tmp_path, """
 for step in range(10): run_step(step, [record(f"layer.{n}", step) for n in range(100)])
 started = time.monotonic()
@@ -113,7 +121,10 @@ def test_what_a_receiver_rejects_is_counted_and_said(tmp_path, protocol):
 def test_a_receiver_that_refuses_is_not_asked_again(tmp_path, protocol):
     with Receiver("refuse") as receiver:
         done = drive(
-            tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_SIGNALS="log_events", **receiver.environment(protocol)
+            tmp_path,
+            "run_step(0, [record()]); finish()",
+            OTEL_TORCH_SIGNALS="log_events",
+            **receiver.environment(protocol),
         )
     assert lost(done) == {("log_event", "refused"): 1}
     assert "refuses what is sent" in done.stderr and "Traceback" not in done.stderr
@@ -140,7 +151,9 @@ finish()
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_tls_mismatch_is_explained(tmp_path, protocol):
     with Receiver() as receiver:
-        endpoint = (receiver.grpc_endpoint if protocol == "grpc" else receiver.http_endpoint).replace("http:", "https:")
+        endpoint = (
+            receiver.grpc_endpoint if protocol == "grpc" else receiver.http_endpoint
+        ).replace("http:", "https:")
         done = drive(tmp_path, "run_step(0, [record()]); finish(1.8)", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                      OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
     assert "speaks no TLS" in done.stderr or "TLS handshake" in done.stderr
@@ -152,7 +165,9 @@ def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
         drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
               OTEL_EXPORTER_OTLP_HEADERS="x-team=video", **receiver.environment("http"))  # fmt: skip
     assert len(receiver.events()) == 1
-    assert {(headers["content-encoding"], headers["x-team"]) for headers in receiver.headers} == {("gzip", "video")}
+    assert {(headers["content-encoding"], headers["x-team"]) for headers in receiver.headers} == {
+        ("gzip", "video")
+    }
 
 
 def test_a_full_queue_drops_the_new_and_counts_them():
@@ -161,8 +176,8 @@ def test_a_full_queue_drops_the_new_and_counts_them():
     import time
 
     from otel_torch.records import Losses
-    from otel_torch.telemetry.items import LogItem
     from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.queue_items import LogItem
     from otel_torch.telemetry.transport import Answer
     from tests.telemetry_support import make_record
 
@@ -199,8 +214,8 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
     import time
 
     from otel_torch.records import Losses
-    from otel_torch.telemetry.items import LogItem
     from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.queue_items import LogItem
     from otel_torch.telemetry.transport import Answer
     from tests.telemetry_support import make_record
 
@@ -246,7 +261,9 @@ finish()
 """, **receiver.environment(protocol))  # fmt: skip
     assert sorted(event["torch.module"] for event in receiver.events()) == ["child", "parent"]
     assert len({span["resource"]["process.pid"] for span in receiver.spans("torch.run")}) == 2
-    assert len({span["resource"]["service.instance.id"] for span in receiver.spans("torch.run")}) == 2
+    assert (
+        len({span["resource"]["service.instance.id"] for span in receiver.spans("torch.run")}) == 2
+    )
     assert len({span["trace_id"] for span in receiver.spans()}) == 1
 
 
@@ -319,7 +336,9 @@ def end(queue):
 def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
     from otel_torch.telemetry.queue import Patience
 
-    queue, sent, losses = queue_with(lambda item: len(item.records) * 2**20 + ("4" in item.records) * 2**23)
+    queue, sent, losses = queue_with(
+        lambda item: len(item.records) * 2**20 + ("4" in item.records) * 2**23
+    )
     queue.put([Sized([str(n) for n in range(10)])], Patience())
     end(queue)
     assert [record for payload in sent for record in payload] == list("012356789")
@@ -357,7 +376,9 @@ def test_records_that_are_encoded_are_let_go_before_they_are_sent():
 
 
 def test_what_was_encoded_and_never_sent_is_counted_as_such():
-    """The first message is not answered, so it may have arrived; what waits behind it has certainly not."""
+    """The first message is not answered, so it may have arrived; what waits behind it has certainly
+    not.
+    """
     import threading
     import time
 
@@ -381,8 +402,8 @@ def test_what_was_encoded_and_never_sent_is_counted_as_such():
 
 
 def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
-    from otel_torch.telemetry.items import Deferred
     from otel_torch.telemetry.queue import Patience
+    from otel_torch.telemetry.queue_items import Deferred
 
     made = []
 

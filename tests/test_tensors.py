@@ -30,16 +30,23 @@ def load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_every_record_has_its_tensor_as_it_was(tmp_path: Path) -> None:
-    done = run_python(tmp_path, PROGRAM, OTEL_TORCH_TENSORS=str(tmp_path / "tensors"), OTEL_TORCH_RUN_ID="mine")
+    done = run_python(
+        tmp_path, PROGRAM, OTEL_TORCH_TENSORS=str(tmp_path / "tensors"), OTEL_TORCH_RUN_ID="mine"
+    )
     folder = tmp_path / "tensors" / "mine.rank0"
-    assert sorted(path.name for path in folder.iterdir()) == ["loop0.step0.safetensors", "loop0.step1.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "loop0.step0.safetensors",
+        "loop0.step1.safetensors",
+    ]
     rows = lines(tmp_path / "run.jsonl")
     for step in range(2):
         tensors = load(folder / f"loop0.step{step}.safetensors")
         mine = [row for row in rows if row["step"] == step]
         assert len(tensors) == len(mine) == 4
         for row in mine:
-            tensor = tensors[f"{row['model']}/{row['module']}/{row['tensor']}/call{row['call']}/{row['phase']}"]
+            tensor = tensors[
+                f"{row['model']}/{row['module']}/{row['tensor']}/call{row['call']}/{row['phase']}"
+            ]
             # the next module changes the first one's output in place: the copy is from before that
             assert tensor.double().sum().item() == pytest.approx(row["sum"], rel=1e-12, abs=1e-12)
     assert f"8 tensors in {folder}" in done.stderr
@@ -73,7 +80,13 @@ def test_sparse_and_low_precision_tensors_are_kept(tmp_path: Path) -> None:
     with recording(tensors=str(tmp_path), run_id="mine"):
         Kinds()(torch.eye(3))
     tensors = load(tmp_path / "mine.rank0" / "loop0.step0.safetensors")
-    assert [tuple(tensor.shape) for _, tensor in sorted(tensors.items())] == [(3, 3), (3, 3), (3, 3), (0, 3), ()]
+    assert [tuple(tensor.shape) for _, tensor in sorted(tensors.items())] == [
+        (3, 3),
+        (3, 3),
+        (3, 3),
+        (0, 3),
+        (),
+    ]
     assert torch.equal(tensors["Kinds//out[0]/call0/forward"], torch.eye(3))
 
 

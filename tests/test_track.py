@@ -14,7 +14,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import otel_torch
-from otel_torch import Event, Stash, Tracker, default_stash, default_stash_value, get_stash_fn, rmap_tensor, to_frame, track
+from otel_torch import (
+    Event,
+    Stash,
+    Tracker,
+    default_stash,
+    default_stash_value,
+    get_stash_fn,
+    rmap_tensor,
+    to_frame,
+    track,
+)
 from tests.support import recording
 
 
@@ -46,13 +56,20 @@ def test_forward_and_gradients_of_every_module_in_order() -> None:
         out = model(X)
         out.sum().backward()
     assert names(tracker, False) == ["0.linear", "0.act", "0", "1.linear", "1.act", "1", "2", ""]
-    # a module's gradient comes before those of the modules in it, as torch's own backward hooks have it
+    # a module's gradient comes before those of the modules in it, as torch's own backward hooks
+    # have it
     assert names(tracker, True) == ["", "2", "1", "1.act", "1.linear", "0", "0.act", "0.linear"]
     assert str(tracker) == "Tracker(stashes=16, tracking=0)" and len(tracker) == 16
-    assert tracker[7] == Stash("", nn.Sequential, False, tracker[7].value) and torch.equal(tracker[7].value, out)
+    assert tracker[7] == Stash("", nn.Sequential, False, tracker[7].value) and torch.equal(
+        tracker[7].value, out
+    )
     assert [one.name for one in tracker[6:8]] == ["2", ""]
     (gradient,) = tracker[8].value
-    assert tracker[8].grad and torch.equal(gradient, torch.ones(3, 2)) and torch.equal(tracker[8].first_value, gradient)
+    assert (
+        tracker[8].grad
+        and torch.equal(gradient, torch.ones(3, 2))
+        and torch.equal(tracker[8].first_value, gradient)
+    )
     tracker.clear()
     assert list(tracker) == []
 
@@ -64,12 +81,16 @@ def test_the_numbers_are_those_of_the_module_before_an_inplace_successor() -> No
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     seen = []
-    model[0].linear.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
+    model[0].linear.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.detach().clone())
+    )
     with track(model) as tracker:
         found = model(X)
         found.sum().backward()
     assert torch.equal(exact, found)
-    assert all(torch.equal(one.grad, old) for one, old in zip(model.parameters(), expected, strict=True))
+    assert all(
+        torch.equal(one.grad, old) for one, old in zip(model.parameters(), expected, strict=True)
+    )
     assert torch.equal(tracker[0].value, seen[0]) and (tracker[0].value < 0).any()
     by_name = {stash.name: stash.first_value for stash in tracker if stash.grad}
     alive = seen[0] > 0
@@ -95,7 +116,16 @@ class Returns(nn.Module):
         return self.kind(x * 2, x * 3)
 
 
-@pytest.mark.parametrize("kind", [Pair, Slotted, lambda a, b: {"a": a, "b": b}, lambda a, b: (a, b), lambda a, b: [a, [b, None]]])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Pair,
+        Slotted,
+        lambda a, b: {"a": a, "b": b},
+        lambda a, b: (a, b),
+        lambda a, b: [a, [b, None]],
+    ],
+)
 def test_every_structure_is_kept_with_its_gradients(kind: object) -> None:
     model = Returns(kind)
     x = torch.ones(2, requires_grad=True)
@@ -108,7 +138,9 @@ def test_every_structure_is_kept_with_its_gradients(kind: object) -> None:
     assert type(forward.value) is type(found) and backward.grad
     kept: list[torch.Tensor] = []
     rmap_tensor(forward.value, kept.append)
-    assert [one.tolist() for one in kept] == [[2.0, 2.0], [3.0, 3.0]] and not any(one.requires_grad for one in kept)
+    assert [one.tolist() for one in kept] == [[2.0, 2.0], [3.0, 3.0]] and not any(
+        one.requires_grad for one in kept
+    )
     gradients: list[torch.Tensor] = []
     rmap_tensor(backward.value, gradients.append)
     assert [one.tolist() for one in gradients] == [[1.0, 1.0], [2.0, 2.0]]
@@ -124,7 +156,12 @@ def test_a_gradient_of_what_was_not_used_is_none() -> None:
 
 
 def test_a_class_in_an_output_stays_one() -> None:
-    assert rmap_tensor((Slotted, torch.Size([1]), "x", None), lambda tensor: 0) == (Slotted, torch.Size([1]), "x", None)
+    assert rmap_tensor((Slotted, torch.Size([1]), "x", None), lambda tensor: 0) == (
+        Slotted,
+        torch.Size([1]),
+        "x",
+        None,
+    )
     assert rmap_tensor({torch.ones(1): [torch.ones(2)]}, lambda tensor: len(tensor)) == {1: [2]}
 
 
@@ -136,7 +173,9 @@ def test_include_and_exclude_choose_by_name(capfd: pytest.CaptureFixture[str]) -
         model(X)
     assert [stash.name for stash in tracker] == ["1.linear"]
     track(model, include="attention")
-    assert "no module of Sequential is tracked (8 modules, for example '0')" in capfd.readouterr().err
+    assert (
+        "no module of Sequential is tracked (8 modules, for example '0')" in capfd.readouterr().err
+    )
 
 
 def test_own_functions_say_what_is_kept() -> None:
@@ -148,7 +187,9 @@ def test_own_functions_say_what_is_kept() -> None:
 
     def stash(event: Event) -> Stash:
         events.append(event)
-        return Stash(event.name.upper(), event.type, event.grad, tuple(one.shape for one in event.args))
+        return Stash(
+            event.name.upper(), event.type, event.grad, tuple(one.shape for one in event.args)
+        )
 
     with track(model, stash=stash, include="^0$") as tracker:
         model(X)
@@ -177,7 +218,11 @@ def test_registering_by_hand() -> None:
     tracker.register(model[0], "first")
     tracker.register(model[0], "again", grad=False)
     model(X).sum().backward()
-    assert [(stash.name, stash.grad) for stash in tracker] == [("first", False), ("again", False), ("first", True)]
+    assert [(stash.name, stash.grad) for stash in tracker] == [
+        ("first", False),
+        ("again", False),
+        ("first", True),
+    ]
     tracker.unregister()
     model(X)
     assert len(tracker) == 3
@@ -198,15 +243,25 @@ def test_recomputed_forwards_are_told_apart(reentrant: bool) -> None:
     model = make()
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return model[2](checkpoint(model[1], checkpoint(model[0], x, use_reentrant=reentrant), use_reentrant=reentrant))
+        return model[2](
+            checkpoint(
+                model[1], checkpoint(model[0], x, use_reentrant=reentrant), use_reentrant=reentrant
+            )
+        )
 
     with track(model, include="linear") as tracker:
         forward(X.clone().requires_grad_()).sum().backward()
-    assert [stash.name for stash in tracker if not (stash.grad or stash.recompute)] == ["0.linear", "1.linear"]
+    assert [stash.name for stash in tracker if not (stash.grad or stash.recompute)] == [
+        "0.linear",
+        "1.linear",
+    ]
     assert [stash.name for stash in tracker if stash.recompute] == ["1.linear", "0.linear"]
     assert names(tracker, True) == ["1.linear", "0.linear"]
     frame = tracker.to_frame()
-    assert list(frame.columns) == ["name", "type", "grad", "recompute", "std"] and frame["recompute"].sum() == 2
+    assert (
+        list(frame.columns) == ["name", "type", "grad", "recompute", "std"]
+        and frame["recompute"].sum() == 2
+    )
 
 
 def test_parameters_and_their_gradients() -> None:
@@ -217,7 +272,9 @@ def test_parameters_and_their_gradients() -> None:
         ("2.weight", False), ("2.bias", False), ("2", False), ("2", True), ("2.bias", True), ("2.weight", True),
     ] or {(stash.name, stash.grad) for stash in tracker[4:]} == {("2.bias", True), ("2.weight", True)}  # fmt: skip
     gradients = {stash.name: stash.first_value for stash in tracker[4:]}
-    assert torch.equal(gradients["2.weight"], model[2].weight.grad) and torch.equal(tracker[0].value, model[2].weight)
+    assert torch.equal(gradients["2.weight"], model[2].weight.grad) and torch.equal(
+        tracker[0].value, model[2].weight
+    )
 
 
 def test_a_shared_module_is_tracked_once_and_called_twice() -> None:
@@ -238,7 +295,10 @@ def test_a_frame_of_several_statistics() -> None:
     assert frame["std"].tolist() == [stash.value.std().item() for stash in tracker]
     assert list(tracker.to_frame(lambda tensor: 1, "one")["one"]) == [1] * 8
     several = tracker.to_frame(["abs_mean", torch.mean, "shape"])
-    assert list(several.columns[3:]) == ["abs_mean", "mean", "shape"] and several["shape"][7] == [3, 2]
+    assert list(several.columns[3:]) == ["abs_mean", "mean", "shape"] and several["shape"][7] == [
+        3,
+        2,
+    ]
     assert several["abs_mean"][0] == pytest.approx(tracker[0].value.abs().mean().item())
     assert list(tracker.to_frame({"largest": "max"}).columns[3:]) == ["largest"]
     with pytest.raises(ValueError, match="'avg' is no statistic; there are abs_mean"):
@@ -256,11 +316,24 @@ def test_a_frame_of_a_recording(tmp_path: Path) -> None:
     with recording(jsonl=str(path), capture="outputs,gradients"), track(model) as tracker:
         model(X).sum().backward()
     frame = to_frame(path, ["std", "mean"])
-    assert list(frame.columns) == ["name", "grad", "recompute", "tensor", "step", "call", "loop", "model", "std", "mean"]
+    assert list(frame.columns) == [
+        "name",
+        "grad",
+        "recompute",
+        "tensor",
+        "step",
+        "call",
+        "loop",
+        "model",
+        "std",
+        "mean",
+    ]
     live = tracker.to_frame()
     for grad in (False, True):
         recorded = {row["name"]: row["std"] for _, row in frame[frame["grad"] == grad].iterrows()}
-        assert recorded == pytest.approx({row["name"]: row["std"] for _, row in live[live["grad"] == grad].iterrows()}, abs=1e-6)
+        assert recorded == pytest.approx(
+            {row["name"]: row["std"] for _, row in live[live["grad"] == grad].iterrows()}, abs=1e-6
+        )
     with pytest.raises(ValueError, match="'rms' was not recorded; see OTEL_TORCH_STATS"):
         to_frame(path, "rms")
     with pytest.raises(ValueError, match="no tensors; name recorded statistics"):
@@ -275,7 +348,16 @@ def test_whole_and_regional_compilation(fresh_compiler: None) -> None:
         with track(model) as tracker:
             compiled = torch.compile(model, fullgraph=True, backend="eager")
             out = compiled(X)
-        assert names(tracker, False) == ["0.linear", "0.act", "0", "1.linear", "1.act", "1", "2", ""]
+        assert names(tracker, False) == [
+            "0.linear",
+            "0.act",
+            "0",
+            "1.linear",
+            "1.act",
+            "1",
+            "2",
+            "",
+        ]
         assert torch.equal(tracker[-1].value, out)
         tracker.clear()
         compiled(X)

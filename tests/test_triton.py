@@ -1,5 +1,6 @@
-"""The kernel for GPUs. Without one it is run by Triton's interpreter and compiled ahead of time, and that is all that these
-tests can tell of it; those of the mark `gpu` need the device itself."""
+"""The kernel for GPUs. Without one it is run by Triton's interpreter and compiled ahead of time,
+and that is all that these tests can tell of it; those of the mark `gpu` need the device itself.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from otel_torch.doctor import find_versions
+from otel_torch.cli.doctor import find_versions
 from otel_torch.statistics import gpu, native
-from otel_torch.statistics.columns import PRIMITIVES, SUMS
 from otel_torch.statistics.measure import measure, prepare
 from otel_torch.statistics.native import HISTOGRAM, SKETCH
 from otel_torch.statistics.read import Rows, read_rows
+from otel_torch.statistics.row_layout import PRIMITIVES, SUMS
 from tests.support import environment, run_python
 
 pytestmark = pytest.mark.usefixtures("chosen")
@@ -54,7 +55,8 @@ def test_the_interpreter_finds_the_numbers_of_torch(triton, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -- what can be read in the compiled kernel -------------------------------------------------------------------------------
+# -- what can be read in the compiled kernel
+# -------------------------------------------------------------------------------
 
 
 def compiled(triton: Any, capability: int, dtype: torch.dtype, wanted: int) -> tuple[Any, Any]:
@@ -64,7 +66,12 @@ def compiled(triton: Any, capability: int, dtype: torch.dtype, wanted: int) -> t
 
 def loads(kernel: Any, dtype: torch.dtype) -> int:
     """How many loads of a tile's row of `dtype` the kernel has."""
-    return len(re.findall(rf"tt\.load .*tensor<1024x!tt\.ptr<{gpu.TYPES[dtype][1:].replace('fp', 'f')}>", kernel.asm["ttgir"]))
+    return len(
+        re.findall(
+            rf"tt\.load .*tensor<1024x!tt\.ptr<{gpu.TYPES[dtype][1:].replace('fp', 'f')}>",
+            kernel.asm["ttgir"],
+        )
+    )
 
 
 def resources(triton: Any, kernel: Any, tmp_path: Path) -> dict[str, int]:
@@ -73,35 +80,60 @@ def resources(triton: Any, kernel: Any, tmp_path: Path) -> dict[str, int]:
     if not program.exists():
         pytest.skip("this Triton has no cuobjdump")
     (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    said = subprocess.run([program, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [program, "-res-usage", tmp_path / "kernel.cubin"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
 
 
 @pytest.mark.parametrize("capability", (80, 90))
 @pytest.mark.parametrize(
     "dtype, wanted",
-    [*((torch.bfloat16, wanted) for wanted in (1, 3, 5, 7)), (torch.float16, 1), (torch.float32, 5), (torch.float64, 7)],
+    [
+        *((torch.bfloat16, wanted) for wanted in (1, 3, 5, 7)),
+        (torch.float16, 1),
+        (torch.float32, 5),
+        (torch.float64, 7),
+    ],
     ids=lambda value: str(value).removeprefix("torch."),
 )
-def test_it_compiles_without_a_gpu_and_reads_the_tensor_once(triton, tmp_path, capability, dtype, wanted):
+def test_it_compiles_without_a_gpu_and_reads_the_tensor_once(
+    triton, tmp_path, capability, dtype, wanted
+):
     partial, combine = compiled(triton, capability, dtype, wanted)
-    rows, forms = 8, 2  # of a tile; of one that is whole and of one that is cut, of which each tile is one
+    rows, forms = (
+        8,
+        2,
+    )  # of a tile; of one that is whole and of one that is cut, of which each tile is one
     assert loads(partial, dtype) == rows * forms
-    if wanted == native.SUMS:  # without tables nothing else is loaded: each thread has two of a row's 1024 elements
+    if (
+        wanted == native.SUMS
+    ):  # without tables nothing else is loaded: each thread has two of a row's 1024 elements
         widths = re.findall(r"ld\.global(?:\.v(\d))?\.b(\d+)", partial.asm["ptx"])
         bits = sum(int(vector or 1) * int(width) for vector, width in widths)
         assert bits == rows * forms * 2 * 8 * dtype.itemsize
-        assert max(int(vector or 1) * int(width) for vector, width in widths) == 16 * dtype.itemsize  # both at once
+        assert (
+            max(int(vector or 1) * int(width) for vector, width in widths) == 16 * dtype.itemsize
+        )  # both at once
     for kernel in (partial, combine):
-        assert not re.search(r"\b(atom|red)\S*\.global", kernel.asm["ptx"])  # which would add up in another order each time
+        assert not re.search(
+            r"\b(atom|red)\S*\.global", kernel.asm["ptx"]
+        )  # which would add up in another order each time
         assert ".ftz" not in kernel.asm["ptx"]  # which would take what is small for zero
         assert "st.global.b64" in kernel.asm["ptx"] and ".f64" in kernel.asm["ptx"]
         assert kernel.metadata.global_scratch_size == 0 and kernel.metadata.shared <= 48 * 1024
         used = resources(triton, kernel, tmp_path)
-        assert used["STACK"] == used["LOCAL"] == 0 and used["REG"] * 32 * kernel.metadata.num_warps <= 65536
+        assert (
+            used["STACK"] == used["LOCAL"] == 0
+            and used["REG"] * 32 * kernel.metadata.num_warps <= 65536
+        )
 
 
-# -- choosing --------------------------------------------------------------------------------------------------------------
+# -- choosing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_triton_is_not_imported_for_the_tensors_of_a_cpu(tmp_path):
@@ -129,13 +161,18 @@ def test_the_types_of_parameters_and_of_mixed_precision_are_prepared_for(monkeyp
     monkeypatch.setattr("otel_torch.statistics.measure.prepare_sketches", tables.append)
     monkeypatch.setattr(gpu, "prepare", lambda *request: asked.append(request))
     prepare(torch.nn.Linear(2, 2).half().parameters(), ("sum", "sketch"))
-    dtypes, devices = {torch.float16, torch.float32, torch.bfloat16}, {torch.device("cpu"), torch.device("cuda", 0)}
+    dtypes, devices = (
+        {torch.float16, torch.float32, torch.bfloat16},
+        {torch.device("cpu"), torch.device("cuda", 0)},
+    )
     assert {device for device, *_ in asked} == set(tables) == devices
     assert all(request[1:] == (dtypes, [native.SUMS | SKETCH]) for request in asked)
 
     tables.clear()
     prepare([], ("sum",))
-    monkeypatch.setattr("otel_torch.statistics.measure.capturing", lambda: True)  # to send tables would spoil the graph
+    monkeypatch.setattr(
+        "otel_torch.statistics.measure.capturing", lambda: True
+    )  # to send tables would spoil the graph
     prepare([], ("sum", "sketch"))
     assert not tables
 
@@ -150,7 +187,9 @@ def test_what_measures_on_a_gpu_is_named(no_kernels, monkeypatch):
     assert re.fullmatch(r"triton [\d.]+\S*, not tested yet", gpu.describe()) and not gpu.prepared()
     if not torch.cuda.is_available():
         line = next(
-            finding.text for finding in find_versions({"OTEL_TORCH_KERNEL": "triton"}) if finding.text.startswith("statistics by")
+            finding.text
+            for finding in find_versions({"OTEL_TORCH_KERNEL": "triton"})
+            if finding.text.startswith("statistics by")
         )
         assert line.endswith(f"; on a GPU: {gpu.describe()} (there is no GPU here)")
     gpu._kernels[torch.device("cuda", 0)] = "it computes wrongly for torch.float32"
@@ -168,12 +207,17 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
         gpu.prepare(device, (torch.float32,), (native.SUMS,))
     said = capsys.readouterr().err
     assert (
-        said.startswith("otel_torch: statistics of tensors on cuda:7 are by torch (no Triton kernel: ") and said.count("\n") == 1
+        said.startswith(
+            "otel_torch: statistics of tensors on cuda:7 are by torch (no Triton kernel: "
+        )
+        and said.count("\n") == 1
     )
     assert isinstance(gpu._kernels[device], str)
 
 
-def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(no_kernels, monkeypatch):
+def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(
+    no_kernels, monkeypatch
+):
     monkeypatch.setattr(gpu, "capturing", lambda: True)
     gpu.prepare(torch.device("cuda", 0), (torch.float32,), (native.SUMS,))
     monkeypatch.setattr(gpu, "capturing", lambda: False)
@@ -182,13 +226,17 @@ def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(
     assert gpu._kernels == {}
 
 
-# -- on a GPU --------------------------------------------------------------------------------------------------------------
+# -- on a GPU
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def prepared() -> gpu.Kernel:
     device = torch.device("cuda", torch.cuda.current_device())
-    prepare([torch.empty(0, dtype=dtype, device=device) for dtype in gpu.TYPES], (*SUMS, "histogram", "sketch"))
+    prepare(
+        [torch.empty(0, dtype=dtype, device=device) for dtype in gpu.TYPES],
+        (*SUMS, "histogram", "sketch"),
+    )
     prepare([torch.empty(0, dtype=dtype, device=device) for dtype in gpu.TYPES], SUMS)
     kernel = gpu._kernels[device]
     assert isinstance(kernel, gpu.Kernel), kernel
@@ -210,7 +258,10 @@ def test_the_numbers_on_a_gpu_are_those_of_the_host(prepared, dtype, numel):
     for primitives in (SUMS, names):
         row = measure(values.cuda(), primitives)
         found, wanted = read_rows([row, measure(values, primitives)])
-        assert prepared.measure(values.cuda(), ALL).tolist() == prepared.measure(values.cuda(), ALL).tolist()
+        assert (
+            prepared.measure(values.cuda(), ALL).tolist()
+            == prepared.measure(values.cuda(), ALL).tolist()
+        )
         assert found == pytest.approx(wanted, rel=1e-10, abs=1e-10 * wanted[4])
 
 
@@ -224,7 +275,9 @@ def test_a_gpu_is_not_waited_for_and_nothing_is_allocated(prepared):
     torch.cuda.set_sync_debug_mode("error")
     try:
         kept += [measure(values) for _ in range(100)]
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] <= before + 1  # a piece of memory for many rows
+        assert (
+            torch.cuda.memory_stats()["allocation.all.allocated"] <= before + 1
+        )  # a piece of memory for many rows
         reading = Rows(kept)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -74,7 +74,11 @@ def test_the_tensors_themselves_are_given():
 def test_a_hugging_face_output_is_walked_by_key_without_what_is_none():
     outputs = pytest.importorskip("transformers.modeling_outputs")
     value = outputs.BaseModelOutputWithPast(last_hidden_state=T, hidden_states=(T, T))
-    assert labels(value) == ["out.last_hidden_state", "out.hidden_states[0]", "out.hidden_states[1]"]
+    assert labels(value) == [
+        "out.last_hidden_state",
+        "out.hidden_states[0]",
+        "out.hidden_states[1]",
+    ]
 
 
 def test_inputs():
@@ -110,7 +114,7 @@ def test_nothing_of_the_program_is_run():
         costly: Any = dataclasses.field(init=False, repr=False)
 
         @property
-        def costly(self):  # noqa: F811
+        def costly(self):
             raise AssertionError("property")
 
         @costly.setter

@@ -1,4 +1,6 @@
-"""After the first finding: operations inside one module, modules fed with right inputs, where in a tensor the error is."""
+"""After the first finding: operations inside one module, modules fed with right inputs, where in a
+tensor the error is.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,17 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from otel_torch import session
 from otel_torch.parity.breakdown import break_down
 from otel_torch.parity.isolation import Pairing
-from otel_torch.parity.tensors import TensorFolder, tensor_key
+from otel_torch.recording.tensor_files import TensorFolder, tensor_key
+from otel_torch.recording.tensor_sink import key_of
 from otel_torch.records import Record
-from otel_torch.sinks.tensors import key_of
 from otel_torch.sources.isolation import rebuilt
 from otel_torch.sources.values import walk
 from tests.support import environment, lines, metadata, recording, run_python
 
 pytest.importorskip("safetensors")
 
-# One model, written twice: other names, another cut of the attention, a fused activation. Bugs of the port by name.
+# One model, written twice: other names, another cut of the attention, a fused activation. Bugs of
+# the port by name.
 pytestmark = pytest.mark.scoreboard
 PROGRAM = """
 import hashlib, sys, torch
@@ -121,7 +124,9 @@ print(hashlib.sha256(numbers).hexdigest())
 Place = tuple[str, str, str]
 
 
-def record(folder: Path, name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def record(
+    folder: Path, name: str, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run one side and leave its recording in `name`.jsonl."""
     recorded = {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(folder / f"{name}.jsonl")}
     return run_python(folder, PROGRAM, *arguments, **(recorded | variables))
@@ -144,16 +149,25 @@ def places(report: dict[str, Any]) -> list[Place]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the reference recorded with its whole tensors, and what belongs where in the port."""
+    """A folder with the reference recorded with its whole tensors, and what belongs where in the
+    port.
+    """
     folder = tmp_path_factory.mktemp("zoom")
-    record(folder, "reference", "reference", OTEL_TORCH_TENSORS=str(folder / "tensors"), OTEL_TORCH_RUN_ID="reference")
+    record(
+        folder,
+        "reference",
+        "reference",
+        OTEL_TORCH_TENSORS=str(folder / "tensors"),
+        OTEL_TORCH_RUN_ID="reference",
+    )
     record(folder, "clean", "port")
     report, _ = diff(folder, "reference.jsonl", "clean.jsonl", "--save-isolation", "tensors")
     assert report["verdict"] == "match"
     return folder
 
 
-# -- isolation -------------------------------------------------------------------------------------------------------------
+# -- isolation
+# --------------------------------------------------------------------------------------------------
 
 
 def test_stacked_bugs_come_apart(reference: Path, tmp_path: Path) -> None:
@@ -163,7 +177,9 @@ def test_stacked_bugs_come_apart(reference: Path, tmp_path: Path) -> None:
     tensors = tmp_path / "tensors"
     (tmp_path / "tensors").symlink_to(reference / "tensors")
     (reference / "tensors" / "isolation.json").unlink()
-    together, _ = diff(reference, "reference.jsonl", "stacked.jsonl", "--save-isolation", str(tensors))
+    together, _ = diff(
+        reference, "reference.jsonl", "stacked.jsonl", "--save-isolation", str(tensors)
+    )
     assert places(together)[0] == ("blocks.0.attention.to_out", "input", "value")
 
     done = record(reference, "isolated", "port", *bugs, OTEL_TORCH_ISOLATE=str(tensors))
@@ -188,7 +204,9 @@ def test_a_clean_port_is_silent_and_a_program_fed_with_itself_is_itself(referenc
     diff(reference, "reference.jsonl", "reference.jsonl", "--save-isolation", "tensors")
     fed = record(reference, "fed", "reference", OTEL_TORCH_ISOLATE="tensors")
     assert fed.stdout == bare.stdout and (reference / "fed.jsonl").exists()
-    assert metadata(reference / "fed.jsonl")["isolated"]["stayed"] == []  # every tensor was exchanged
+    assert (
+        metadata(reference / "fed.jsonl")["isolated"]["stayed"] == []
+    )  # every tensor was exchanged
 
 
 def test_one_bug_is_one_fault_and_reaches_nothing(reference: Path) -> None:
@@ -197,16 +215,22 @@ def test_one_bug_is_one_fault_and_reaches_nothing(reference: Path) -> None:
     wrong = record(reference, "wrong", "port", "scale")
     fed = record(reference, "fed", "port", "scale", OTEL_TORCH_ISOLATE="tensors")
     assert wrong.stdout != clean.stdout == fed.stdout
-    assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [("blocks.0.attention.to_out", "input", "value")]
+    assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [
+        ("blocks.0.attention.to_out", "input", "value")
+    ]
 
 
 def test_a_warm_up_is_passed_over(reference: Path) -> None:
     record(reference, "warm", "port", "warm", "act")
     diff(reference, "reference.jsonl", "warm.jsonl", "--save-isolation", "tensors")
     done = record(reference, "fed", "port", "warm", "act", OTEL_TORCH_ISOLATE="tensors")
-    assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [("blocks.1.mlp.1", "output", "value")]
+    assert places(diff(reference, "reference.jsonl", "fed.jsonl")[0]) == [
+        ("blocks.1.mlp.1", "output", "value")
+    ]
     assert "tensors are of steps that it does not have" in done.stderr
-    assert {reason for *_, reason in metadata(reference / "fed.jsonl")["isolated"]["stayed"]} == {"unpaired"}
+    assert {reason for *_, reason in metadata(reference / "fed.jsonl")["isolated"]["stayed"]} == {
+        "unpaired"
+    }
 
 
 def test_gradients_flow_through_what_was_put_right(reference: Path) -> None:
@@ -227,7 +251,10 @@ def test_what_cannot_be_put_right_stays_and_is_said(reference: Path, tmp_path: P
     pairing.save(tmp_path / "tensors")
     done = record(tmp_path, "run", "port", OTEL_TORCH_ISOLATE=str(tmp_path / "tensors"))
     assert done.stdout == record(tmp_path, "bare", "port", OTEL_TORCH_ENABLED="0").stdout
-    stayed = {(module, tensor): reason for _, module, tensor, reason in metadata(tmp_path / "run.jsonl")["isolated"]["stayed"]}
+    stayed = {
+        (module, tensor): reason
+        for _, module, tensor, reason in metadata(tmp_path / "run.jsonl")["isolated"]["stayed"]
+    }
     assert stayed["embed", "in[0]"] == stayed["embed", "out"] == "shape"
     assert stayed["head", "in[0]"] == stayed["head", "out"] == "unrecorded"
     assert stayed["blocks.0", "in[0]"] == "unpaired"
@@ -237,13 +264,19 @@ def test_what_cannot_be_put_right_stays_and_is_said(reference: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("capture", "content", "said"),
     [
-        ("parity", None, "isolation.json is not there; write it with `otel-torch diff REFERENCE PORT --save-isolation"),
+        (
+            "parity",
+            None,
+            "isolation.json is not there; write it with `otel-torch diff REFERENCE PORT --save-isolation",
+        ),
         ("parity", "{", "does not say what belongs where"),
         ("parity", '{"schema": "otel_torch.isolation/1", "modules": []}', "holds no whole tensors"),
         ("outputs", None, "OTEL_TORCH_ISOLATE needs OTEL_TORCH_CAPTURE=parity"),
     ],
 )
-def test_a_folder_that_does_not_do_is_one_line(tmp_path: Path, capture: str, content: str | None, said: str) -> None:
+def test_a_folder_that_does_not_do_is_one_line(
+    tmp_path: Path, capture: str, content: str | None, said: str
+) -> None:
     (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / "folder" / "isolation.json").write_text(content)
@@ -290,11 +323,14 @@ def test_counts_that_are_shifted_are_put_side_by_side(tmp_path: Path) -> None:
     assert again.partner(("Port", "b", "in[0]"), 0, 3, 2) is None
 
 
-# -- operations ------------------------------------------------------------------------------------------------------------
+# -- operations
+# --------------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
-    """Everything that could be changed by being watched: dropout, attention, in-place work, integers, an error."""
+    """Everything that could be changed by being watched: dropout, attention, in-place work,
+    integers, an error.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +365,9 @@ def run_two() -> list[bytes]:
     found.square().sum().backward()
     gradient = model.first.norm.weight.grad
     assert gradient is not None
-    return [tensor.detach().numpy().tobytes() for tensor in (found, gradient, torch.get_rng_state())]
+    return [
+        tensor.detach().numpy().tobytes() for tensor in (found, gradient, torch.get_rng_state())
+    ]
 
 
 def test_operations_of_one_module_only() -> None:
@@ -341,11 +379,19 @@ def test_operations_of_one_module_only() -> None:
     assert labels[0] == "op[0].aten.native_layer_norm.out[0]"
     numbers = [int(label[3:].partition("]")[0]) for label in labels]
     assert numbers == sorted(numbers) and set(numbers) == set(range(numbers[-1] + 1))
-    assert any(".aten.relu_." in label for label in labels) and any(".aten.convolution." in label for label in labels)
-    assert labels[-1].endswith(".aten.mul.out") and not any(".aten.arange." in label for label in labels)
+    assert any(".aten.relu_." in label for label in labels) and any(
+        ".aten.convolution." in label for label in labels
+    )
+    assert labels[-1].endswith(".aten.mul.out") and not any(
+        ".aten.arange." in label for label in labels
+    )
     last = next(row for row in sink.records if row.tensor == labels[-1])
     out = next(row for row in sink.records if (row.module, row.tensor) == ("second", "out"))
-    assert last.stats["sketch"] == out.stats["sketch"] and last.place is not None and out.place is not None
+    assert (
+        last.stats["sketch"] == out.stats["sketch"]
+        and last.place is not None
+        and out.place is not None
+    )
     assert last.place.order == out.place.order
 
 
@@ -353,7 +399,9 @@ def test_an_operation_belongs_to_the_innermost_watched_module() -> None:
     with recording(operations="second") as sink:
         run_two()
     rows = [row for row in sink.records if row.tensor.startswith("op[")]
-    assert [row.module for row in rows if ".native_layer_norm." in row.tensor] == ["second.norm"] * 3
+    assert [row.module for row in rows if ".native_layer_norm." in row.tensor] == [
+        "second.norm"
+    ] * 3
     assert [row.tensor for row in rows if row.module == "second"][-1].endswith("aten.mul.out")
     assert all(row.module.startswith("second") for row in rows)
 
@@ -377,13 +425,17 @@ def test_no_watch_outlives_a_forward_that_raised() -> None:
         before = len(sink.records)
         torch.ones(2) * 2
         model.second.norm(torch.randn(5, 8))
-    assert {row.module for row in sink.records[before:] if row.tensor.startswith("op[")} >= {"second.norm"}
+    assert {row.module for row in sink.records[before:] if row.tensor.startswith("op[")} >= {
+        "second.norm"
+    }
     assert not any(row.module == "first" and row.step > 0 for row in sink.records)
     assert _get_current_dispatch_mode() is None and session.current() is None
     assert not model.first._forward_hooks and not model.first._forward_pre_hooks
 
 
-def test_compiled_code_has_no_single_operations_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiled_code_has_no_single_operations_and_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     x = torch.randn(2, 4)
@@ -399,7 +451,10 @@ def test_compiled_code_has_no_single_operations_and_says_so(capfd: pytest.Captur
 def test_a_pattern_that_matches_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     with recording(operations="secnod"):
         run_two()
-    assert "OTEL_TORCH_OPERATIONS='secnod' matches none of the recorded modules" in capfd.readouterr().err
+    assert (
+        "OTEL_TORCH_OPERATIONS='secnod' matches none of the recorded modules"
+        in capfd.readouterr().err
+    )
 
 
 def test_show_lists_operations_and_diff_passes_over_them(reference: Path) -> None:
@@ -412,27 +467,39 @@ def test_show_lists_operations_and_diff_passes_over_them(reference: Path) -> Non
         cwd=reference, env=environment(reference, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     shown = [line.split() for line in done.stdout.splitlines() if "op[" in line]
-    assert len(shown) == sum(row["tensor"].startswith("op[") and row["step"] == 0 for row in lines(reference / "watched.jsonl"))
+    assert len(shown) == sum(
+        row["tensor"].startswith("op[") and row["step"] == 0
+        for row in lines(reference / "watched.jsonl")
+    )
     assert any(".aten." in line[1] and "attention" in line[1] for line in shown)
     assert max(map(len, done.stdout.splitlines())) < 300
 
 
 def test_neither_costs_anything_where_nobody_asked(tmp_path: Path) -> None:
-    program = PROGRAM + "\nprint([name for name in sys.modules if name.endswith(('sources.operations', 'sources.isolation'))])\n"
+    program = (
+        PROGRAM
+        + "\nprint([name for name in sys.modules if name.endswith(('sources.operations', 'sources.isolation'))])\n"
+    )
     done = run_python(tmp_path, program, "port", OTEL_TORCH_CAPTURE="parity")
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-# -- breakdown -------------------------------------------------------------------------------------------------------------
+# -- breakdown
+# --------------------------------------------------------------------------------------------------
 
 
 def test_breakdown_names_the_wrong_head(reference: Path) -> None:
     for dtype in ([], ["bf16"]):
         suffix = "".join(dtype)
         folders = [f"whole-{side}{suffix}" for side in ("reference", "port")]
-        for side, folder, bugs in (("reference", folders[0], dtype), ("port", folders[1], [*dtype, "head"])):
+        for side, folder, bugs in (
+            ("reference", folders[0], dtype),
+            ("port", folders[1], [*dtype, "head"]),
+        ):
             record(reference, folder, side, *bugs, OTEL_TORCH_TENSORS=folder)
-        report, done = diff(reference, *(f"{folder}.jsonl" for folder in folders), "--tensors", *folders)
+        report, done = diff(
+            reference, *(f"{folder}.jsonl" for folder in folders), "--tensors", *folders
+        )
         assert places(report)[0] == ("blocks.0.attention.to_out", "input", "value")
         assert "channels 16 to 23 of 32, part 3 of 4" in done.stdout
         assert "worst tokens:" in done.stdout and "worst channels:" in done.stdout
@@ -479,7 +546,9 @@ def test_breakdown_measures_along_each_axis() -> None:
     found = break_down(reference, port)
     token, channel = found.axes
     assert found.error == pytest.approx(2 / np.sqrt(32))
-    assert token.worst(1) == [(2, pytest.approx(2 / np.sqrt(8)))] and channel.worst(1) == [(5, pytest.approx(2 / np.sqrt(4)))]
+    assert token.worst(1) == [(2, pytest.approx(2 / np.sqrt(8)))] and channel.worst(1) == [
+        (5, pytest.approx(2 / np.sqrt(4)))
+    ]
     assert token.share.sum() == pytest.approx(1) and channel.share[5] == pytest.approx(1)
     assert break_down(reference, port.reshape(8, 4)).error == found.error
     with pytest.raises(ValueError, match=r"shape \(4, 8\) and the port's \(4, 7\)"):

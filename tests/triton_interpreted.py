@@ -1,5 +1,6 @@
-"""What the Triton kernel computes, by Triton's interpreter on a CPU. Run by `test_triton.py` in a process of its own, for
-the interpreter has to be chosen before the kernel is imported."""
+"""What the Triton kernel computes, by Triton's interpreter on a CPU. Run by `test_triton.py` in a
+process of its own, for the interpreter has to be chosen before the kernel is imported.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from otel_torch import console
 from otel_torch.statistics import gpu, native, triton_kernel
-from otel_torch.statistics.columns import PRIMITIVES, SUMS
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import _plan, _row_of_gpu, measure
 from otel_torch.statistics.native import HISTOGRAM, SKETCH
-from otel_torch.statistics.plain import Shard
+from otel_torch.statistics.row_layout import PRIMITIVES, SUMS
 from otel_torch.statistics.sketch import FOLD, PIECE, sketch
+from otel_torch.statistics.unwrap_tensor import Shard
 from tests.test_native import check_sums, make
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -35,7 +36,10 @@ def turn(out, times):
 try:
     turn[(1,)](torch.zeros(1), 1)
 except Exception as error:
-    pytest.skip(f"Triton {triton.__version__}'s interpreter has no loops beside this numpy: {error}", allow_module_level=True)
+    pytest.skip(
+        f"Triton {triton.__version__}'s interpreter has no loops beside this numpy: {error}",
+        allow_module_level=True,
+    )
 
 CPU = torch.device("cpu")
 ALL = native.SUMS | HISTOGRAM | SKETCH
@@ -70,14 +74,18 @@ def check(found: list[float], values: Tensor, wanted: int = ALL) -> None:
     if wanted & SKETCH:
         # a sum of signed numbers: of the size of its terms, not of its own, is its error
         limit = 1e-13 * float(values.double().abs().sum()) + 1e-300
-        assert found[-64:] == pytest.approx(sketch(values).tolist(), rel=1e-12, abs=limit, nan_ok=True)
+        assert found[-64:] == pytest.approx(
+            sketch(values).tolist(), rel=1e-12, abs=limit, nan_ok=True
+        )
     if (cpu := native.load()) is not None:
         of_cpu = cpu.measure(values.data_ptr(), values.numel(), native.CODES[values.dtype], wanted)
         assert found == pytest.approx(of_cpu, rel=1e-11, abs=1e-12 * of_cpu[4], nan_ok=True)
 
 
 @pytest.mark.parametrize(
-    "dtype, wanted", [*((torch.float32, wanted) for wanted in CHOICES), *((dtype, ALL) for dtype in gpu.TYPES)], ids=str
+    "dtype, wanted",
+    [*((torch.float32, wanted) for wanted in CHOICES), *((dtype, ALL) for dtype in gpu.TYPES)],
+    ids=str,
 )
 def test_the_numbers_of_every_size_are_those_of_torch(kernel, dtype, wanted):
     for numel in (1, 1025, 8 * FOLD, 2 * TILE + 77):
@@ -98,7 +106,9 @@ def test_programs_take_several_tiles_each(kernel, wanted, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64), ids=str)
-@pytest.mark.parametrize("special", ([math.nan], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf]))
+@pytest.mark.parametrize(
+    "special", ([math.nan], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf])
+)
 @pytest.mark.parametrize("numel", (2, TILE + 5))
 def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
     values = torch.ones(numel, dtype=dtype)
@@ -110,12 +120,17 @@ def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
 
 
 def test_denormal_huge_and_zero_values(kernel):
-    tiny, huge = [5e-324, -5e-324, 0.0, -0.0, 1e-310, 2.0**-40, 2.0**-41, 2.0**-39.9], [1e308, -1e308, 1.5e308, 2.0**20, 1e6]
+    tiny, huge = (
+        [5e-324, -5e-324, 0.0, -0.0, 1e-310, 2.0**-40, 2.0**-41, 2.0**-39.9],
+        [1e308, -1e308, 1.5e308, 2.0**20, 1e6],
+    )
     for values in (
         *(torch.tensor(numbers, dtype=torch.float64) for numbers in (tiny, huge)),
         torch.tensor([1e-45, 1e-39, 3e38, 0, -(2.0**-126)]),
         torch.tensor([2.0**-24, -(2.0**-24), 65504, 0], dtype=torch.float16),
-        torch.tensor([2.0**-126, 3e38, 0], dtype=torch.bfloat16),  # smaller ones are zero to the interpreter alone
+        torch.tensor(
+            [2.0**-126, 3e38, 0], dtype=torch.bfloat16
+        ),  # smaller ones are zero to the interpreter alone
         torch.zeros(TILE + 1),
     ):
         found = measured(kernel, values, native.SUMS | HISTOGRAM)
@@ -125,14 +140,19 @@ def test_denormal_huge_and_zero_values(kernel):
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 def test_the_variance_survives_a_mean_ten_thousand_times_the_deviation(kernel, dtype):
-    values = (torch.randn(30_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 10_000).to(dtype)
+    values = (
+        torch.randn(30_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        + 10_000
+    ).to(dtype)
     for wanted in (native.SUMS, ALL):
         _, _, total, squares, *_ = measured(kernel, values, wanted)
         variance = (squares - total * total / values.numel()) / (values.numel() - 1)
         assert math.sqrt(variance) == pytest.approx(float(values.double().std()), rel=1e-6)
 
 
-@pytest.mark.parametrize("start", (1, 1020, 1021, 8168, PIECE - 1, PIECE, 7 * PIECE + 12345, 500 * PIECE))
+@pytest.mark.parametrize(
+    "start", (1, 1020, 1021, 8168, PIECE - 1, PIECE, 7 * PIECE + 12345, 500 * PIECE)
+)
 @pytest.mark.parametrize("numel", (1, 900, 9001))
 def test_the_sketch_of_a_part_is_that_of_its_place(kernel, start, numel):
     values = make(torch.float32, numel, seed=5)
@@ -216,7 +236,10 @@ def test_measure_uses_it_where_it_is_prepared(as_on_a_gpu):
     row = measure(values, primitives).row
     assert isinstance(row, Tensor) and row.tolist() == measured(untested(), values)
     beside = measure(values, ("sum",)).row
-    assert beside.untyped_storage().data_ptr() == row.untyped_storage().data_ptr() and beside.numel() == 7
+    assert (
+        beside.untyped_storage().data_ptr() == row.untyped_storage().data_ptr()
+        and beside.numel() == 7
+    )
     assert measure(torch.empty(0)).row is None
     native.choose("auto")
     assert gpu.measure(values, native.SUMS) is None
@@ -226,8 +249,13 @@ def test_measure_uses_it_where_it_is_prepared(as_on_a_gpu):
 def test_a_shard_is_sketched_at_its_place(as_on_a_gpu):
     whole = make(torch.float32, 40 * 300, seed=9).view(40, 300)
     plan = _plan((*SUMS, "sketch"))
-    parts = [_row_of_gpu(whole[a:b], plan, Shard([40, 300], [a, 0], False)) for a, b in ((0, 12), (12, 40))]
-    assert sum(part[7:] for part in parts).tolist() == pytest.approx(sketch(whole).tolist(), abs=1e-9)
+    parts = [
+        _row_of_gpu(whole[a:b], plan, Shard([40, 300], [a, 0], False))
+        for a, b in ((0, 12), (12, 40))
+    ]
+    assert sum(part[7:] for part in parts).tolist() == pytest.approx(
+        sketch(whole).tolist(), abs=1e-9
+    )
     assert _row_of_gpu(whole[:, :150].contiguous(), plan, Shard([40, 300], [0, 150], False)) is None
 
 
@@ -243,6 +271,9 @@ def test_one_that_fails_is_said_once_and_never_asked_again(as_on_a_gpu, monkeypa
     gpu._kernels[CPU]._launches[torch.float32, native.SUMS] = Broken(), Broken()
     for _ in range(2):
         check_sums(measure(torch.arange(8.0)).row.tolist(), torch.arange(8.0))
-    assert len(calls) == 1 and gpu.describe() == "torch (no Triton kernel: RuntimeError: no such device)"
+    assert (
+        len(calls) == 1
+        and gpu.describe() == "torch (no Triton kernel: RuntimeError: no such device)"
+    )
     said = "otel_torch: statistics of tensors on cpu are by torch (no Triton kernel: RuntimeError: no such device)\n"
     assert capsys.readouterr().err == said

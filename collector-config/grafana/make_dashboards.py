@@ -1,6 +1,8 @@
-"""Makes the dashboards from the names of the metrics, with Grafana's own foundation SDK: `make dashboards`.
+"""Makes the dashboards from the names of the metrics, with Grafana's own foundation SDK: `make
+dashboards`.
 
-A panel is a line of a table: what it shows, and the query. Written by hand, forty queries would soon name what nobody sends.
+A panel is a line of a table: what it shows, and the query. Written by hand, forty queries would
+soon name what nobody sends.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ PLACE = "torch_model, torch_module, torch_tensor, torch_phase"
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked, of which data source. form: how Prometheus answers: time_series, table or heatmap."""
+    """What is asked, of which data source. form: how Prometheus answers: time_series, table or
+    heatmap.
+    """
 
     text: str
     legend: str = ""
@@ -82,7 +86,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. variables: (name, label, query, all of them by default); choices: (name, label, values)."""
+    """A dashboard. variables: (name, label, query, all of them by default); choices: (name, label,
+    values).
+    """
 
     uid: str
     title: str
@@ -113,14 +119,20 @@ def asked(text: str, form: str = "table") -> tuple[Query]:
     return (Query(text, form=form),)
 
 
-# what "all" of a variable is, where it is not `.*`: Loki refuses a stream that may have no label at all
+# what "all" of a variable is, where it is not `.*`: Loki refuses a stream that may have no label at
+# all
 ALL = {"job": ".+"}
 _RUN = (
     ("job", "service", of(ABS_MEAN, "job"), True),
     ("run", "run", of(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),
     ("rank", "rank", of(ABS_MEAN, "dl_rank", 'job=~"$job", otel_torch_run_id=~"$run"'), True),
 )
-_MATRIX = {"columnField": "torch_step", "rowField": "torch_module", "valueField": "Value", "emptyValue": "null"}
+_MATRIX = {
+    "columnField": "torch_step",
+    "rowField": "torch_module",
+    "valueField": "Value",
+    "emptyValue": "null",
+}
 _STEP_OF = f"{PLACE}, torch_step, dl_rank"
 _MAGNITUDES = by("torch_module", MAGNITUDE, MODULES)
 
@@ -170,7 +182,11 @@ ACTIVATIONS = Board(
             Panel(
                 "$statistic",
                 "timeseries",
-                (Query(f"{GAUGE}{{{MODULES}}}", "{{torch_module}} {{torch_tensor}} {{torch_step}}"),),
+                (
+                    Query(
+                        f"{GAUGE}{{{MODULES}}}", "{{torch_module}} {{torch_tensor}} {{torch_step}}"
+                    ),
+                ),
                 width=24,
             ),
         ),
@@ -207,7 +223,12 @@ ACTIVATIONS = Board(
                 asked(
                     f'topk(100, abs({GAUGE}{{job=~"$job", otel_torch_run_id=~"$run", torch_module=~"$module"}}'
                     f" / on ({_STEP_OF}) group_left "
-                    + by(_STEP_OF, GAUGE, 'otel_torch_run_id=~"$other", torch_module=~"$module"', "max")
+                    + by(
+                        _STEP_OF,
+                        GAUGE,
+                        'otel_torch_run_id=~"$other", torch_module=~"$module"',
+                        "max",
+                    )
                     + " - 1))"
                 ),
                 "How far each place is off, the farthest first. Where a port first goes wrong is what `otel-torch diff` says.",
@@ -219,7 +240,12 @@ ACTIVATIONS = Board(
             Panel(
                 "Activation events",
                 "logs",
-                (Query('{service_name=~"$job"} | torch_module=~"$module" | torch_tensor=~"$tensor"', source="loki"),),
+                (
+                    Query(
+                        '{service_name=~"$job"} | torch_module=~"$module" | torch_tensor=~"$tensor"',
+                        source="loki",
+                    ),
+                ),
                 "With OTEL_TORCH_SIGNALS=…,log_events. Each leads to the trace of its step.",
                 width=24,
                 height=10,
@@ -235,7 +261,10 @@ ACTIVATIONS = Board(
     (("module", "module (regular expression)", ".*"),),
 )
 
-_REGION_SUM, _REGION_COUNT = by("torch_region", f"{REGION}_sum"), by("torch_region", f"{REGION}_count")
+_REGION_SUM, _REGION_COUNT = (
+    by("torch_region", f"{REGION}_sum"),
+    by("torch_region", f"{REGION}_count"),
+)
 _SPANS = 'service_name=~"$job"'
 _SPAN_TIMES = by("span_name", "traces_span_metrics_duration_seconds", _SPANS)
 
@@ -245,21 +274,34 @@ REGIONS = Board(
     "Where the time goes: registered regions, stages and steps, by rank; from the program's own histogram and from its spans.",
     {
         "Regions": (
-            Panel("Time in each region", "bargauge", (Query(_REGION_SUM, "{{torch_region}}"),), unit="s"),
+            Panel(
+                "Time in each region",
+                "bargauge",
+                (Query(_REGION_SUM, "{{torch_region}}"),),
+                unit="s",
+            ),
             Panel("How often", "bargauge", (Query(_REGION_COUNT, "{{torch_region}}"),)),
             Panel(
                 "Mean and 95th percentile",
                 "timeseries",
                 (
                     Query(f"{_REGION_SUM} / {_REGION_COUNT}", "{{torch_region}} mean"),
-                    Query(quantile(0.95, by("le, torch_region", f"{REGION}_bucket")), "{{torch_region}} 95 %"),
+                    Query(
+                        quantile(0.95, by("le, torch_region", f"{REGION}_bucket")),
+                        "{{torch_region}} 95 %",
+                    ),
                 ),
                 unit="s",
             ),
             Panel(
                 "By rank",
                 "bargauge",
-                (Query(by("dl_rank, torch_region", f"{REGION}_sum"), "rank {{dl_rank}} {{torch_region}}"),),
+                (
+                    Query(
+                        by("dl_rank, torch_region", f"{REGION}_sum"),
+                        "rank {{dl_rank}} {{torch_region}}",
+                    ),
+                ),
                 "A rank that waits for others shows here.",
                 unit="s",
             ),
@@ -280,7 +322,15 @@ REGIONS = Board(
                 "Counted by the Collector, with exemplars that lead to traces.",
                 unit="s",
             ),
-            Panel("Spans", "bargauge", (Query(by("span_name", "traces_span_metrics_calls_total", _SPANS), "{{span_name}}"),)),
+            Panel(
+                "Spans",
+                "bargauge",
+                (
+                    Query(
+                        by("span_name", "traces_span_metrics_calls_total", _SPANS), "{{span_name}}"
+                    ),
+                ),
+            ),
         ),
         "Host against device": (
             Panel(
@@ -308,7 +358,10 @@ _ITEMS = {"spans": "spans", "metric_points": "points", "log_records": "log recor
 
 def _of_collector(what: str, after: str = "") -> tuple[Query, ...]:
     """A count of the Collector's, of each kind of item."""
-    return tuple(Query(f"sum(otelcol_{what}_{items}_total{{{_COLLECTOR}}}){after}", label) for items, label in _ITEMS.items())
+    return tuple(
+        Query(f"sum(otelcol_{what}_{items}_total{{{_COLLECTOR}}}){after}", label)
+        for items, label in _ITEMS.items()
+    )
 
 
 HEALTH = Board(
@@ -335,7 +388,12 @@ HEALTH = Board(
             ),
         ),
         "Collector": (
-            Panel("Accepted", "timeseries", _of_collector("receiver_accepted"), "Items since the Collector was started."),
+            Panel(
+                "Accepted",
+                "timeseries",
+                _of_collector("receiver_accepted"),
+                "Items since the Collector was started.",
+            ),
             Panel(
                 "Refused",
                 "timeseries",
@@ -346,7 +404,10 @@ HEALTH = Board(
                 "Sent, by backend",
                 "timeseries",
                 tuple(
-                    Query(by("exporter", f"otelcol_exporter_sent_{items}_total", _COLLECTOR), f"{{{{exporter}}}} {label}")
+                    Query(
+                        by("exporter", f"otelcol_exporter_sent_{items}_total", _COLLECTOR),
+                        f"{{{{exporter}}}} {label}",
+                    )
                     for items, label in _ITEMS.items()
                 ),
             ),
@@ -373,7 +434,13 @@ def _target(query: Query, number: int) -> Any:
     if query.source == "loki":
         return loki.Dataquery().expr(query.text).ref_id(letter).datasource(SOURCES["loki"])
     if query.source == "tempo":
-        return tempo.TempoQuery().query(query.text).query_type("traceql").ref_id(letter).datasource(SOURCES["tempo"])
+        return (
+            tempo.TempoQuery()
+            .query(query.text)
+            .query_type("traceql")
+            .ref_id(letter)
+            .datasource(SOURCES["tempo"])
+        )
     asked = (
         prometheus.Dataquery()
         .expr(query.text)
@@ -398,26 +465,47 @@ def _panel(panel: Panel) -> Any:
         built = built.with_transformation(DataTransformerConfig(name, options=options))
     if panel.coloured:
         scheme = DynamicConfigValue("color", {"mode": "continuous-BlYlRd"})
-        background = DynamicConfigValue("custom.cellOptions", {"type": "color-background", "mode": "gradient"})
-        built = built.override_by_regexp(".*", [scheme, background] if panel.kind == "table" else [scheme])
+        background = DynamicConfigValue(
+            "custom.cellOptions", {"type": "color-background", "mode": "gradient"}
+        )
+        built = built.override_by_regexp(
+            ".*", [scheme, background] if panel.kind == "table" else [scheme]
+        )
     return built
 
 
 def make(board: Board) -> str:
     """A dashboard as JSON."""
-    built = dashboard.Dashboard(board.title).uid(board.uid).description(board.about).tags(["otel_torch"])
+    built = (
+        dashboard.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.about)
+        .tags(["otel_torch"])
+    )
     built = built.time("now-6h", "now").refresh("30s").timezone("browser").editable()
     for name, label, query, everything in board.variables:
-        variable = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCES["prometheus"])
         variable = (
-            variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).multi(everything).include_all(everything).all_value(".*")
+            dashboard.QueryVariable(name)
+            .label(label)
+            .query(query)
+            .datasource(SOURCES["prometheus"])
+        )
+        variable = (
+            variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .multi(everything)
+            .include_all(everything)
+            .all_value(".*")
         )
         built = built.with_variable(variable.current(VariableOption(True, "All", "$__all")))
     for name, label, values in board.choices:
         chosen = VariableOption(True, values[0], values[0])
-        built = built.with_variable(dashboard.CustomVariable(name).label(label).values(",".join(values)).current(chosen))
+        built = built.with_variable(
+            dashboard.CustomVariable(name).label(label).values(",".join(values)).current(chosen)
+        )
     for name, label, value in board.texts:
-        built = built.with_variable(dashboard.TextBoxVariable(name).label(label).default_value(value))
+        built = built.with_variable(
+            dashboard.TextBoxVariable(name).label(label).default_value(value)
+        )
     link = (
         dashboard.DashboardLink("otel_torch")
         .type(DashboardLinkType.DASHBOARDS)
@@ -430,19 +518,30 @@ def make(board: Board) -> str:
         built = built.with_row(dashboard.Row(title))
         for panel in panels:
             built = built.with_panel(_panel(panel))
-    return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(built.build())), indent=1, sort_keys=True) + "\n"
+    return (
+        json.dumps(
+            json.loads(JSONEncoder(sort_keys=True).encode(built.build())), indent=1, sort_keys=True
+        )
+        + "\n"
+    )
 
 
 def queries(boards: Iterable[Board] = BOARDS) -> list[tuple[str, Panel, Query]]:
     """(dashboard, panel, query) of everything that is asked."""
     return [
-        (board.title, panel, query) for board in boards for row in board.rows.values() for panel in row for query in panel.queries
+        (board.title, panel, query)
+        for board in boards
+        for row in board.rows.values()
+        for panel in row
+        for query in panel.queries
     ]
 
 
 def files() -> dict[Path, str]:
     """Where each dashboard lies, and what is in it."""
-    return {FOLDER / f"{board.uid.removeprefix('otel-torch-')}.json": make(board) for board in BOARDS}
+    return {
+        FOLDER / f"{board.uid.removeprefix('otel-torch-')}.json": make(board) for board in BOARDS
+    }
 
 
 if __name__ == "__main__":

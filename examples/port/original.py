@@ -1,4 +1,6 @@
-"""The original: a small diffusion transformer that denoises in four steps. It saves its weights and its noise in original.pt."""
+"""The original: a small diffusion transformer that denoises in four steps. It saves its weights and
+its noise in original.pt.
+"""
 
 import torch
 from torch import nn
@@ -13,14 +15,21 @@ class Attention(nn.Module):
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (
+            part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in (self.to_q, self.to_k, self.to_v)
+        )
         return self.to_out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 160), nn.Linear(WIDTH, 160), nn.Linear(160, WIDTH)
+        self.gate, self.up, self.down = (
+            nn.Linear(WIDTH, 160),
+            nn.Linear(WIDTH, 160),
+            nn.Linear(160, WIDTH),
+        )
 
     def forward(self, x):
         return self.down(silu(self.gate(x)) * self.up(x))

@@ -1,6 +1,8 @@
-"""The port, by another hand: other names, q, k and v in one, gate and up in one, no module around attention and feed-forward.
+"""The port, by another hand: other names, q, k and v in one, gate and up in one, no module around
+attention and feed-forward.
 
-It has a bug; `--fixed` runs it without. Run original.py first: weights and noise are read from its original.pt.
+It has a bug; `--fixed` runs it without. Run original.py first: weights and noise are read from its
+original.pt.
 """
 
 import math
@@ -24,15 +26,21 @@ class Layer(nn.Module):
 
     def forward(self, hidden, cond):
         a_shift, a_scale, a_gate, *rest = self.ada(F.silu(cond)).chunk(6, dim=-1)
-        b_shift, b_scale, b_gate = rest if FIXED else (rest[1], rest[0], rest[2])  # the bug: shift and scale exchanged
+        b_shift, b_scale, b_gate = (
+            rest if FIXED else (rest[1], rest[0], rest[2])
+        )  # the bug: shift and scale exchanged
 
         batch, tokens, dim = hidden.shape
         qkv = self.qkv(torch.addcmul(a_shift, self.ln_a(hidden), 1 + a_scale))
         q, k, v = qkv.view(batch, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         weights = torch.softmax(q @ k.mT / math.sqrt(dim // self.heads), dim=-1)
-        hidden = hidden + a_gate * self.proj((weights @ v).permute(0, 2, 1, 3).reshape(batch, tokens, dim))
+        hidden = hidden + a_gate * self.proj(
+            (weights @ v).permute(0, 2, 1, 3).reshape(batch, tokens, dim)
+        )
 
-        gate, up = self.gate_up(torch.addcmul(b_shift, self.ln_b(hidden), 1 + b_scale)).chunk(2, dim=-1)
+        gate, up = self.gate_up(torch.addcmul(b_shift, self.ln_b(hidden), 1 + b_scale)).chunk(
+            2, dim=-1
+        )
         return hidden + b_gate * self.down(F.silu(gate) * up)
 
 
@@ -68,7 +76,9 @@ def convert(weights):
         for fused, parts in FUSED.items():
             if prefix.endswith(parts[0]):
                 names = [f"{prefix.removesuffix(parts[0])}{part}.{kind}" for part in parts]
-                converted[f"{prefix.removesuffix(parts[0])}{fused}.{kind}"] = torch.cat([left.pop(part) for part in names])
+                converted[f"{prefix.removesuffix(parts[0])}{fused}.{kind}"] = torch.cat(
+                    [left.pop(part) for part in names]
+                )
     converted |= left
     for old, new in RENAMED.items():
         converted = {name.replace(old, new): value for name, value in converted.items()}

@@ -1,7 +1,8 @@
-"""Keeps what chosen modules take and return, found again by the model's own tree: nnsight's `Cache`.
+"""Keeps what chosen modules take and return, found again by the model's own tree: nnsight's
+`Cache`.
 
-There a name that does not exist gives an empty cache, what a later operation changes in place is changed in the cache too,
-a dataclass keeps its graph alive, and a cast turns token ids into floats.
+There a name that does not exist gives an empty cache, what a later operation changes in place is
+changed in the cache too, a dataclass keeps its graph alive, and a cast turns token ids into floats.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from otel_torch.capture.cache_dict import CacheDict
 from otel_torch.capture.names import without_root
 from otel_torch.capture.spill import Spill
 from otel_torch.capture.structure import flat_value, replace_leaves
-from otel_torch.garbage import uncollected
+from otel_torch.gc_pause import uncollected
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
-from otel_torch.sources.names import named_modules
+from otel_torch.sources.module_names import named_modules
 
 Modules = nn.Module | str | re.Pattern[str]
 _CPU = torch.device("cpu")
@@ -39,18 +40,20 @@ class CacheFull(RuntimeError):
 class Cache:
     """Keeps the outputs, and if asked the inputs, of modules, from `attach` until `detach`.
 
-    modules: which, as modules of the model, their names (with or without the leading `model.`), or compiled patterns
-    (`re.search` on the name); None for all. device: where copies are kept, None for where the tensor is. dtype: what
-    floating tensors are cast to. detach: without their graph. rename: {"h": "layers"} for a component wherever it stands,
-    {"h.0": "first"} for one module; both names work afterwards. alias: {"first": "h.0"}, the other way round.
-    max_bytes: what the copies may take; beyond it `overflow` decides: "error" raises CacheFull in the forward, "disk" keeps
-    the rest in a temporary folder, and reads it when asked (needs safetensors).
+    modules: which, as modules of the model, their names (with or without the leading `model.`), or
+    compiled patterns (`re.search` on the name); None for all. device: where copies are kept, None
+    for where the tensor is. dtype: what floating tensors are cast to. detach: without their graph.
+    rename: {"h": "layers"} for a component wherever it stands, {"h.0": "first"} for one module;
+    both names work afterwards. alias: {"first": "h.0"}, the other way round. max_bytes: what the
+    copies may take; beyond it `overflow` decides: "error" raises CacheFull in the forward, "disk"
+    keeps the rest in a temporary folder, and reads it when asked (needs safetensors).
 
         with Cache(["h.0", model.head], include_inputs=True).attach(model) as cache:
             model(tokens)
         cache.model.h[0].output, cache["h.0"].input
 
-    A tensor is copied when it is seen, so that no later operation changes it. Every container is kept as it is.
+    A tensor is copied when it is seen, so that no later operation changes it. Every container is
+    kept as it is.
     """
 
     Entry = cache_dict.Entry
@@ -86,21 +89,24 @@ class Cache:
         self._hooks: list[_CacheHook] = []
         self._unguard: Callable[[], None] = lambda: None
 
-    # -- attaching -----------------------------------------------------------------------------------------------------
+    # -- attaching
+    # ----------------------------------------------------------------------------------------------
 
     @uncollected()
     def attach(self, model: nn.Module) -> Cache:
         """Keep what passes `model` from now on; use the result in a `with`, or call `detach`.
 
-        Raises ValueError for a name or pattern that matches no module, with what may have been meant, and for a module
-        that is not in the model.
+        Raises ValueError for a name or pattern that matches no module, with what may have been
+        meant, and for a module that is not in the model.
         """
         named = named_modules(model)
         self.cache.learn(name for name, _ in named)
         chosen = self._choose(model, named)
         if not self._hooks:
             self._unguard = compiled.guard_hooks()
-        kind = _CallHook if self.include_inputs else _CacheHook  # without a hook in front of forward where nobody needs it
+        kind = (
+            _CallHook if self.include_inputs else _CacheHook
+        )  # without a hook in front of forward where nobody needs it
         hooks = [kind(self, module, name) for module, name in chosen.items()]
         for hook, number in zip(hooks, compiled.numbers(hooks, self), strict=True):
             hook.number = number
@@ -112,17 +118,26 @@ class Cache:
         """Remove every hook; what was kept stays."""
         for hook in self._hooks:
             remove_hook(hook.module, hook.name())
-        _calls.open = [(hook, entry) for hook, entry in _calls.open if hook.cache is not self]  # what raised
+        _calls.open = [
+            (hook, entry) for hook, entry in _calls.open if hook.cache is not self
+        ]  # what raised
         self._hooks.clear()
         self._unguard()
         self._unguard = lambda: None
 
     def __enter__(self) -> CacheDict:
         if not self._hooks:
-            raise RuntimeError("this cache is on no model: write `with Cache(…).attach(model) as cache:`")
+            raise RuntimeError(
+                "this cache is on no model: write `with Cache(…).attach(model) as cache:`"
+            )
         return self.cache
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.detach()
 
     def _choose(self, model: nn.Module, named: list[tuple[str, nn.Module]]) -> dict[nn.Module, str]:
@@ -134,10 +149,14 @@ class Cache:
         for wanted in self.modules:
             if isinstance(wanted, nn.Module):
                 if wanted not in first:
-                    raise ValueError(f"{type(wanted).__name__} is no module of {type(model).__name__}")
+                    raise ValueError(
+                        f"{type(wanted).__name__} is no module of {type(model).__name__}"
+                    )
                 chosen[wanted] = first[wanted]
                 continue
-            found = {module: first[module] for name, module in named if self._is_meant(wanted, name)}
+            found = {
+                module: first[module] for name, module in named if self._is_meant(wanted, name)
+            }
             if not found:
                 raise ValueError(_no_match(wanted, model, [name for name, _ in named]))
             chosen |= found
@@ -148,12 +167,14 @@ class Cache:
             return bool(wanted.search(name))
         return self.cache.resolve(wanted) == name
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
+    # -- keeping
+    # ----------------------------------------------------------------------------------------------
 
     def add(self, provider: str, value: Any) -> None:
-        """Keep a value under `<module>.output` or `<module>.input`, as nnsight names providers (a trailing `.i0` is
-        ignored). An input, `(args, kwargs)`, begins a new entry; an output ends the last that has none.
-        Raises ValueError for any other provider."""
+        """Keep a value under `<module>.output` or `<module>.input`, as nnsight names providers (a
+        trailing `.i0` is ignored). An input, `(args, kwargs)`, begins a new entry; an output ends
+        the last that has none. Raises ValueError for any other provider.
+        """
         match = re.fullmatch(r"(.*?)\.?(output|input|inputs)(\.i\d+)?", provider)
         if match is None:
             raise ValueError(f"{provider!r} names neither an output nor an input of a module")
@@ -163,9 +184,17 @@ class Cache:
         else:
             self.entered(name, *value)
 
-    def entered(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> cache_dict.Entry | None:
-        """A module begins a call; the entry that its output belongs to, None where inputs are not kept."""
-        return self.cache.append(name, cache_dict.Entry(inputs=self._kept((args, dict(kwargs))))) if self.include_inputs else None
+    def entered(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> cache_dict.Entry | None:
+        """A module begins a call; the entry that its output belongs to, None where inputs are not
+        kept.
+        """
+        return (
+            self.cache.append(name, cache_dict.Entry(inputs=self._kept((args, dict(kwargs)))))
+            if self.include_inputs
+            else None
+        )
 
     def left(self, entry: cache_dict.Entry | None, name: str, output: Any) -> None:
         """A module ends a call."""
@@ -195,7 +224,9 @@ class Cache:
         if dtype is None and (self.device is None or kept.device == self.device):
             kept = kept.clone()
         else:  # "cuda" is where a tensor on "cuda:0" is already
-            kept = kept.to(kept.device if self.device is None else self.device, dtype or kept.dtype, copy=True)
+            kept = kept.to(
+                kept.device if self.device is None else self.device, dtype or kept.dtype, copy=True
+            )
         return self._within_budget(kept)
 
     def _within_budget(self, tensor: Tensor) -> Any:
@@ -210,15 +241,30 @@ class Cache:
             )
         return self._spill.put(tensor)
 
-    def seen(self, place: _CacheHook, tensors: list[tuple[str, Tensor]], *, entering: bool, differentiable: bool) -> None:
-        """A compiled program hands over what a module takes or returns: a tensor, or a list of all tensors in it."""
+    def seen(
+        self,
+        place: _CacheHook,
+        tensors: list[tuple[str, Tensor]],
+        *,
+        entering: bool,
+        differentiable: bool,
+    ) -> None:
+        """A compiled program hands over what a module takes or returns: a tensor, or a list of all
+        tensors in it.
+        """
         if entering:
-            named = {label.removeprefix("in."): tensor for label, tensor in tensors if label.startswith("in.")}
+            named = {
+                label.removeprefix("in."): tensor
+                for label, tensor in tensors
+                if label.startswith("in.")
+            }
             by_place = tuple(tensor for label, tensor in tensors if not label.startswith("in."))
             self.entered(place.title, by_place, named)
         else:
             self.left(
-                self.cache.last_without_output(place.title) if self.include_inputs else None, place.title, flat_value(tensors)
+                self.cache.last_without_output(place.title) if self.include_inputs else None,
+                place.title,
+                flat_value(tensors),
             )
 
 
@@ -246,7 +292,9 @@ class _CacheHook(ForwardHook):
         """A module may be in several caches."""
         return self._own_name
 
-    def post_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def post_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         if not torch.compiler.is_compiling():
             self.cache.left(self.entry(), self.title, output)
         elif not torch_private.is_exporting():
@@ -260,7 +308,9 @@ class _CacheHook(ForwardHook):
 class _CallHook(_CacheHook):
     """Hands a cache the calls of one module: what it takes, and what it returns for that."""
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not torch.compiler.is_compiling():
             _calls.open.append((self, self.cache.entered(self.title, args, kwargs)))
         elif not torch_private.is_exporting():
@@ -278,6 +328,12 @@ class _CallHook(_CacheHook):
 
 def _no_match(wanted: str | re.Pattern[str], model: nn.Module, names: list[str]) -> str:
     text = wanted.pattern if isinstance(wanted, re.Pattern) else wanted
-    close = difflib.get_close_matches(without_root(text), [name for name in names if name], n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; there are {len(names)}, see named_modules()"
+    close = difflib.get_close_matches(
+        without_root(text), [name for name in names if name], n=3, cutoff=0.5
+    )
+    meant = (
+        f"; did you mean {' or '.join(map(repr, close))}?"
+        if close
+        else f"; there are {len(names)}, see named_modules()"
+    )
     return f"no module of {type(model).__name__} matches {text!r}{meant}"

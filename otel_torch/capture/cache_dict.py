@@ -1,4 +1,6 @@
-"""What a cache kept, found by the model's tree: `cache.model.h[0].output`, `cache["h.0"]`, slices and negative indices."""
+"""What a cache kept, found by the model's tree: `cache.model.h[0].output`, `cache["h.0"]`, slices
+and negative indices.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from otel_torch.capture.structure import first_argument, replace_leaves
 
 
 class Entry:
-    """One call of a module. output: what it returned; inputs: `(args, kwargs)`; None where that was not kept."""
+    """One call of a module. output: what it returned; inputs: `(args, kwargs)`; None where that was
+    not kept.
+    """
 
     __slots__ = ("_inputs", "_output", "has_output")
 
-    def __init__(self, output: Any = None, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, output: Any = None, inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> None:
         self._output, self._inputs = output, inputs
         self.has_output = output is not None
 
@@ -50,7 +56,10 @@ class Entry:
         parts = [_shape_of(self._output)] if self.has_output else []
         if self._inputs is not None:
             args, kwargs = self._inputs
-            words = [*map(_shape_of, args), *(f"{key}={_shape_of(one)}" for key, one in kwargs.items())]
+            words = [
+                *map(_shape_of, args),
+                *(f"{key}={_shape_of(one)}" for key, one in kwargs.items()),
+            ]
             parts.insert(0, f"({', '.join(words)}) →")
         return " ".join(parts)
 
@@ -65,12 +74,14 @@ class Entry:
 
 
 class CacheDict(Mapping[str, "CacheDict"]):
-    """Everything that was kept below one place of the model, by name; `cache.model` and `cache` are the root.
+    """Everything that was kept below one place of the model, by name; `cache.model` and `cache` are
+    the root.
 
-    Attributes and strings go down the tree, whole paths too, with or without the leading `model`; integers and slices
-    go into a list of modules. Where a module was called, `output`, `inputs` and `input` are those of its last call, and
-    `calls` is the list of all. A child that is called like one of these is reached by `cache["…output"]`. Keys,
-    iteration, `len` and `in` are of the modules that were called, from here down, by whole paths.
+    Attributes and strings go down the tree, whole paths too, with or without the leading `model`;
+    integers and slices go into a list of modules. Where a module was called, `output`, `inputs` and
+    `input` are those of its last call, and `calls` is the list of all. A child that is called like
+    one of these is reached by `cache["…output"]`. Keys, iteration, `len` and `in` are of the
+    modules that were called, from here down, by whole paths.
 
     Raises AttributeError, KeyError or IndexError for what is not there, with what is.
     """
@@ -85,10 +96,13 @@ class CacheDict(Mapping[str, "CacheDict"]):
         self._names: dict[str, None] = {"": None}  # every module of the model, called or not
         self._place = ""
         self._components = {old: new for old, new in (rename or {}).items() if "." not in old}
-        self._paths = {new: old for old, new in (rename or {}).items() if "." in old} | dict(alias or {})
+        self._paths = {new: old for old, new in (rename or {}).items() if "." in old} | dict(
+            alias or {}
+        )
         self.learn(names)
 
-    # -- filling -------------------------------------------------------------------------------------------------------
+    # -- filling
+    # ----------------------------------------------------------------------------------------------
 
     def learn(self, names: Iterable[str]) -> None:
         """Take in the modules of a model."""
@@ -97,7 +111,9 @@ class CacheDict(Mapping[str, "CacheDict"]):
             while name not in self._names:
                 missing.append(name)
                 name = name.rpartition(".")[0]
-            self._names |= dict.fromkeys(reversed(missing))  # what holds it first, as the model has them
+            self._names |= dict.fromkeys(
+                reversed(missing)
+            )  # what holds it first, as the model has them
 
     def append(self, name: str, entry: Entry) -> Entry:
         """One more call of a module."""
@@ -108,9 +124,12 @@ class CacheDict(Mapping[str, "CacheDict"]):
 
     def last_without_output(self, name: str) -> Entry | None:
         """The newest call of a module whose output is still to come."""
-        return next((entry for entry in reversed(self._calls.get(name, [])) if not entry.has_output), None)
+        return next(
+            (entry for entry in reversed(self._calls.get(name, [])) if not entry.has_output), None
+        )
 
-    # -- reading -------------------------------------------------------------------------------------------------------
+    # -- reading
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> list[Entry]:
@@ -142,7 +161,9 @@ class CacheDict(Mapping[str, "CacheDict"]):
         return f"no call of {title(self._place)} was kept, so it has no {what}; from here down: {below}"
 
     def resolve(self, path: str) -> str | None:
-        """The canonical name of a module by any of its names, from here or from the root; None for no module."""
+        """The canonical name of a module by any of its names, from here or from the root; None for
+        no module.
+        """
         found = (self._walk(candidate) for candidate in candidates(self._place, path))
         return next((name for name in found if name is not None), None)
 
@@ -158,7 +179,10 @@ class CacheDict(Mapping[str, "CacheDict"]):
         old_of = {new: old for old, new in self._components.items()}
         for part in path.split("."):
             step = f"{at}." if at else ""
-            known = next((step + one for one in (part, old_of.get(part, part)) if step + one in self._names), None)
+            known = next(
+                (step + one for one in (part, old_of.get(part, part)) if step + one in self._names),
+                None,
+            )
             if known is None:
                 return None
             at = known
@@ -171,7 +195,9 @@ class CacheDict(Mapping[str, "CacheDict"]):
         return view
 
     def __getattr__(self, name: str) -> CacheDict:
-        if name.startswith("__") or "_names" not in self.__dict__:  # while it is being copied or unpickled
+        if (
+            name.startswith("__") or "_names" not in self.__dict__
+        ):  # while it is being copied or unpickled
             raise AttributeError(name)
         if name in ("output", "inputs", "input"):  # what the property raised
             raise AttributeError(self._no_call(name))
@@ -188,13 +214,17 @@ class CacheDict(Mapping[str, "CacheDict"]):
             return self._at(found)
         entries = [name for name in self._children() if name.rpartition(".")[2].isdecimal()]
         if not entries:
-            raise TypeError(f"{title(self._place)} is no list of modules; .calls is the list of its calls")
+            raise TypeError(
+                f"{title(self._place)} is no list of modules; .calls is the list of its calls"
+            )
         if isinstance(key, slice):
             return [self._at(name) for name in entries[key]]
         try:
             return self._at(entries[key])
         except IndexError:
-            raise IndexError(f"{title(self._place)} has {len(entries)} entries, not one at {key}") from None
+            raise IndexError(
+                f"{title(self._place)} has {len(entries)} entries, not one at {key}"
+            ) from None
 
     def _children(self) -> list[str]:
         return [name for name in self._names if name and name.rpartition(".")[0] == self._place]
@@ -205,7 +235,9 @@ class CacheDict(Mapping[str, "CacheDict"]):
 
     def __iter__(self) -> Iterator[str]:
         inside = f"{self._place}." if self._place else ""
-        return (title(name) for name in self._calls if name == self._place or name.startswith(inside))
+        return (
+            title(name) for name in self._calls if name == self._place or name.startswith(inside)
+        )
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -214,28 +246,36 @@ class CacheDict(Mapping[str, "CacheDict"]):
         found = self.resolve(key) if isinstance(key, str) else None
         return found is not None and title(found) in list(self)
 
-    # -- showing -------------------------------------------------------------------------------------------------------
+    # -- showing
+    # ----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         rows = []
         for name in self._names:
             inside = not self._place or name == self._place or name.startswith(f"{self._place}.")
-            if inside and any(title(name) == key or key.startswith(f"{title(name)}.") for key in self):
+            if inside and any(
+                title(name) == key or key.startswith(f"{title(name)}.") for key in self
+            ):
                 calls = self._calls.get(name, [])
                 times = f"  ({len(calls)} calls)" if len(calls) > 1 else ""
                 depth = name.count(".") + bool(name) - (self._place.count(".") + bool(self._place))
                 last = name.rpartition(".")[2] or title("")
-                rows.append(f"{'  ' * depth}{last}  {calls[-1].describe() if calls else ''}{times}".rstrip())
+                rows.append(
+                    f"{'  ' * depth}{last}  {calls[-1].describe() if calls else ''}{times}".rstrip()
+                )
         return "\n".join(rows) or f"{title(self._place)}: nothing was kept"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
-    # -- on disk -------------------------------------------------------------------------------------------------------
+    # -- on disk
+    # ----------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
-        """Write everything from here down as safetensors: the tensors, and how they were structured beside them. Values
-        that are no tensors, numbers, truth values or strings are left out. Raises ModuleNotFoundError without safetensors."""
+        """Write everything from here down as safetensors: the tensors, and how they were structured
+        beside them. Values that are no tensors, numbers, truth values or strings are left out.
+        Raises ModuleNotFoundError without safetensors.
+        """
         save_file = _safetensors("save_file")
         tensors: dict[str, Tensor] = {}
 
@@ -246,19 +286,38 @@ class CacheDict(Mapping[str, "CacheDict"]):
             if isinstance(value, dict):
                 return {"dict": [[str(key), plain(one)] for key, one in value.items()]}
             if isinstance(value, (list, tuple)):
-                return {"tuple" if isinstance(value, tuple) else "list": [plain(one) for one in value]}
+                return {
+                    "tuple" if isinstance(value, tuple) else "list": [plain(one) for one in value]
+                }
             if hasattr(value, "__dataclass_fields__"):
-                return {"dict": [[name, plain(getattr(value, name, None))] for name in value.__dataclass_fields__]}
+                return {
+                    "dict": [
+                        [name, plain(getattr(value, name, None))]
+                        for name in value.__dataclass_fields__
+                    ]
+                }
             return value if value is None or isinstance(value, (bool, int, float, str)) else None
 
-        calls = {key: [[plain(entry.output), plain(entry.inputs), entry.has_output] for entry in self[key].calls] for key in self}
-        facts = {"names": list(self._names), "calls": calls, "components": self._components, "paths": self._paths}
+        calls = {
+            key: [
+                [plain(entry.output), plain(entry.inputs), entry.has_output]
+                for entry in self[key].calls
+            ]
+            for key in self
+        }
+        facts = {
+            "names": list(self._names),
+            "calls": calls,
+            "components": self._components,
+            "paths": self._paths,
+        }
         save_file(tensors, path, metadata={"otel_torch.cache": json.dumps(facts)})
 
     @classmethod
     def load(cls, path: str | Path) -> CacheDict:
-        """What `save` wrote; named tuples and dataclasses come back as tuples and dicts. Nothing is unpickled. Raises
-        ValueError for a file that is no saved cache."""
+        """What `save` wrote; named tuples and dataclasses come back as tuples and dicts. Nothing is
+        unpickled. Raises ValueError for a file that is no saved cache.
+        """
         safe_open = _safetensors("safe_open")
         try:
             with safe_open(path, "pt") as file:
@@ -311,9 +370,14 @@ def _shape_of(value: Any) -> str:
         return "(" + ", ".join(map(_shape_of, value)) + ")"
     if hasattr(value, "__dataclass_fields__"):
         return (
-            type(value).__name__ + "(" + ", ".join(_shape_of(getattr(value, n, None)) for n in value.__dataclass_fields__) + ")"
+            type(value).__name__
+            + "("
+            + ", ".join(_shape_of(getattr(value, n, None)) for n in value.__dataclass_fields__)
+            + ")"
         )
-    return repr(value) if isinstance(value, (type(None), bool, int, float)) else type(value).__name__
+    return (
+        repr(value) if isinstance(value, (type(None), bool, int, float)) else type(value).__name__
+    )
 
 
 def _safetensors(name: str) -> Any:
@@ -321,5 +385,7 @@ def _safetensors(name: str) -> Any:
         import safetensors
         import safetensors.torch
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("saved caches need safetensors: pip install 'otel-torch[tensors]'") from None
+        raise ModuleNotFoundError(
+            "saved caches need safetensors: pip install 'otel-torch[tensors]'"
+        ) from None
     return getattr(safetensors, name, None) or getattr(safetensors.torch, name)

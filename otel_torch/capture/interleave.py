@@ -1,7 +1,9 @@
-"""A body of plain Python beside a model's forward: read, replace and compare what passes its modules, while it passes.
+"""A body of plain Python beside a model's forward: read, replace and compare what passes its
+modules, while it passes.
 
-nnsight's tracer captures the source of a `with` block and runs it elsewhere, so that a block cannot stand on one line,
-debuggers are lost in it, and a name is not what it seems. Here the body runs where it stands, and the model in a thread.
+nnsight's tracer captures the source of a `with` block and runs it elsewhere, so that a block cannot
+stand on one line, debuggers are lost in it, and a name is not what it seems. Here the body runs
+where it stands, and the model in a thread.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from otel_torch import torch_private
 from otel_torch.capture.cache import Cache
 from otel_torch.capture.cache_dict import CacheDict
 from otel_torch.capture.eager import eager
+from otel_torch.capture.interleaved_run import InterleaveError, Run, current
 from otel_torch.capture.names import find_name, no_module
-from otel_torch.capture.run import InterleaveError, Run, current
 from otel_torch.capture.structure import first_argument
 from otel_torch.capture.thread_state import carried
 from otel_torch.console import say_once
-from otel_torch.garbage import uncollected
+from otel_torch.gc_pause import uncollected
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.names import first_names, named_modules
+from otel_torch.sources.module_names import first_names, named_modules
 
 _numbers = itertools.count()
 _OURS = frozenset({"output", "input", "inputs", "grad", "next"})
@@ -53,7 +55,8 @@ class Interleaver:
         self._awaited = 0  # how often somebody waits for the end of one
         self.changed = threading.Condition()  # guards these and what stands at barriers
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running
+    # ----------------------------------------------------------------------------------------------
 
     def invoke(self, *args: Any, **kwargs: Any) -> Invocation:
         """One call of the model on these arguments: `with it.invoke(x) as run:`."""
@@ -64,9 +67,11 @@ class Interleaver:
         return Invocation(Run(self, function, args, kwargs), "")
 
     def compile(self, body: Callable[[Invocation], Any]) -> Callable[..., Any]:
-        """A function of the model's arguments that runs `body(run)` beside it and returns what the body returns.
+        """A function of the model's arguments that runs `body(run)` beside it and returns what the
+        body returns.
 
-        Which modules the body asks for is found out in the first call; further ones hook only these.
+        Which modules the body asks for is found out in the first call; further ones hook only
+        these.
         """
         only: frozenset[str] | None = None
 
@@ -84,7 +89,9 @@ class Interleaver:
         return run
 
     def cache(self, *args: Any, **kwargs: Any) -> CacheDict:
-        """Keep what passes the model in the runs from here on, as the bodies have left it; arguments as of `Cache`."""
+        """Keep what passes the model in the runs from here on, as the bodies have left it;
+        arguments as of `Cache`.
+        """
         cache = Cache(*args, **kwargs)
         self._cache.append(cache)
         if self._users:
@@ -92,12 +99,15 @@ class Interleaver:
         return cache.cache
 
     def barrier(self, count: int) -> Barrier:
-        """A point that `count` bodies pass together: `barrier()` in each. For bodies that run by `Invocation.do`."""
+        """A point that `count` bodies pass together: `barrier()` in each. For bodies that run by
+        `Invocation.do`.
+        """
         barrier = Barrier(self, count)
         self._barriers.add(barrier)
         return barrier
 
-    # -- attaching -----------------------------------------------------------------------------------------------------
+    # -- attaching
+    # ----------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Attach what keeps, with the first run that is entered."""
@@ -110,13 +120,17 @@ class Interleaver:
             undo.pop_all()
 
     def hook(self) -> None:
-        """Attach what tells the runs where their models are, with the first that asks: before its model has begun."""
+        """Attach what tells the runs where their models are, with the first that asks: before its
+        model has begun.
+        """
         with self._lock, uncollected():
             if self._hooked:
                 return
             for name, module in first_names(self.model):
                 if self._only is None or name in self._only:
-                    ModuleHookManager.get_from_or_default(module).append_forward_hook(_InterleaveHook(self, name))
+                    ModuleHookManager.get_from_or_default(module).append_forward_hook(
+                        _InterleaveHook(self, name)
+                    )
                     self._hooked.append(module)
 
     def leave(self) -> None:
@@ -164,7 +178,9 @@ class Interleaver:
                 self._awaited -= 1
 
     def release_stuck(self) -> None:
-        """Where all bodies stand at barriers and the rest waits for them, nobody is left to come; with `changed` held."""
+        """Where all bodies stand at barriers and the rest waits for them, nobody is left to come;
+        with `changed` held.
+        """
         standing = [barrier.standing(True) for barrier in self._barriers]
         others = sum(barrier.standing(False) for barrier in self._barriers)
         if self._began and sum(standing) == self._bodies and (self._awaited or others):
@@ -173,15 +189,17 @@ class Interleaver:
 
 
 class Invocation:
-    """A run, and one module of its model: children by attribute, name or index; what passes the module by
+    """A run, and one module of its model: children by attribute, name or index; what passes the
+    module by
 
-    `output`, `inputs` ((args, kwargs)), `input` (the first argument) and `grad` (the gradient of the first tensor of the
-    output), of the module's current call. Reading waits for the model to come there, and may be repeated; assigning
-    replaces it for the rest. `next()` goes on to the next call: of every module at the root, of one below. `result` is
-    what the forward returned. A child named like one of these is reached by `run["encoder.layer.0.output"]`.
+    `output`, `inputs` ((args, kwargs)), `input` (the first argument) and `grad` (the gradient of
+    the first tensor of the output), of the module's current call. Reading waits for the model to
+    come there, and may be repeated; assigning replaces it for the rest. `next()` goes on to the
+    next call: of every module at the root, of one below. `result` is what the forward returned. A
+    child named like one of these is reached by `run["encoder.layer.0.output"]`.
 
-    Raises InterleaveError for a call that has passed or never comes, AttributeError and KeyError for no module, and what
-    the model raises.
+    Raises InterleaveError for a call that has passed or never comes, AttributeError and KeyError
+    for no module, and what the model raises.
     """
 
     __slots__ = ("_name", "_run", "_thread", "_value")
@@ -192,13 +210,19 @@ class Invocation:
         for key, value in (("_run", run), ("_name", name), ("_thread", None), ("_value", None)):
             object.__setattr__(self, key, value)
 
-    # -- a run ---------------------------------------------------------------------------------------------------------
+    # -- a run
+    # ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Invocation:
         self._run.begin()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._run.end(exc)
         self._run.interleaver.result = self._run.returned
 
@@ -208,7 +232,9 @@ class Invocation:
         return self._run.result
 
     def do(self, body: Callable[[Invocation], Any]) -> Invocation:
-        """Run `body(run)` as a function in a thread of its own, beside other bodies; `wait` gives what it returns."""
+        """Run `body(run)` as a function in a thread of its own, beside other bodies; `wait` gives
+        what it returns.
+        """
         self._run.interleaver.body_began()
 
         def work() -> None:
@@ -239,7 +265,8 @@ class Invocation:
             raise error
         return value
 
-    # -- the tree ------------------------------------------------------------------------------------------------------
+    # -- the tree
+    # ----------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -262,7 +289,9 @@ class Invocation:
         try:
             return Invocation(self._run, entries[key])
         except IndexError:
-            raise IndexError(f"{self._name or 'the model'} has {len(entries)} entries, not one at {key}") from None
+            raise IndexError(
+                f"{self._name or 'the model'} has {len(entries)} entries, not one at {key}"
+            ) from None
 
     def __iter__(self) -> Iterator[Invocation]:
         return (Invocation(self._run, name) for name in self._entries())
@@ -273,18 +302,25 @@ class Invocation:
     def _entries(self) -> list[str]:
         start = f"{self._name}." if self._name else ""
         names = (name for name, _ in named_modules(self._run.interleaver.model))
-        entries = [name for name in names if name.startswith(start) and name[len(start) :].isdecimal()]
+        entries = [
+            name for name in names if name.startswith(start) and name[len(start) :].isdecimal()
+        ]
         if not entries:
             raise TypeError(f"{self._name or 'the model'} is no list of modules")
         return entries
 
     def __repr__(self) -> str:
-        return f"<run of {type(self._run.interleaver.model).__name__}, at {self._name or 'the root'}>"
+        return (
+            f"<run of {type(self._run.interleaver.model).__name__}, at {self._name or 'the root'}>"
+        )
 
-    # -- what passes ---------------------------------------------------------------------------------------------------
+    # -- what passes
+    # ----------------------------------------------------------------------------------------------
 
     def next(self) -> Invocation:
-        """Go on to the next call: from here on this module's (at the root: every module's) next call is meant."""
+        """Go on to the next call: from here on this module's (at the root: every module's) next
+        call is meant.
+        """
         if self._name:
             self._run.shifts[self._name] = self._run.shifts.get(self._name, 0) + 1
         else:
@@ -328,8 +364,10 @@ class Invocation:
 
     @property
     def grad(self) -> Any:
-        """The gradient of the first tensor of the output, once a backward pass has come there: one of an output that was
-        asked for, or one that the model's own code makes (`execute` of a training step)."""
+        """The gradient of the first tensor of the output, once a backward pass has come there: one
+        of an output that was asked for, or one that the model's own code makes (`execute` of a
+        training step).
+        """
         return self._ask("grad")
 
     @grad.setter
@@ -356,7 +394,9 @@ class Invocation:
     def _warn(self, what: str) -> None:
         full = f"{self._name}.{what}" if self._name else what
         if find_name(self._run.interleaver.model, "", full) is not None:
-            say_once(f"{self._name or 'the model'} has a module called {what!r}; .{what} is its value, run[{full!r}] that module")
+            say_once(
+                f"{self._name or 'the model'} has a module called {what!r}; .{what} is its value, run[{full!r}] that module"
+            )
 
 
 class _Here(threading.local):
@@ -367,7 +407,9 @@ _here = _Here()
 
 
 class Barrier:
-    """Where bodies wait for each other; reusable. Raises InterleaveError where nobody is left to come."""
+    """Where bodies wait for each other; reusable. Raises InterleaveError where nobody is left to
+    come.
+    """
 
     def __init__(self, interleaver: Interleaver, count: int) -> None:
         self._interleaver, self.count = interleaver, count
@@ -385,7 +427,9 @@ class Barrier:
             changed.wait_for(lambda: meeting.came_all is not None)
         if not meeting.came_all:
             reached = len(meeting.there)
-            raise InterleaveError(f"barrier({self.count}) was reached by {reached} bodies; the others have ended")
+            raise InterleaveError(
+                f"barrier({self.count}) was reached by {reached} bodies; the others have ended"
+            )
 
     def standing(self, bodies: bool) -> int:
         """How many bodies, or others, wait here."""
@@ -403,7 +447,9 @@ class Barrier:
 
 @dataclasses.dataclass
 class _Meeting:
-    """One use of a barrier. there: who has come, True for a body; came_all: None while that is open."""
+    """One use of a barrier. there: who has come, True for a body; came_all: None while that is
+    open.
+    """
 
     there: list[bool] = dataclasses.field(default_factory=list)
     came_all: bool | None = None
@@ -421,7 +467,9 @@ class _InterleaveHook(ForwardHook):
         """A module may be in the models of several interleavers."""
         return self.interleaver.hook_name
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         found: tuple[tuple[Any, ...], dict[str, Any]] = self._met("inputs", (args, kwargs))
         return found
 
@@ -451,8 +499,9 @@ def interleave(model: nn.Module) -> Interleaver:
             run.transformer.h[1].mlp.output = 0 * run.transformer.h[1].mlp.output
             logits = run.result.logits                   # ... and to its end
 
-    Of the two sides exactly one runs. Ask in the order of the forward. `with it.invoke(x) as a, it.invoke(y) as b:`
-    interleaves two runs as the body asks. Nothing stays on the model afterwards, whatever raised.
+    Of the two sides exactly one runs. Ask in the order of the forward. `with it.invoke(x) as a,
+    it.invoke(y) as b:` interleaves two runs as the body asks. Nothing stays on the model
+    afterwards, whatever raised.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))

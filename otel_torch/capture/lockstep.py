@@ -1,7 +1,9 @@
-"""A reference and its port, run together: at each module that corresponds the tensors meet, and the first fault is in hand.
+"""A reference and its port, run together: at each module that corresponds the tensors meet, and the
+first fault is in hand.
 
-Recordings say where a port goes wrong. With both models at hand nothing has to be recorded in full and looked at later:
-the port stands where it differs, with both tensors there, or goes on from the reference's.
+Recordings say where a port goes wrong. With both models at hand nothing has to be recorded in full
+and looked at later: the port stands where it differs, with both tensors there, or goes on from the
+reference's.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from torch import Tensor, nn
 
 from otel_torch import bootstrap, console, session
 from otel_torch.capture.interleave import Interleaver
-from otel_torch.capture.run import InterleaveError, Run
+from otel_torch.capture.interleaved_run import InterleaveError, Run
 from otel_torch.capture.structure import replace_leaves
 from otel_torch.parity.compare import compare
 from otel_torch.parity.isolation import Pairing, PairingFinder
 from otel_torch.parity.mapping import load_map
-from otel_torch.parity.recording import RecordingError, iterate_rows
 from otel_torch.parity.tolerance import Tolerance
-from otel_torch.sources.fitting import Stays, fitted
+from otel_torch.recording.reader import RecordingError, iterate_rows
+from otel_torch.sources.conform_tensor import Stays, fitted
 from otel_torch.sources.values import walk, walk_inputs
 
 
@@ -35,10 +37,11 @@ from otel_torch.sources.values import walk, walk_inputs
 class Fault:
     """One place where the port makes something wrong of what is right.
 
-    module, tensor, call: in the port; reference_module: in the reference. kind: `output`, the module makes it; `input`, the
-    code in front of it does. error: the relative L2 distance; limit: what legal arithmetic may cause. reference, port:
-    the tensors, the reference's in the port's shape and type; as it is, with an infinite error, where none fits.
-    unmet: the port's modules whose outputs went into it, or may have, and were compared with nothing.
+    module, tensor, call: in the port; reference_module: in the reference. kind: `output`, the
+    module makes it; `input`, the code in front of it does. error: the relative L2 distance; limit:
+    what legal arithmetic may cause. reference, port: the tensors, the reference's in the port's
+    shape and type; as it is, with an infinite error, where none fits. unmet: the port's modules
+    whose outputs went into it, or may have, and were compared with nothing.
     """
 
     module: str
@@ -62,8 +65,10 @@ class Fault:
 
 @dataclass
 class Lockstep:
-    """What came of it. faults: in the port's order. compared: how many tensors were; alone: modules of the port without a
-    counterpart. result: what the port returned, None where it was stopped at its first fault."""
+    """What came of it. faults: in the port's order. compared: how many tensors were; alone: modules
+    of the port without a counterpart. result: what the port returned, None where it was stopped at
+    its first fault.
+    """
 
     faults: list[Fault] = field(default_factory=list)
     compared: int = 0
@@ -77,8 +82,10 @@ class Lockstep:
 
 
 class _Meeting(NamedTuple):
-    """An event of the port, and what its tensors correspond to: label -> (module, what, call, label) of the reference.
-    unmet: modules that returned something since the event before, of which nothing corresponds to anything."""
+    """An event of the port, and what its tensors correspond to: label -> (module, what, call,
+    label) of the reference. unmet: modules that returned something since the event before, of which
+    nothing corresponds to anything.
+    """
 
     module: str
     what: str
@@ -97,23 +104,29 @@ def lockstep(
     rtol: float | None = None,
     map: str | Path | None = None,
 ) -> Lockstep:
-    """Run `reference` and `port` on the same inputs, module beside module, and find where the port goes wrong.
+    """Run `reference` and `port` on the same inputs, module beside module, and find where the port
+    goes wrong.
 
-    inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a function that calls the model it is given;
-    port_inputs: likewise, where the port's forward takes others. Names need not agree: what corresponds is found as
-    `otel-torch diff` finds it, from one forward of each that is recorded in a temporary folder; `map` is its TOML file.
-    rtol: instead of what the coarser dtype allows. Wherever the tensors meet, the port goes on from the reference's, so
-    each module's own error stands alone. At a fault it stops; with `heal` it goes on from there too, and lists all.
+    inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a function that calls
+    the model it is given; port_inputs: likewise, where the port's forward takes others. Names need
+    not agree: what corresponds is found as `otel-torch diff` finds it, from one forward of each
+    that is recorded in a temporary folder; `map` is its TOML file. rtol: instead of what the
+    coarser dtype allows. Wherever the tensors meet, the port goes on from the reference's, so each
+    module's own error stands alone. At a fault it stops; with `heal` it goes on from there too, and
+    lists all.
 
-    Runs without gradients. Raises ValueError where nothing corresponds, RuntimeError while recording is going on, and what
-    the models raise. Two models that do not fit on a device together: `enable_layerwise_offload`.
+    Runs without gradients. Raises ValueError where nothing corresponds, RuntimeError while
+    recording is going on, and what the models raise. Two models that do not fit on a device
+    together: `enable_layerwise_offload`.
     """
     first, second = _caller(inputs), _caller(inputs if port_inputs is None else port_inputs)
     with torch.no_grad():
         with tempfile.TemporaryDirectory(prefix="otel_torch-lockstep-") as folder:
             meetings, alone = _find_meetings(Path(folder), (reference, first), (port, second), map)
         return _Together(Tolerance(rtol), heal, Lockstep(alone=alone)).run(
-            Run(Interleaver(reference), first, (reference,), {}), Run(Interleaver(port), second, (port,), {}), meetings
+            Run(Interleaver(reference), first, (reference,), {}),
+            Run(Interleaver(port), second, (port,), {}),
+            meetings,
         )
 
 
@@ -135,7 +148,8 @@ def _copied(inputs: Any) -> Any:
     return replace_leaves(inputs, Tensor, torch.clone)
 
 
-# -- what corresponds --------------------------------------------------------------------------------------------------------
+# -- what corresponds
+# --------------------------------------------------------------------------------------------------
 
 
 def _find_meetings(
@@ -154,13 +168,17 @@ def _find_meetings(
         raise ValueError(f"nothing can be compared: {_without(folder, str(error))}") from None
     pairing = finder.pairing()
     if not pairing.slots:
-        raise ValueError(f"nothing corresponds in the two models: {_without(folder, report.reason or report.verdict)}")
+        raise ValueError(
+            f"nothing corresponds in the two models: {_without(folder, report.reason or report.verdict)}"
+        )
     return _meetings(paths[1], pairing)
 
 
 def _record(path: Path, model: nn.Module, call: Callable[[nn.Module], Any]) -> None:
     if session.current() is not None:
-        raise RuntimeError("lockstep records a forward of each model itself: call otel_torch.stop() first")
+        raise RuntimeError(
+            "lockstep records a forward of each model itself: call otel_torch.stop() first"
+        )
     with _plain_environment(), console.hidden(str(path)):
         try:
             bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
@@ -194,7 +212,9 @@ def _meetings(path: Path, pairing: Pairing) -> tuple[list[_Meeting], list[str]]:
         if row.get("phase") != "forward":
             continue
         module, label, call = str(row["module"]), str(row["tensor"]), int(row["call"])
-        partner = pairing.partner((str(row["model"]), module, label), int(row["loop"]), int(row["step"]), call)
+        partner = pairing.partner(
+            (str(row["model"]), module, label), int(row["loop"]), int(row["step"]), call
+        )
         modules[module] = modules.get(module, False) or partner is not None
         if partner is not None:
             (_, their_module, their_label), (_, _, their_call) = partner
@@ -216,7 +236,8 @@ def _without(folder: Path, text: str) -> str:
     return text.replace(f"{folder}{os.sep}", "").replace(".jsonl", "")
 
 
-# -- side by side ------------------------------------------------------------------------------------------------------------
+# -- side by side
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -251,15 +272,22 @@ class _Together:
         right: dict[int, Tensor] = {}
         for label, (module, what, call, their_label) in meeting.tensors.items():
             theirs = reference.ask(module, what, call)
-            expected = dict(walk_inputs(*theirs) if what == "inputs" else walk(theirs, "out")).get(their_label)
+            expected = dict(walk_inputs(*theirs) if what == "inputs" else walk(theirs, "out")).get(
+                their_label
+            )
             if label in tensors and expected is not None:
                 healed = self._compare(meeting, label, module, expected, tensors[label])
                 if healed is not None:
                     right[id(tensors[label])] = healed
         if right:
-            port.put(*meeting[:3], replace_leaves(own, Tensor, lambda tensor: right.get(id(tensor), tensor)))
+            port.put(
+                *meeting[:3],
+                replace_leaves(own, Tensor, lambda tensor: right.get(id(tensor), tensor)),
+            )
 
-    def _compare(self, meeting: _Meeting, label: str, module: str, expected: Tensor, own: Tensor) -> Tensor | None:
+    def _compare(
+        self, meeting: _Meeting, label: str, module: str, expected: Tensor, own: Tensor
+    ) -> Tensor | None:
         """What the port goes on with; None for its own."""
         self.found.compared += 1
         limit = self.tolerance.base((str(expected.dtype), str(own.dtype)))
@@ -272,7 +300,18 @@ class _Together:
             kind = "output" if meeting.what == "output" else "input"
             right = expected if healed is None else healed
             self.found.faults.append(
-                Fault(meeting.module, label, meeting.call, kind, module, error, limit, right, own.clone(), meeting.unmet)
+                Fault(
+                    meeting.module,
+                    label,
+                    meeting.call,
+                    kind,
+                    module,
+                    error,
+                    limit,
+                    right,
+                    own.clone(),
+                    meeting.unmet,
+                )
             )
         return healed
 

@@ -1,10 +1,12 @@
-"""Modules by name, as people write them: with or without what wraps them, and what may have been meant."""
+"""Modules by name, as people write them: with or without what wraps them, and what may have been
+meant.
+"""
 
 from __future__ import annotations
 
 from torch import nn
 
-from otel_torch.sources.names import core
+from otel_torch.sources.module_names import core
 
 
 def title(name: str) -> str:
@@ -26,7 +28,9 @@ def without_root(path: str) -> str:
 
 
 def candidates(place: str, path: str) -> list[str]:
-    """The names that `path`, said at `place`, may mean: below it, then below the root; as it is, then without the root's."""
+    """The names that `path`, said at `place`, may mean: below it, then below the root; as it is,
+    then without the root's.
+    """
     return [
         ".".join(part for part in (start, one) if part)
         for start in dict.fromkeys((place, ""))
@@ -35,7 +39,9 @@ def candidates(place: str, path: str) -> list[str]:
 
 
 def find_name(model: nn.Module, place: str, path: str) -> str | None:
-    """The canonical name of the module at `path` below `place`, or below the root; None where there is none."""
+    """The canonical name of the module at `path` below `place`, or below the root; None where there
+    is none.
+    """
     return next((name for name in candidates(place, path) if _exists(model, name)), None)
 
 

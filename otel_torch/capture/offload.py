@@ -1,7 +1,8 @@
-"""Runs a model whose layers do not fit on a device together: each is there while it runs, and the next while it is awaited.
+"""Runs a model whose layers do not fit on a device together: each is there while it runs, and the
+next while it is awaited.
 
-FastVideo's layer-wise offload, by its contract. There buffers stay where they are, only the first list of layers is
-taken, a layer that is skipped ends the run, and what a forward changes is lost.
+FastVideo's layer-wise offload, by its contract. There buffers stay where they are, only the first
+list of layers is taken, a layer that is skipped ends the run, and what a forward changes is lost.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ class _StateDictHook(TorchHook):
 
 
 class LayerwiseOffloadState:
-    """The tensors of one layer: at home on the CPU, pinned where the device copies from there; on the device when needed.
+    """The tensors of one layer: at home on the CPU, pinned where the device copies from there; on
+    the device when needed.
 
-    async_copy_stream: the device's stream in which the next layer is copied, None for a device without streams.
-    next_state: the layer to fetch while this one runs. cpu_named_parameters, gpu_named_parameters: parameters and
-    buffers by name, at home and on the device. For inference: autograd cannot add a gradient to a parameter that is away.
-    One thread at a time may run the model.
+    async_copy_stream: the device's stream in which the next layer is copied, None for a device
+    without streams. next_state: the layer to fetch while this one runs. cpu_named_parameters,
+    gpu_named_parameters: parameters and buffers by name, at home and on the device. For inference:
+    autograd cannot add a gradient to a parameter that is away. One thread at a time may run the
+    model.
     """
 
-    # What is copied in a forward under inference mode must be no tensor of inference mode: a layer that is whole again is
-    # trained, and autograd refuses those.
+    # What is copied in a forward under inference mode must be no tensor of inference mode: a layer
+    # that is whole again is trained, and autograd refuses those.
 
     def __init__(
         self,
@@ -47,19 +50,27 @@ class LayerwiseOffloadState:
         self.cpu_named_parameters: dict[str, Tensor] = {}
         self.gpu_named_parameters: dict[str, Tensor] = {}
         self.module_ref: nn.Module | None = None
-        self.stays: frozenset[int] = frozenset()  # the identities of tensors that stay on the device: others use them too
-        self.on_device: set[LayerwiseOffloadState] = set()  # of all layers that are linked: those whose tensors are there
+        self.stays: frozenset[int] = (
+            frozenset()
+        )  # the identities of tensors that stay on the device: others use them too
+        self.on_device: set[LayerwiseOffloadState] = (
+            set()
+        )  # of all layers that are linked: those whose tensors are there
         self._versions: dict[str, int] = {}
         self._state_dict_hook: Any = None
 
     @eager
     @torch.inference_mode(False)
     def on_init(self, module: nn.Module) -> None:
-        """Take the tensors of `module` home, and leave an empty one of the same rank in each one's place."""
+        """Take the tensors of `module` home, and leave an empty one of the same rank in each one's
+        place.
+        """
         self.module_ref = module
         for name, tensor in self._tensors():
             home = tensor.data.detach().to("cpu", copy=True)
-            self.cpu_named_parameters[name] = home.pin_memory() if self.device.type == "cuda" else home
+            self.cpu_named_parameters[name] = (
+                home.pin_memory() if self.device.type == "cuda" else home
+            )
             tensor.data = self._placeholder(tensor)
         if self._state_dict_hook is None:
             hook = _StateDictHook(self._give_whole)
@@ -68,7 +79,9 @@ class LayerwiseOffloadState:
     @eager
     @torch.inference_mode(False)
     def wait_and_replace_params(self) -> None:
-        """Put the tensors on the device in their places; waits for a copy that is on its way, copies what is not."""
+        """Put the tensors on the device in their places; waits for a copy that is on its way,
+        copies what is not.
+        """
         for other in self.on_device - {self}:
             # fetched and then skipped, or left there by a forward that raised
             if other is not self.next_state:
@@ -78,7 +91,9 @@ class LayerwiseOffloadState:
         self.on_device.add(self)
         for name, tensor in self._tensors():
             if name not in self.gpu_named_parameters:
-                self.gpu_named_parameters[name] = self.cpu_named_parameters[name].to(self.device, copy=True)
+                self.gpu_named_parameters[name] = self.cpu_named_parameters[name].to(
+                    self.device, copy=True
+                )
             if name not in self._versions:
                 tensor.data = self.gpu_named_parameters[name]
                 self._versions[name] = tensor._version
@@ -88,14 +103,23 @@ class LayerwiseOffloadState:
     def prefetch_params(self) -> None:
         """Begin to copy the tensors to the device; those that are there already stay."""
         self.on_device.add(self)
-        missing = {name: home for name, home in self.cpu_named_parameters.items() if name not in self.gpu_named_parameters}
+        missing = {
+            name: home
+            for name, home in self.cpu_named_parameters.items()
+            if name not in self.gpu_named_parameters
+        }
         stream = self.async_copy_stream
         with nullcontext() if stream is None else stream:
-            fetched = {name: home.to(self.device, non_blocking=True, copy=True) for name, home in missing.items()}
+            fetched = {
+                name: home.to(self.device, non_blocking=True, copy=True)
+                for name, home in missing.items()
+            }
         if stream is not None:
             computing = torch.accelerator.current_stream(self.device)
             for tensor in fetched.values():
-                tensor.record_stream(computing)  # its memory goes to nobody else before the forward is through with it
+                tensor.record_stream(
+                    computing
+                )  # its memory goes to nobody else before the forward is through with it
         self.gpu_named_parameters |= fetched
 
     @eager
@@ -138,7 +162,9 @@ class LayerwiseOffloadState:
     def _placeholder(self, tensor: Tensor) -> Tensor:
         return torch.empty((0,) * max(tensor.ndim, 1), dtype=tensor.dtype, device=self.device)
 
-    def _give_whole(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    def _give_whole(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
+    ) -> None:
         for name, home in self.cpu_named_parameters.items():
             if prefix + name in state and name not in self._versions:
                 state[prefix + name] = home
@@ -161,7 +187,9 @@ class LayerwiseOffloadHook(ForwardHook):
         self.state.restore()
 
     @eager
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.state.wait_and_replace_params()
         if self.state.next_state is not None:
             self.state.next_state.prefetch_params()
@@ -174,7 +202,9 @@ class LayerwiseOffloadHook(ForwardHook):
 
     @contextmanager
     def mutate_params_scope(self) -> Iterator[None]:
-        """Inside, the layer's tensors are whole and on the device, and may be replaced or changed (a LoRA merged)."""
+        """Inside, the layer's tensors are whole and on the device, and may be replaced or changed
+        (a LoRA merged).
+        """
         state = self.state
         state.wait_and_replace_params()
         try:
@@ -188,30 +218,40 @@ class LayerwiseOffloadHook(ForwardHook):
             state.on_init(module)
 
 
-def enable_layerwise_offload(model: nn.Module, is_replace: bool = False, *, device: torch.device | str | None = None) -> None:
-    """Keep the entries of every outermost `nn.ModuleList` of `model` on the CPU, but while they run; the rest of the model
-    moves to the device. For inference.
+def enable_layerwise_offload(
+    model: nn.Module, is_replace: bool = False, *, device: torch.device | str | None = None
+) -> None:
+    """Keep the entries of every outermost `nn.ModuleList` of `model` on the CPU, but while they
+    run; the rest of the model moves to the device. For inference.
 
-    device: where the model runs, by default the accelerator; without one, a line says so and nothing happens. "cpu" makes
-    the same copies in memory, for a try. is_replace: each entry has such a hook already, which is replaced; raises
-    AssertionError where one has not. Raises ValueError where the model has no list of modules. A tensor that several
-    entries hold, or one of a type that cannot be swapped (a DTensor), stays on the device, and a line says so.
-    `ModuleHookManager.get_from(layer).remove_forward_hook("LayerwiseOffloadHook")` ends it for a layer.
+    device: where the model runs, by default the accelerator; without one, a line says so and
+    nothing happens. "cpu" makes the same copies in memory, for a try. is_replace: each entry has
+    such a hook already, which is replaced; raises AssertionError where one has not. Raises
+    ValueError where the model has no list of modules. A tensor that several entries hold, or one of
+    a type that cannot be swapped (a DTensor), stays on the device, and a line says so.
+    `ModuleHookManager.get_from(layer).remove_forward_hook("LayerwiseOffloadHook")` ends it for a
+    layer.
     """
     wanted = device or torch.accelerator.current_accelerator(check_available=True)
     if wanted is None:
-        say_once("layer-wise offload does nothing: there is no accelerator; device='cpu' tries it in memory")
+        say_once(
+            "layer-wise offload does nothing: there is no accelerator; device='cpu' tries it in memory"
+        )
         return
     found = torch.device(wanted)
     if found.type != "cpu" and ":" not in str(found):
         found = torch.device(found.type, torch.accelerator.current_device_index())
     layers = list(_layers(model))
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no nn.ModuleList whose entries could be offloaded")
+        raise ValueError(
+            f"{type(model).__name__} has no nn.ModuleList whose entries could be offloaded"
+        )
     managers = [ModuleHookManager.get_from_or_default(layer) for layer in layers]
     hook_name = LayerwiseOffloadHook.name()
     if is_replace and not all(manager.get_forward_hook(hook_name) for manager in managers):
-        raise AssertionError(f"a layer of {type(model).__name__} has no {hook_name} that could be replaced")
+        raise AssertionError(
+            f"a layer of {type(model).__name__} has no {hook_name} that could be replaced"
+        )
     if is_replace:
         for manager in managers:
             manager.remove_forward_hook(hook_name)
@@ -237,7 +277,9 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _staying(model: nn.Module, layers: list[nn.Module]) -> frozenset[int]:
-    """The identities of tensors of layers that stay on the device: of another layer's or of the rest too, or strange."""
+    """The identities of tensors of layers that stay on the device: of another layer's or of the
+    rest too, or strange.
+    """
     of_layers = [{id(one): one for one in _all(layer.modules())} for layer in layers]
     inside = {module for layer in layers for module in layer.modules()}
     rest = {id(one) for one in _all(module for module in model.modules() if module not in inside)}
@@ -256,7 +298,9 @@ def _staying(model: nn.Module, layers: list[nn.Module]) -> frozenset[int]:
     return staying
 
 
-def _move_rest(model: nn.Module, layers: list[nn.Module], staying: frozenset[int], device: torch.device) -> None:
+def _move_rest(
+    model: nn.Module, layers: list[nn.Module], staying: frozenset[int], device: torch.device
+) -> None:
     """Move what is in no layer, and what stays, to the device."""
     leaving = {id(one) for layer in layers for one in _all(layer.modules())} - staying
     for tensor in _all(model.modules()):

@@ -27,14 +27,17 @@ class OnDisk:
 
 
 class Spill:
-    """A temporary folder of tensors, removed with the last that refers to it. Raises ModuleNotFoundError without
-    safetensors."""
+    """A temporary folder of tensors, removed with the last that refers to it. Raises
+    ModuleNotFoundError without safetensors.
+    """
 
     def __init__(self) -> None:
         try:
             import safetensors.torch  # noqa: F401
         except ModuleNotFoundError:
-            raise ModuleNotFoundError("overflow='disk' needs safetensors: pip install 'otel-torch[tensors]'") from None
+            raise ModuleNotFoundError(
+                "overflow='disk' needs safetensors: pip install 'otel-torch[tensors]'"
+            ) from None
         self._folder = tempfile.TemporaryDirectory(prefix="otel_torch-cache-")
         self._numbers = itertools.count()
 

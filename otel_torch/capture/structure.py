@@ -1,6 +1,7 @@
 """A structured value with every tensor in it replaced, and everything else as it was.
 
-tensor_tracker's `rmap_tensor` cannot rebuild a named tuple or a dataclass with slots, and says so inside the user's forward.
+tensor_tracker's `rmap_tensor` cannot rebuild a named tuple or a dataclass with slots, and says so
+inside the user's forward.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """`value` with `change(leaf)` in the place of every `kind` in it.
 
-    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed too); a dataclass is
-    rebuilt field by field, without its `__init__`. Anything else stays what it was, unchanged and not copied.
+    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed
+    too); a dataclass is rebuilt field by field, without its `__init__`. Anything else stays what it
+    was, unchanged and not copied.
     """
     if isinstance(value, kind):
         return change(value)
@@ -28,8 +30,13 @@ def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         changed = [replace_leaves(one, kind, change) for one in value]
         return type(value)(changed)
     if type(value) is dict:
-        return {replace_leaves(key, kind, change): replace_leaves(one, kind, change) for key, one in value.items()}
-    if isinstance(value, (dict, UserDict)):  # Hugging Face's outputs among them, which are dataclasses too
+        return {
+            replace_leaves(key, kind, change): replace_leaves(one, kind, change)
+            for key, one in value.items()
+        }
+    if isinstance(
+        value, (dict, UserDict)
+    ):  # Hugging Face's outputs among them, which are dataclasses too
         filled = copy.copy(value)
         for key, one in list(value.items()):
             filled[key] = replace_leaves(one, kind, change)
@@ -39,7 +46,9 @@ def replace_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):
                 # past a frozen class's refusal
-                object.__setattr__(rebuilt, field.name, replace_leaves(getattr(value, field.name), kind, change))
+                object.__setattr__(
+                    rebuilt, field.name, replace_leaves(getattr(value, field.name), kind, change)
+                )
         return rebuilt
     return value
 
@@ -57,8 +66,8 @@ def flat_value(tensors: Sequence[tuple[str, Tensor]]) -> Any:
 def rmap_tensor(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     """`value` with `fn(tensor)` in the place of every tensor in it.
 
-    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed too); a dataclass is
-    rebuilt field by field. Anything else stays what it was.
+    Tuples, named tuples, lists and mappings keep their type (of a plain dict the keys are changed
+    too); a dataclass is rebuilt field by field. Anything else stays what it was.
 
     >>> import torch
     >>> rmap_tensor({"a": [torch.ones(2), None]}, lambda t: t.shape[0])

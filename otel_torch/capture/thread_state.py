@@ -1,4 +1,6 @@
-"""What torch and the program hold for a thread, carried into another: a model must not compute otherwise there."""
+"""What torch and the program hold for a thread, carried into another: a model must not compute
+otherwise there.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ import torch
 
 
 def carried(function: Callable[[], None]) -> Callable[[], None]:
-    """`function`, to be called in another thread with this one's grad and inference mode, autocast, default device,
-    current streams and context variables. (The default dtype is the process's.)"""
+    """`function`, to be called in another thread with this one's grad and inference mode, autocast,
+    default device, current streams and context variables. (The default dtype is the process's.)
+    """
     variables = contextvars.copy_context()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kinds = ["cpu", *([accelerator.type] if accelerator is not None else [])]
     autocasts = [
-        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled())
+        (
+            kind,
+            torch.get_autocast_dtype(kind),
+            torch.is_autocast_enabled(kind),
+            torch.is_autocast_cache_enabled(),
+        )
         for kind in kinds
     ]
     device = torch.get_default_device()
@@ -29,7 +37,9 @@ def carried(function: Callable[[], None]) -> Callable[[], None]:
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
             for kind, dtype, enabled, caches in autocasts:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=caches))
+                stack.enter_context(
+                    torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=caches)
+                )
             if device != torch.device("cpu"):
                 stack.enter_context(device)
             if stream is not None:

@@ -1,7 +1,8 @@
-"""What is special about diffusers: schedulers that say how many steps there are, and pipelines around the loop.
+"""What is special about diffusers: schedulers that say how many steps there are, and pipelines
+around the loop.
 
-Programs that bring a scheduler of their own derive it from diffusers' mixin too, so the class's subclasses are watched,
-wherever they are defined.
+Programs that bring a scheduler of their own derive it from diffusers' mixin too, so the class's
+subclasses are watched, wherever they are defined.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _busy = threading.local()
 _wrapped: list[tuple[type, str, Any]] = []
 
 
-def _watch_subclasses(base: Any, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> None:
+def _watch_subclasses(
+    base: Any, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+) -> None:
     """Wrap methods of every subclass of `base` that defines them, of those to come as well."""
     own = vars(base).get("__init_subclass__")
 
@@ -57,8 +60,12 @@ def uninstall() -> None:
             setattr(cls, name, method)
 
 
-def _told(tell: Callable[[steps.Clock, Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper that tells the clock when a scheduler's method has returned; a call from within another says nothing."""
+def _told(
+    tell: Callable[[steps.Clock, Any], None],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A wrapper that tells the clock when a scheduler's method has returned; a call from within
+    another says nothing.
+    """
 
     def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -74,7 +81,9 @@ def _told(tell: Callable[[steps.Clock, Any], None]) -> Callable[[Callable[..., A
                 try:
                     tell(clock, scheduler)
                 except Exception as error:
-                    say_once(f"the steps of {type(scheduler).__name__} are not counted: {type(error).__name__}: {error}")
+                    say_once(
+                        f"the steps of {type(scheduler).__name__} are not counted: {type(error).__name__}: {error}"
+                    )
             return result
 
         return call
@@ -94,9 +103,12 @@ def _length(scheduler: Any) -> int | None:
 
 
 def _schedule_stepped(clock: steps.Clock, scheduler: Any) -> None:
-    # image to image begins half-way (`set_begin_index`): fewer steps than timesteps, which `step_index` counts
+    # image to image begins half-way (`set_begin_index`): fewer steps than timesteps, which
+    # `step_index` counts
     index, length = getattr(scheduler, "step_index", None), _length(scheduler)
-    clock.schedule_stepped(scheduler, last=isinstance(index, int) and length is not None and index >= length)
+    clock.schedule_stepped(
+        scheduler, last=isinstance(index, int) and length is not None and index >= length
+    )
 
 
 def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,7 +132,10 @@ def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_schedulers(module: ModuleType) -> None:
-    _watch_subclasses(module.SchedulerMixin, {"set_timesteps": _told(_schedule_set), "step": _told(_schedule_stepped)})
+    _watch_subclasses(
+        module.SchedulerMixin,
+        {"set_timesteps": _told(_schedule_set), "step": _told(_schedule_stepped)},
+    )
 
 
 def _watch_pipelines(module: ModuleType) -> None:

@@ -1,7 +1,9 @@
-"""FastVideo: its stages become spans, its denoise loop names step and branch, its own trace and profiler give way to ours.
+"""FastVideo: its stages become spans, its denoise loop names step and branch, its own trace and
+profiler give way to ours.
 
-FastVideo's own trace sees one model, and with most families neither step nor guidance branch, so its recordings do not
-line up. Everything that has to be known about FastVideo in order to do better is here; its files stay as they are.
+FastVideo's own trace sees one model, and with most families neither step nor guidance branch, so
+its recordings do not line up. Everything that has to be known about FastVideo in order to do better
+is here; its files stay as they are.
 """
 
 from __future__ import annotations
@@ -19,17 +21,21 @@ from typing import Any
 from otel_torch import session
 from otel_torch.console import say_once
 from otel_torch.records import Scope
-from otel_torch.sources import nvtx, profiler, region_names, regions, steps
+from otel_torch.regions import entry, nvtx, profiler, registry
+from otel_torch.sources import steps
 
-# what of a request goes on its pipeline's span: numbers that decide what is computed, never a prompt or a path
+# what of a request goes on its pipeline's span: numbers that decide what is computed, never a
+# prompt or a path
 _REQUEST = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
-# a worker whose forward raised has its parent killed, and dies with it: what it may take to send what it has before that
+# a worker whose forward raised has its parent killed, and dies with it: what it may take to send
+# what it has before that
 _LAST_WORDS_S = 1.0
 _DENOISING = re.compile(r"(?<!Before)DenoisingStage$")
 _SAYS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
 
 
-# -- replacing and restoring ---------------------------------------------------------------------------------------------
+# -- replacing and restoring
+# ---------------------------------------------------------------------------------------------
 
 _undo: list[Callable[[], None]] = []
 _installed: set[str] = set()
@@ -48,7 +54,9 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 
 
 def _replace_function(module: ModuleType, name: str, new: Any) -> None:
-    """Put `new` in place of a module's function until `uninstall`, also where FastVideo has imported it by name."""
+    """Put `new` in place of a module's function until `uninstall`, also where FastVideo has
+    imported it by name.
+    """
     old = getattr(module, name)
 
     def swap(here: Any, there: Any) -> None:
@@ -70,7 +78,9 @@ def uninstall() -> None:
 
 
 def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """A hook that installs once, and that lets FastVideo run on unrecorded where its version does not look as expected."""
+    """A hook that installs once, and that lets FastVideo run on unrecorded where its version does
+    not look as expected.
+    """
 
     @functools.wraps(install)
     def hook(module: ModuleType) -> None:
@@ -80,19 +90,23 @@ def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]
         try:
             install(module)
         except Exception as error:
-            say_once(f"{module.__name__} does not look as expected and is left alone: {type(error).__name__}: {error}")
+            say_once(
+                f"{module.__name__} does not look as expected and is left alone: {type(error).__name__}: {error}"
+            )
 
     return hook
 
 
-# -- where a generation is -------------------------------------------------------------------------------------------------
+# -- where a generation is
+# -------------------------------------------------------------------------------------------------
 
 
 class _Steps:
     """Which step a denoising stage is at, told from the forward context's `current_timestep`.
 
-    Most stages put the loop's index there, some the timestep itself or its sigma (Flux, LTX-2, Matrix-Game 3). An index
-    begins with 0, where a timestep ends: what begins with anything else is not believed, but its changes are counted.
+    Most stages put the loop's index there, some the timestep itself or its sigma (Flux, LTX-2,
+    Matrix-Game 3). An index begins with 0, where a timestep ends: what begins with anything else is
+    not believed, but its changes are counted.
     """
 
     def __init__(self) -> None:
@@ -101,17 +115,23 @@ class _Steps:
         self._indexed = False
 
     def at(self, current: Any) -> int:
-        """The step, from 0. `current` is compared by identity if it is a tensor: its value may be on a device."""
+        """The step, from 0. `current` is compared by identity if it is a tensor: its value may be
+        on a device.
+        """
         if self._changes < 0:
             self._indexed = isinstance(current, int) and current == 0
-        if current is not self._last and not (isinstance(current, int | float) and current == self._last):
+        if current is not self._last and not (
+            isinstance(current, int | float) and current == self._last
+        ):
             self._last = current
             self._changes += 1
         return current if self._indexed and isinstance(current, int) else self._changes
 
 
 class _Generation:
-    """One outermost forward of a pipeline: its number in this process, and whether the natural regions know of it."""
+    """One outermost forward of a pipeline: its number in this process, and whether the natural
+    regions know of it.
+    """
 
     def __init__(self, number: int, pipeline: Any) -> None:
         self.number = number
@@ -119,7 +139,9 @@ class _Generation:
         self._entered: bool | None = None
 
     def stage_begins(self, clock: steps.Clock) -> None:
-        """Before its first stage, for stages are made in the first forward: a pipeline that denoises is entered."""
+        """Before its first stage, for stages are made in the first forward: a pipeline that
+        denoises is entered.
+        """
         if self._entered is None:
             self._entered = any(map(_is_denoising, self.pipeline.stages))
             if self._entered:
@@ -150,7 +172,9 @@ def _is_denoising(stage: Any) -> bool:
 
 @functools.cache
 def _says_branch(forward: Any) -> bool:
-    """Whether a stage's `forward` sets `is_cfg_negative` for negative prompts: where it never does, False says nothing."""
+    """Whether a stage's `forward` sets `is_cfg_negative` for negative prompts: where it never does,
+    False says nothing.
+    """
     try:
         return bool(_SAYS_BRANCH.search(inspect.getsource(forward)))
     except (OSError, TypeError):
@@ -166,7 +190,8 @@ def _forward_context() -> Any:
 
 
 def _hint() -> steps.Hint | None:
-    """Step, loop and guidance branch of the forward that is about to run, as far as FastVideo says them.
+    """Step, loop and guidance branch of the forward that is about to run, as far as FastVideo says
+    them.
 
     In training there is no pipeline forward around it: None, and the optimizer's steps count.
     """
@@ -183,7 +208,8 @@ def _hint() -> steps.Hint | None:
     return steps.Hint(_here.steps.at(context.current_timestep), loop, branch)
 
 
-# -- spans -----------------------------------------------------------------------------------------------------------------
+# -- spans
+# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -254,7 +280,11 @@ def _record_forward(pipeline_class: Any) -> None:
         if session.current() is None:
             return forward(self, batch, *args, **kwargs)
         values = {name: getattr(batch, name, None) for name in _REQUEST}
-        request = {f"fastvideo.{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        request = {
+            f"fastvideo.{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
         try:
             with _scope(f"fastvideo.pipeline::{type(self).__name__}", request), _generating(self):
                 return forward(self, batch, *args, **kwargs)
@@ -307,7 +337,11 @@ def _watch_stages(module: ModuleType) -> None:
 @_once
 def _watch_generator(module: ModuleType) -> None:
     # the parent has no model: its part of a video (the prompt, the pipe, the file) is one span
-    name = "_generate_single_video" if hasattr(module.VideoGenerator, "_generate_single_video") else "generate_video"
+    name = (
+        "_generate_single_video"
+        if hasattr(module.VideoGenerator, "_generate_single_video")
+        else "generate_video"
+    )
     generate = vars(module.VideoGenerator)[name]
 
     @functools.wraps(generate)
@@ -324,26 +358,27 @@ def _believe_steps(module: ModuleType) -> None:
         steps.providers.append(_hint)
 
 
-# -- what FastVideo has of its own and we take over ----------------------------------------------------------------------
+# -- what FastVideo has of its own and we take over
+# ----------------------------------------------------------------------
 
 _PROFILER = {
-    "ProfilerRegion": region_names.ProfilerRegion,
+    "ProfilerRegion": registry.ProfilerRegion,
     "TorchProfilerConfig": profiler.TorchProfilerConfig,
     "TorchProfilerController": profiler.TorchProfilerController,
     "get_global_controller": profiler.get_global_controller,
     "get_or_create_profiler": profiler.get_or_create_profiler,
-    "list_profiler_regions": region_names.list_profiler_regions,
+    "list_profiler_regions": registry.list_profiler_regions,
     "nvtx_range": nvtx.nvtx_range,
-    "profile_region": regions.profile_region,
-    "profiler_region": regions.profiler_region,
-    "resolve_profiler_region": region_names.resolve_profiler_region,
+    "profile_region": entry.profile_region,
+    "profiler_region": entry.profiler_region,
+    "resolve_profiler_region": registry.resolve_profiler_region,
     "set_global_controller": profiler.set_global_controller,
 }
 
 
 def _register(name: str, description: str) -> None:
     try:
-        region_names.register_profiler_region(name, description)
+        registry.register_profiler_region(name, description)
     except ValueError:
         pass  # known to us already: FastVideo's documents name more regions than its code registers
 
@@ -361,7 +396,9 @@ def _take_over_profiler(module: ModuleType) -> None:
         _register(known.name, known.description)
     _replace_function(module, "register_profiler_region", register_profiler_region)
     # a pipeline that was built before we started holds a controller of FastVideo's
-    _replace(module.TorchProfilerController, "region", _with_span(module.TorchProfilerController.region))
+    _replace(
+        module.TorchProfilerController, "region", _with_span(module.TorchProfilerController.region)
+    )
     for name, ours in _PROFILER.items():
         _replace_function(module, name, ours)
 
@@ -370,14 +407,16 @@ def _with_span(enter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enter)
     @contextlib.contextmanager
     def region(self: Any, region: str) -> Iterator[None]:
-        with regions.region(region), enter(self, region):
+        with entry.region(region), enter(self, region):
             yield
 
     return region
 
 
 def _no_trace(model: Any) -> None:
-    """Instead of FastVideo's `attach_activation_trace`: everything it would record is recorded already."""
+    """Instead of FastVideo's `attach_activation_trace`: everything it would record is recorded
+    already.
+    """
 
 
 @_once

@@ -1,7 +1,9 @@
-"""Says which tensors of two programs should be equal: calls are paired, then what goes into them and comes out of them.
+"""Says which tensors of two programs should be equal: calls are paired, then what goes into them
+and comes out of them.
 
-Two ports of one model name their modules differently and cut them at other places. What surely corresponds are the modules
-that own the same parameters; what encloses them, and what stands beside them under the same name, follows from these.
+Two ports of one model name their modules differently and cut them at other places. What surely
+corresponds are the modules that own the same parameters; what encloses them, and what stands beside
+them under the same name, follows from these.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Literal
 
 import numpy as np
 
+from otel_torch.parity.call_graph import Call, Program, Role
 from otel_torch.parity.modules import ModulePairs, Place
 from otel_torch.parity.parameters import pattern
-from otel_torch.parity.program import Call, Program, Role
 from otel_torch.parity.values import Comparer, Relation
 
 # how far beyond the error of its parts under noise the error of a fused tensor is still chance
@@ -28,7 +30,9 @@ Ground = Literal["owner", "fused", "container", "outermost", "alike"]
 
 @dataclass(slots=True, eq=False)
 class Expectation:
-    """Two roles that should be equal. Several on one side: their sum, or their parts under each other, is what is meant."""
+    """Two roles that should be equal. Several on one side: their sum, or their parts under each
+    other, is what is meant.
+    """
 
     reference: list[Role]
     port: list[Role]
@@ -48,8 +52,9 @@ class Expectation:
 
 @dataclass(slots=True)
 class Alignment:
-    """Two programs, laid side by side. calls: pairs; uncalled: calls of the reference (side 0) and the port (side 1) whose
-    module is paired, but that have no partner."""
+    """Two programs, laid side by side. calls: pairs; uncalled: calls of the reference (side 0) and
+    the port (side 1) whose module is paired, but that have no partner.
+    """
 
     reference: Program
     port: Program
@@ -75,14 +80,20 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     return found
 
 
-# -- calls -----------------------------------------------------------------------------------------------------------------
+# -- calls
+# --------------------------------------------------------------------------------------------------
 
 
 def _pair_outermost(found: Alignment) -> None:
-    # modules that are known to correspond are paired as such: here only what encloses them, whatever it is called
+    # modules that are known to correspond are paired as such: here only what encloses them,
+    # whatever it is called
     known = set(found.modules.one), set(found.modules.one.values())
     left, right = (
-        [call for call in program.outermost if call.place not in places and (not call.module or call.number is not None)]
+        [
+            call
+            for call in program.outermost
+            if call.place not in places and (not call.module or call.number is not None)
+        ]
         for program, places in zip((found.reference, found.port), known, strict=True)
     )
     for one, other in _in_turn(found, left, right):
@@ -114,8 +125,12 @@ def _by_place(calls: Iterable[Call]) -> dict[Place, list[Call]]:
     return groups
 
 
-def _in_turn(found: Alignment, left: Sequence[Call], right: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Calls of one module on both sides, in order; where one side has more of them, first those with equal inputs."""
+def _in_turn(
+    found: Alignment, left: Sequence[Call], right: Sequence[Call]
+) -> list[tuple[Call, Call]]:
+    """Calls of one module on both sides, in order; where one side has more of them, first those
+    with equal inputs.
+    """
     if len(left) == len(right):
         return list(zip(left, right, strict=True))
     pairs, rest = [], list(right)
@@ -134,11 +149,15 @@ def _in_turn(found: Alignment, left: Sequence[Call], right: Sequence[Call]) -> l
 def _meet(comparer: Comparer, one: Call, other: Call) -> bool:
     """Whether an input of one call is an input of the other."""
     return any(
-        comparer.equal(first.value, second.value) for first in one.inputs for second in other.inputs if not first.value.constant
+        comparer.equal(first.value, second.value)
+        for first in one.inputs
+        for second in other.inputs
+        if not first.value.constant
     )
 
 
-# -- tensors ---------------------------------------------------------------------------------------------------------------
+# -- tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def _expect_of_pairs(found: Alignment) -> None:
@@ -157,8 +176,12 @@ def _expect_sides(found: Alignment, one: Call, other: Call, ground: Ground) -> N
         found.expectations += pair_roles(found.comparer, left, right, ground)
 
 
-def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], ground: Ground) -> list[Expectation]:
-    """Pair the tensors of one side of two calls: equal ones, equal names, then the only ones of a size."""
+def pair_roles(
+    comparer: Comparer, left: Sequence[Role], right: Sequence[Role], ground: Ground
+) -> list[Expectation]:
+    """Pair the tensors of one side of two calls: equal ones, equal names, then the only ones of a
+    size.
+    """
     found: list[Expectation] = []
     ones, others = list(left), list(right)
 
@@ -172,7 +195,9 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
     for one in left:
         partners = [other for other in others if comparer.equal(one.value, other.value)]
         if partners:
-            best = max(partners, key=lambda other: (_same_name(one, other), other.tensor == one.tensor))
+            best = max(
+                partners, key=lambda other: (_same_name(one, other), other.tensor == one.tensor)
+            )
             take([one], [best], comparer.relation(one.value, best.value))
     _uncross(comparer, found, ground)
     for one in list(ones):
@@ -190,22 +215,42 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
     if ground == "owner":  # a residual that is added inside, though not to what it should be
         for one in list(ones):
             fitting = [other for other in others if _fits(one, other)]
-            if one.side == "input" and len(fitting) == 2 and len([rival for rival in ones if _fits(rival, fitting[0])]) == 1:
+            if (
+                one.side == "input"
+                and len(fitting) == 2
+                and len([rival for rival in ones if _fits(rival, fitting[0])]) == 1
+            ):
                 take([one], fitting, _sum_relation(comparer, one, *fitting))
     for one in list(ones):
-        partners = [other for other in others if _same_name(one, other) and (_fits(one, other) or _tell(one, other))]
+        partners = [
+            other
+            for other in others
+            if _same_name(one, other) and (_fits(one, other) or _tell(one, other))
+        ]
         if len(partners) == 1:
             take([one], partners, comparer.relation(one.value, partners[0].value))
     for one in list(ones):
         partners = [other for other in others if _fits(one, other)]
         rivals = [rival for rival in ones if _fits(one, rival)]
         # a container may be given other things in each program, a module's result is its result
-        if partners and (len(partners) == len(rivals) or (one.side == "output" and ground != "container")):
+        if partners and (
+            len(partners) == len(rivals) or (one.side == "output" and ground != "container")
+        ):
             best = partners[min(rivals.index(one), len(partners) - 1)]
             take([one], [best], comparer.relation(one.value, best.value))
-    for one in list(ones) if ground in ("owner", "outermost") else ():  # indices of another number: not what they should be
-        partners = [other for other in others if one.value.exact and other.value.exact and _same_name(one, other)]
-        if one.side == "input" and len(partners) == 1 and one.value.numel != partners[0].value.numel:
+    for one in (
+        list(ones) if ground in ("owner", "outermost") else ()
+    ):  # indices of another number: not what they should be
+        partners = [
+            other
+            for other in others
+            if one.value.exact and other.value.exact and _same_name(one, other)
+        ]
+        if (
+            one.side == "input"
+            and len(partners) == 1
+            and one.value.numel != partners[0].value.numel
+        ):
             take([one], partners, comparer.relation(one.value, partners[0].value))
     if (
         ground == "owner"
@@ -216,18 +261,26 @@ def pair_roles(comparer: Comparer, left: Sequence[Role], right: Sequence[Role], 
     ):
         take([ones[0]], [others[0]], comparer.relation(ones[0].value, others[0].value))
     weighty = _weighty(ones), _weighty(others)
-    if ground == "owner" and len(weighty[0]) == len(weighty[1]) == 1:  # what it works on, whatever its shape
+    if (
+        ground == "owner" and len(weighty[0]) == len(weighty[1]) == 1
+    ):  # what it works on, whatever its shape
         one, other = weighty[0][0], weighty[1][0]
         take([one], [other], comparer.relation(one.value, other.value))
     for one in list(ones):
-        partners = [other for other in others if comparer.relation(one.value, other.value).state == "repeated"]
+        partners = [
+            other
+            for other in others
+            if comparer.relation(one.value, other.value).state == "repeated"
+        ]
         if partners and not one.value.constant:
             take([one], [partners[0]], comparer.relation(one.value, partners[0].value))
     return found
 
 
 def _uncross(comparer: Comparer, found: list[Expectation], ground: Ground) -> None:
-    """Equal tensors whose names are exchanged (q given as k, and k as q) are no match of both, but a fault of both."""
+    """Equal tensors whose names are exchanged (q given as k, and k as q) are no match of both, but
+    a fault of both.
+    """
     for first in list(found):
         for second in list(found):
             if first is second or first not in found or second not in found:
@@ -246,9 +299,13 @@ def _pairs(roles: Sequence[Role]) -> list[tuple[Role, Role]]:
 
 
 def _sum(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation | None:
-    """One value against the sum of two: a residual that one program has added and the other not yet."""
+    """One value against the sum of two: a residual that one program has added and the other not
+    yet.
+    """
     values = one.value, first.value, second.value
-    if len({value.numel for value in values}) > 1 or any(value.sketch is None or value.constant for value in values):
+    if len({value.numel for value in values}) > 1 or any(
+        value.sketch is None or value.constant for value in values
+    ):
         return None
     relation = _sum_relation(comparer, one, first, second)
     return relation if relation.right else None
@@ -265,17 +322,24 @@ def _sum_relation(comparer: Comparer, one: Role, first: Role, second: Role) -> R
 
 
 def _fits(one: Role, other: Role) -> bool:
-    return one.value.numel == other.value.numel and not one.value.constant and not other.value.constant
+    return (
+        one.value.numel == other.value.numel and not one.value.constant and not other.value.constant
+    )
 
 
 def _tell(one: Role, other: Role) -> bool:
-    """Whether two constants are numbers of the program (a timestep, a guidance scale), and not masks or nothing."""
+    """Whether two constants are numbers of the program (a timestep, a guidance scale), and not
+    masks or nothing.
+    """
     numbers = [role.row.get("min") for role in (one, other)]
     return (
         one.value.numel == other.value.numel
         and one.value.constant
         and other.value.constant
-        and all(isinstance(number, int | float) and abs(number) not in (0, 1) and abs(number) < 1e9 for number in numbers)
+        and all(
+            isinstance(number, int | float) and abs(number) not in (0, 1) and abs(number) < 1e9
+            for number in numbers
+        )
     )
 
 
@@ -312,7 +376,10 @@ def _fuse(found: Alignment, parts: list[list[Call]], wholes: list[Call], turned:
 def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bool) -> Relation:
     """Whether parts make a whole, by the sums that add up whichever way they are laid together."""
     first, second = (whole.value, parts[0].value) if turned else (parts[0].value, whole.value)
-    limit = max(comparer.limit(first, second), *(comparer.floors.get(part.value, 0.0) * FUSED_FACTOR for part in parts))
+    limit = max(
+        comparer.limit(first, second),
+        *(comparer.floors.get(part.value, 0.0) * FUSED_FACTOR for part in parts),
+    )
     if sum(part.value.numel for part in parts) != whole.value.numel:
         return Relation("shape", None, limit)
     squares = [float(role.row.get("l2") or 0.0) ** 2 for role in parts]
@@ -320,7 +387,9 @@ def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bo
     error = abs(sum(squares) - total) / total if total else 0.0
     scale = float(whole.row.get("abs_mean") or 0.0) * whole.value.numel
     for name, weigh in (("abs_mean", True), ("sum", False)):
-        values = [float(role.row.get(name) or 0.0) * (role.value.numel if weigh else 1) for role in parts]
+        values = [
+            float(role.row.get(name) or 0.0) * (role.value.numel if weigh else 1) for role in parts
+        ]
         other = float(whole.row.get(name) or 0.0) * (whole.value.numel if weigh else 1)
         error = max(error, abs(sum(values) - other) / scale if scale else 0.0)
     return Relation("equal" if error <= limit else "different", error, limit)
@@ -330,15 +399,27 @@ def _expect_of_alike(found: Alignment) -> None:
     """Modules without parameters, of one name in paired containers or of equal inputs."""
     mine: dict[tuple[Call, str], list[Call]] = defaultdict(list)
     for call in _free_to_pair(found, 1):
-        if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
+        if (
+            call not in found.partner
+            and call.parent is not None
+            and (above := _known_above(found, call)) is not None
+        ):
             mine[above, _leaf(call)].append(call)
     groups: dict[tuple[Call, str], list[Call]] = defaultdict(list)
     for call in _free_to_pair(found, 0):
-        if call not in found.partner and call.parent is not None and (above := _known_above(found, call)) is not None:
+        if (
+            call not in found.partner
+            and call.parent is not None
+            and (above := _known_above(found, call)) is not None
+        ):
             groups[found.partner[above], _leaf(call)].append(call)
     for key, calls in groups.items():
         others = mine.get(key, [])
-        for one, other in zip(calls, others, strict=False) if len(calls) == len(others) else _in_turn(found, calls, others):
+        for one, other in (
+            zip(calls, others, strict=False)
+            if len(calls) == len(others)
+            else _in_turn(found, calls, others)
+        ):
             _pair(found, one, other)
             if any(call.place in found.modules.one for call in (one,)):
                 continue
@@ -349,11 +430,15 @@ def _expect_of_alike(found: Alignment) -> None:
                 and all(pair.relation.state == "equal" for pair in inputs)
                 and len(inputs) == len(one.inputs) == len(other.inputs)
             ):
-                found.expectations += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
+                found.expectations += pair_roles(
+                    found.comparer, one.outputs, other.outputs, "alike"
+                )
 
 
 def _expect_of_namesakes(found: Alignment) -> None:
-    """What goes into modules of one name in paired containers, though one of them has parameters and the other has not."""
+    """What goes into modules of one name in paired containers, though one of them has parameters
+    and the other has not.
+    """
     groups: list[dict[tuple[Call, str], list[Call]]] = []
     for side in (0, 1):
         group: dict[tuple[Call, str], list[Call]] = defaultdict(list)
@@ -366,13 +451,21 @@ def _expect_of_namesakes(found: Alignment) -> None:
         others = groups[1].get(key, [])
         if len(calls) == len(others):
             for one, other in zip(calls, others, strict=True):
-                if found.partner.get(one) is not other and (one not in found.partner or other not in found.partner):
-                    found.expectations += pair_roles(found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike")
+                if found.partner.get(one) is not other and (
+                    one not in found.partner or other not in found.partner
+                ):
+                    found.expectations += pair_roles(
+                        found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike"
+                    )
 
 
 def _expect_of_equal_inputs(found: Alignment) -> None:
-    """Modules without parameters and with equal inputs, whatever they are called, that make something of them."""
-    left = [[call for call in _free_to_pair(found, side) if _is_free(found, call)] for side in (0, 1)]
+    """Modules without parameters and with equal inputs, whatever they are called, that make
+    something of them.
+    """
+    left = [
+        [call for call in _free_to_pair(found, side) if _is_free(found, call)] for side in (0, 1)
+    ]
     for one in left[0]:
         fitting = [
             other
@@ -382,9 +475,15 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
             and _lie_alike(found, one, other)
         ]
         for other in fitting:
-            inputs = pair_roles(found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike")
-            if len(inputs) == len(_weighty(one.inputs)) and all(pair.relation.state == "equal" for pair in inputs):
-                outputs = pair_roles(found.comparer, _weighty(one.outputs), _weighty(other.outputs), "alike")
+            inputs = pair_roles(
+                found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike"
+            )
+            if len(inputs) == len(_weighty(one.inputs)) and all(
+                pair.relation.state == "equal" for pair in inputs
+            ):
+                outputs = pair_roles(
+                    found.comparer, _weighty(one.outputs), _weighty(other.outputs), "alike"
+                )
                 if outputs:
                     _pair(found, one, other)
                     found.expectations += outputs
@@ -398,7 +497,9 @@ def _free_to_pair(found: Alignment, side: int) -> list[Call]:
 
 
 def _is_free(found: Alignment, call: Call) -> bool:
-    """Whether a call is a leaf without a partner, and not one that hands on what it is given by its nature."""
+    """Whether a call is a leaf without a partner, and not one that hands on what it is given by its
+    nature.
+    """
     by_nature = any(word in call.cls.lower() for word in ("identity", "dropout", "droppath"))
     return (
         call not in found.partner
@@ -414,7 +515,9 @@ def _weighty(roles: Sequence[Role]) -> list[Role]:
 
 
 def _lie_alike(found: Alignment, one: Call, other: Call) -> bool:
-    """Whether two calls are made in a pair of calls, which for those of another class is more than the whole model."""
+    """Whether two calls are made in a pair of calls, which for those of another class is more than
+    the whole model.
+    """
     around = set(_above(other))
     pairs = [call for call in _above(one) if found.partner.get(call) in around]
     return bool(pairs) and (pairs[0].parent is not None or one.cls == other.cls)

@@ -1,7 +1,8 @@
-"""Where inside a wrong tensor the error is: in which tokens, in which channels, and whether it has a simple form.
+"""Where inside a wrong tensor the error is: in which tokens, in which channels, and whether it has
+a simple form.
 
-One number says how wrong a tensor is. That only one head is wrong, or the second half of the channels, or that two halves are
-exchanged, says why.
+One number says how wrong a tensor is. That only one head is wrong, or the second half of the
+channels, or that two halves are exchanged, says why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.parity.finding import Finding
-from otel_torch.parity.tensors import TensorFolder, tensor_key
+from otel_torch.recording.tensor_files import TensorFolder, tensor_key
 
 Array = NDArray[Any]
 
@@ -35,9 +36,10 @@ _WORST = 3
 class Axis:
     """The error along one axis of a tensor.
 
-    name: `channel`, `token`, `batch entry`, or, of a tensor with more than three axes, `axis-1 index` and so on. relative:
-    relative L2 error at each index, float64, shape (size,), infinite where the reference is zero and the port is not.
-    share: which part of the squared error is at each index, likewise.
+    name: `channel`, `token`, `batch entry`, or, of a tensor with more than three axes, `axis-1
+    index` and so on. relative: relative L2 error at each index, float64, shape (size,), infinite
+    where the reference is zero and the port is not. share: which part of the squared error is at
+    each index, likewise.
     """
 
     name: str
@@ -68,7 +70,8 @@ class Axis:
 
     def _range(self) -> str | None:
         first, last = _shortest_range(self.share, _MOST)
-        # at its ends a head may hold small numbers: what is as wrong belongs to it, however little it adds
+        # at its ends a head may hold small numbers: what is as wrong belongs to it, however little
+        # it adds
         as_wrong = self.relative >= _AS_WRONG * np.median(self.relative[first : last + 1])
         while first > 0 and as_wrong[first - 1] and self.share[first - 1] > 0:
             first -= 1
@@ -83,7 +86,11 @@ class Axis:
         if self.size % length or first % length:
             return where
         part, parts = first // length + 1, self.size // length
-        return f"{where}, the {('first', 'second')[part - 1]} half" if parts == 2 else f"{where}, part {part} of {parts}"
+        return (
+            f"{where}, the {('first', 'second')[part - 1]} half"
+            if parts == 2
+            else f"{where}, part {part} of {parts}"
+        )
 
     def _every_other(self) -> str | None:
         if self.size < 4:
@@ -99,14 +106,18 @@ class Axis:
         if count > self.size * _SCATTERED_PART:
             return None
         shown = ", ".join(str(index) for index in sorted(map(int, order[:count]))[:8])
-        return f"{count} of {self.size} {_plural(self.name)} ({shown}{', ...' if count > 8 else ''})"
+        return (
+            f"{count} of {self.size} {_plural(self.name)} ({shown}{', ...' if count > 8 else ''})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """error: relative L2 of the whole tensor. form: a simple form of the difference in words, None where there is none.
-    nonfinite: how many numbers are finite in one tensor only; first_nonfinite: the index of the first of them. axes: those
-    longer than 1; empty where the error is none or not finite."""
+    """error: relative L2 of the whole tensor. form: a simple form of the difference in words, None
+    where there is none. nonfinite: how many numbers are finite in one tensor only; first_nonfinite:
+    the index of the first of them. axes: those longer than 1; empty where the error is none or not
+    finite.
+    """
 
     shape: tuple[int, ...]
     error: float
@@ -135,18 +146,26 @@ class Breakdown:
         """A few lines for a report: the sentence, then the worst indices of each axis."""
         shown = [self.sentence()]
         for axis in self.axes:
-            worst = ", ".join(f"{index} ({relative:.2g})" for index, relative in axis.worst() if axis.share[index] > 0)
+            worst = ", ".join(
+                f"{index} ({relative:.2g})"
+                for index, relative in axis.worst()
+                if axis.share[index] > 0
+            )
             shown.append(f"worst {_plural(axis.name)}: {worst}")
         return shown
 
 
 def break_down(reference: Array, port: Array) -> Breakdown:
-    """Break the difference of two tensors down by axes; the port's is viewed in the reference's shape.
+    """Break the difference of two tensors down by axes; the port's is viewed in the reference's
+    shape.
 
-    Up to three axes are taken for batch, tokens and channels. Raises ValueError where the two hold different amounts.
+    Up to three axes are taken for batch, tokens and channels. Raises ValueError where the two hold
+    different amounts.
     """
     if reference.size != port.size:
-        raise ValueError(f"the reference's tensor has shape {reference.shape} and the port's {port.shape}")
+        raise ValueError(
+            f"the reference's tensor has shape {reference.shape} and the port's {port.shape}"
+        )
     kind = np.complex128 if np.iscomplexobj(reference) or np.iscomplexobj(port) else np.float64
     one, other = reference.astype(kind), port.reshape(reference.shape).astype(kind)
     shape = tuple(reference.shape)
@@ -160,14 +179,20 @@ def break_down(reference: Array, port: Array) -> Breakdown:
     error = math.sqrt(total / whole) if whole else math.inf if total else 0.0
     if total == 0:
         return Breakdown(shape, error)
-    axes = [_axis(index, shape, wrong, size, total) for index in range(len(shape)) if shape[index] > 1]
+    axes = [
+        _axis(index, shape, wrong, size, total) for index in range(len(shape)) if shape[index] > 1
+    ]
     return Breakdown(shape, error, _form(one, other, math.sqrt(total)), axes=axes)
 
 
-def break_down_finding(finding: Finding, reference: str | Path, port: str | Path, rank: int | None = None) -> Breakdown:
-    """Break down the tensor that a finding is about. reference, port: the folders of whole tensors of the two runs.
+def break_down_finding(
+    finding: Finding, reference: str | Path, port: str | Path, rank: int | None = None
+) -> Breakdown:
+    """Break down the tensor that a finding is about. reference, port: the folders of whole tensors
+    of the two runs.
 
-    Raises ValueError, of one line, where the tensor is not there on both sides or cannot be broken down.
+    Raises ValueError, of one line, where the tensor is not there on both sides or cannot be broken
+    down.
     """
     places = (
         ("reference", reference, finding.model, finding.module, finding.tensor, finding.loop, finding.step, finding.call),
@@ -177,7 +202,9 @@ def break_down_finding(finding: Finding, reference: str | Path, port: str | Path
     found = []
     for side, folder, model, module, tensor, loop, step, call in places:
         if model is None or module is None or tensor is None:
-            raise ValueError(f"the finding names no tensor of the {side}, so there is nothing to break down")
+            raise ValueError(
+                f"the finding names no tensor of the {side}, so there is nothing to break down"
+            )
         key = tensor_key(model, module, tensor, call, finding.phase)
         stored = TensorFolder(folder, rank).find(loop, step, key)
         numbers = None if stored is None else stored.read()
@@ -204,7 +231,9 @@ def _name(index: int, count: int) -> str:
     >>> [_name(index, 3) for index in range(3)], _name(1, 4)
     (['batch entry', 'token', 'channel'], 'axis-1 index')
     """
-    return ("batch entry", "token", "channel")[index - count] if count <= 3 else f"axis-{index} index"
+    return (
+        ("batch entry", "token", "channel")[index - count] if count <= 3 else f"axis-{index} index"
+    )
 
 
 def _plural(name: str) -> str:
@@ -214,14 +243,18 @@ def _plural(name: str) -> str:
 def _shortest_range(share: Array, enough: float) -> tuple[int, int]:
     """The first and last index of the shortest range that holds `enough` of the whole."""
     sums = np.concatenate([[0.0], np.cumsum(share)])
-    ends = np.searchsorted(sums, sums[:-1] + enough * sums[-1] - 1e-12)  # beyond the last one where not enough is left
+    ends = np.searchsorted(
+        sums, sums[:-1] + enough * sums[-1] - 1e-12
+    )  # beyond the last one where not enough is left
     lengths = np.where(ends <= len(share), ends - np.arange(len(share)), len(share) + 1)
     first = int(np.argmin(lengths))
     return first, max(int(ends[first]) - 1, first)
 
 
 def _form(one: Array, other: Array, error: float) -> str | None:
-    """A simple form of the difference: what one would have to do to the reference's tensor to get the port's."""
+    """A simple form of the difference: what one would have to do to the reference's tensor to get
+    the port's.
+    """
     for name, make in _forms(one, other):
         if float(np.linalg.norm(other - make())) <= _LEFT_OVER * error:
             return name
@@ -231,7 +264,10 @@ def _form(one: Array, other: Array, error: float) -> str | None:
 def _forms(one: Array, other: Array) -> Iterator[tuple[str, Callable[[], Array]]]:
     square = float(np.vdot(one, one).real)
     factor = float(np.vdot(one, other).real) / square if square else 0.0
-    yield ("with the other sign" if abs(factor + 1) < 1e-3 else f"times {factor:.4g}"), lambda: one * factor
+    yield (
+        ("with the other sign" if abs(factor + 1) < 1e-3 else f"times {factor:.4g}"),
+        lambda: one * factor,
+    )
     shift = float((other - one).real.mean())
     yield f"plus {shift:.4g}", lambda: one + shift
     if not other.any():
@@ -241,7 +277,10 @@ def _forms(one: Array, other: Array) -> Iterator[tuple[str, Callable[[], Array]]
             continue
         name = _plural(_name(axis, one.ndim))
         if size % 2 == 0:
-            yield f"with the two halves of its {name} exchanged", lambda axis=axis, size=size: np.roll(one, size // 2, axis)  # type: ignore[misc]
+            yield (
+                f"with the two halves of its {name} exchanged",
+                lambda axis=axis, size=size: np.roll(one, size // 2, axis),  # type: ignore[misc]
+            )
         yield f"with its {name} in reverse", lambda axis=axis: np.flip(one, axis)  # type: ignore[misc]
         for by in (1, -1):
             yield f"with its {name} moved by {by}", lambda axis=axis, by=by: np.roll(one, by, axis)  # type: ignore[misc]
@@ -251,9 +290,13 @@ def _forms(one: Array, other: Array) -> Iterator[tuple[str, Callable[[], Array]]
                 names = _plural(_name(first, one.ndim)), _plural(_name(second, one.ndim))
                 yield (
                     f"with {names[0]} and {names[1]} laid out in exchanged order",
-                    lambda first=first, second=second: np.swapaxes(one, first, second).reshape(one.shape),  # type: ignore[misc]
+                    lambda first=first, second=second: np.swapaxes(one, first, second).reshape(
+                        one.shape
+                    ),  # type: ignore[misc]
                 )
     if not np.iscomplexobj(one):
         ordered = np.sort(one, axis=None)
-        if float(np.linalg.norm(np.sort(other, axis=None) - ordered)) <= _LEFT_OVER * float(np.linalg.norm(other - one)):
+        if float(np.linalg.norm(np.sort(other, axis=None) - ordered)) <= _LEFT_OVER * float(
+            np.linalg.norm(other - one)
+        ):
             yield "with its numbers in another order", lambda: other

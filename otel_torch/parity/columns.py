@@ -1,7 +1,8 @@
 """The numbers of an episode as arrays, and what does not change from one episode to the next.
 
-A thousand forwards of one model differ in their numbers only. What is the same of two of them (which tensors of which calls,
-in which order, which of them are one value) is a `Structure`; all else is `Columns`, which are compared by the array.
+A thousand forwards of one model differ in their numbers only. What is the same of two of them
+(which tensors of which calls, in which order, which of them are one value) is a `Structure`; all
+else is `Columns`, which are compared by the array.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.episodes import Episode
-from otel_torch.parity.lines import STATISTICS, Floats, Indices
+from otel_torch.parity.forwards import Episode
+from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
 
 Flags = NDArray[np.bool_]
 
-_EXTENTS = ("abs_mean", "sum", "min", "max")  # one of them that is not finite says that the tensor is not
-# values of earlier episodes whose sketches are kept because they are used again, and episodes whose sketches are all kept
+_EXTENTS = (
+    "abs_mean",
+    "sum",
+    "min",
+    "max",
+)  # one of them that is not finite says that the tensor is not
+# values of earlier episodes whose sketches are kept because they are used again, and episodes whose
+# sketches are all kept
 _REMEMBERED, _EPISODES = 4096, 8
 
 
@@ -32,22 +39,43 @@ class Unusual(Exception):
 class Columns:
     """The rows of one episode as arrays of one number a row. Raises Unusual.
 
-    value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), -1 where calls were not recorded.
-    nonfinite, l2: NaN where there is none. sketched: which rows have a sketch; sketches: float32, shape (sketched rows, 64).
+    value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), -1 where
+    calls were not recorded. nonfinite, l2: NaN where there is none. sketched: which rows have a
+    sketch; sketches: float32, shape (sketched rows, 64).
     """
 
-    __slots__ = ("_whole", "episode", "kinds", "l2", "nonfinite", "numel", "order", "parent", "sketched", "sketches", "value")
+    __slots__ = (
+        "_whole",
+        "episode",
+        "kinds",
+        "l2",
+        "nonfinite",
+        "numel",
+        "order",
+        "parent",
+        "sketched",
+        "sketches",
+        "value",
+    )
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
         parts = episode.parts
         if any(batch.odd for batch, _, _ in parts):
             raise Unusual
-        self.kinds: Indices = np.concatenate([batch.kinds[start:stop] for batch, start, stop in parts])
-        numbers: Floats = np.concatenate([batch.numbers[:, start:stop] for batch, start, stop in parts], axis=1)
-        self.order: Indices = np.concatenate([batch.order[start:stop] for batch, start, stop in parts])
+        self.kinds: Indices = np.concatenate(
+            [batch.kinds[start:stop] for batch, start, stop in parts]
+        )
+        numbers: Floats = np.concatenate(
+            [batch.numbers[:, start:stop] for batch, start, stop in parts], axis=1
+        )
+        self.order: Indices = np.concatenate(
+            [batch.order[start:stop] for batch, start, stop in parts]
+        )
         value, parent, self.nonfinite, self.numel, self.l2 = numbers
-        self.value, self.parent = (np.where(np.isnan(row), -1, row).astype(np.int64) for row in (value, parent))
+        self.value, self.parent = (
+            np.where(np.isnan(row), -1, row).astype(np.int64) for row in (value, parent)
+        )
         self._whole: Floats | None = None
         for at in np.flatnonzero(np.isnan(self.numel)).tolist():
             shape = episode.line(at).shape
@@ -81,7 +109,9 @@ class Columns:
                 found[:, here] = batch.statistics((rows[here] - ends[place] + stop).tolist())
             return found
         if self._whole is None:
-            parts = [batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts]
+            parts = [
+                batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts
+            ]
             self._whole = np.concatenate(parts, axis=1)
         return self._whole[:, rows]
 
@@ -103,9 +133,10 @@ class Columns:
 class Structure:
     """What episodes of one kind have in common.
 
-    first: for each row the first one of the same value. order, parent: counted from where the episode begins.
-    slots: for each row where its value's sketch is in `Columns.sketches`, behind these where it was seen in an earlier
-    episode, in the order of `foreign`, the rows whose values were; -1 where there is none.
+    first: for each row the first one of the same value. order, parent: counted from where the
+    episode begins. slots: for each row where its value's sketch is in `Columns.sketches`, behind
+    these where it was seen in an earlier episode, in the order of `foreign`, the rows whose values
+    were; -1 where there is none.
     """
 
     kinds: Indices
@@ -122,17 +153,29 @@ class Structure:
         """The structure of an episode."""
         seen: dict[int, int] = {}
         numbers = columns.value.tolist()
-        first = np.array([at if number < 0 else seen.setdefault(number, at) for at, number in enumerate(numbers)], dtype=np.int64)
+        first = np.array(
+            [
+                at if number < 0 else seen.setdefault(number, at)
+                for at, number in enumerate(numbers)
+            ],
+            dtype=np.int64,
+        )
         slots = np.full(len(numbers), -1, dtype=np.int64)
         slots[columns.sketched] = np.arange(len(columns.sketched))
-        foreign = np.flatnonzero((first == np.arange(len(first))) & (slots < 0) & (columns.value >= 0))
+        foreign = np.flatnonzero(
+            (first == np.arange(len(first))) & (slots < 0) & (columns.value >= 0)
+        )
         slots[foreign] = len(columns.sketched) + np.arange(len(foreign))
         order, parent = _from_start(columns)
-        return Structure(columns.kinds, first, len(seen), order, parent, columns.sketched, slots[first], foreign)
+        return Structure(
+            columns.kinds, first, len(seen), order, parent, columns.sketched, slots[first], foreign
+        )
 
     def fits(self, columns: Columns) -> bool:
         """Whether an episode is of this structure."""
-        if not np.array_equal(columns.kinds, self.kinds) or not np.array_equal(columns.sketched, self.sketched):
+        if not np.array_equal(columns.kinds, self.kinds) or not np.array_equal(
+            columns.sketched, self.sketched
+        ):
             return False
         if not np.array_equal(columns.value, columns.value[self.first]):
             return False
@@ -144,11 +187,15 @@ class Structure:
 
 def _from_start(columns: Columns) -> tuple[Indices, Indices]:
     start = int(columns.order[:, 0].min())
-    return columns.order - max(start, 0), np.where(columns.parent >= start, columns.parent - start, -1)
+    return columns.order - max(start, 0), np.where(
+        columns.parent >= start, columns.parent - start, -1
+    )
 
 
 class Structures:
-    """The structures that were seen, a limited number of them: models whose forwards are all different have no use for any."""
+    """The structures that were seen, a limited number of them: models whose forwards are all
+    different have no use for any.
+    """
 
     _MOST = 64
 
@@ -172,15 +219,19 @@ class Structures:
 
 
 class Sketches(Mapping[int, bytes]):
-    """Sketches of values that were seen in earlier episodes, by number: those of parameters, and of what was seen of late.
+    """Sketches of values that were seen in earlier episodes, by number: those of parameters, and of
+    what was seen of late.
 
-    A tensor that lives on (a prompt's embedding, given to every step) is sketched at first sight only.
+    A tensor that lives on (a prompt's embedding, given to every step) is sketched at first sight
+    only.
     """
 
     def __init__(self, lasting: Mapping[int, bytes]) -> None:
         self._lasting = lasting
         self._used: OrderedDict[int, bytes] = OrderedDict()
-        self._recent: deque[list[tuple[Floats, list[bytes]]] | dict[int, bytes]] = deque(maxlen=_EPISODES)
+        self._recent: deque[list[tuple[Floats, list[bytes]]] | dict[int, bytes]] = deque(
+            maxlen=_EPISODES
+        )
 
     def __getitem__(self, number: int) -> bytes:
         sketch = self._used.get(number)
@@ -192,7 +243,9 @@ class Sketches(Mapping[int, bytes]):
         for at in range(len(self._recent) - 1, -1, -1):
             episode = self._recent[at]
             if not isinstance(episode, dict):
-                pairs = (zip(values.tolist(), sketches, strict=True) for values, sketches in episode)
+                pairs = (
+                    zip(values.tolist(), sketches, strict=True) for values, sketches in episode
+                )
                 episode = self._recent[at] = dict(chain.from_iterable(pairs))
             if number in episode:
                 self._used[number] = episode[number]

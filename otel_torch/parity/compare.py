@@ -1,4 +1,6 @@
-"""Compares two recordings: parameters first, then one outermost forward after the other, in bounded memory."""
+"""Compares two recordings: parameters first, then one outermost forward after the other, in bounded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +15,41 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment, Expectation, align
-from otel_torch.parity.chain import chain_to
-from otel_torch.parity.episodes import PASSED_OVER, Episode, iterate_episodes, read_parameters
+from otel_torch.parity.cached_comparison import Checked, Judged, Plan
+from otel_torch.parity.call_graph import Call, Parameter, Program, Role, build_program, module_table
 from otel_torch.parity.explain import explain
-from otel_torch.parity.finding import SHOWN_STATISTICS, Comparison, Finding, Kind, Module, Report, Side
-from otel_torch.parity.isolated import is_isolated, judge_isolated, not_put_right
+from otel_torch.parity.fault_path import chain_to
+from otel_torch.parity.finding import (
+    SHOWN_STATISTICS,
+    Comparison,
+    Finding,
+    Kind,
+    Module,
+    Report,
+    Side,
+)
+from otel_torch.parity.forwards import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.isolation import PairingFinder
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge, kind_of, spot_of
-from otel_torch.parity.kept import Compared, Kept
-from otel_torch.parity.lines import Kinds, Line
+from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_put_right
 from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
+from otel_torch.parity.pair_forwards import Turns
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
-from otel_torch.parity.plan import Checked, Judged, Plan
-from otel_torch.parity.program import Call, Parameter, Program, Role, build_program, module_table
+from otel_torch.parity.plan_cache import Look, Steady
 from otel_torch.parity.ranks import compare_ranks
-from otel_torch.parity.recording import RecordingError, endings, read_metadata
+from otel_torch.parity.retained_pairs import Compared, Kept
+from otel_torch.parity.row_batches import Kinds, Line
 from otel_torch.parity.saved_map import save_map as write_map
-from otel_torch.parity.steady import Look, Steady
 from otel_torch.parity.tolerance import Tolerance
-from otel_torch.parity.turns import Turns
 from otel_torch.parity.values import Comparer
+from otel_torch.recording.reader import RecordingError, endings, read_metadata
 from otel_torch.records import RECORDING_SCHEMA
 
-# wrong episodes that are analysed in full after the first, for faults of their own; those beyond are counted
+# wrong episodes that are analysed in full after the first, for faults of their own; those beyond
+# are counted
 _MOST_ANALYSED = 32
 # forwards of the noise that are passed over to find one of the reference
 _NOISE_AHEAD = 16
@@ -73,17 +84,20 @@ def compare(
     thorough: bool = False,
     pairing: PairingFinder | None = None,
 ) -> Report:
-    """Compare two recordings, or two folders of all ranks' recordings. Raises RecordingError for what cannot be read, MapError
-    for a map that does not fit them.
+    """Compare two recordings, or two folders of all ranks' recordings. Raises RecordingError for
+    what cannot be read, MapError for a map that does not fit them.
 
-    noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's constant. map: what
-    corresponds, whatever is found. save_map: where to write what was found. progress: gets a short text now and then.
-    thorough: analyse every forward in full, though it is like one that was analysed; slower, and for the same result.
-    pairing: learns what belongs where, for a run of the port from the reference's values.
+    noise: the reference recorded again under OTEL_TORCH_NOISE. rtol: instead of the dtype's
+    constant. map: what corresponds, whatever is found. save_map: where to write what was found.
+    progress: gets a short text now and then. thorough: analyse every forward in full, though it is
+    like one that was analysed; slower, and for the same result. pairing: learns what belongs where,
+    for a run of the port from the reference's values.
     """
 
     def compare_two(one: Path, other: Path, again: Path | None) -> Report:
-        return _Comparison(one, other, again, rtol, map, save_map, progress, thorough, pairing).run()
+        return _Comparison(
+            one, other, again, rtol, map, save_map, progress, thorough, pairing
+        ).run()
 
     again = None if noise is None else Path(noise)
     if any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
@@ -116,13 +130,18 @@ class _Comparison:
         self.isolated = self.report.isolated = is_isolated(self.sides[1].meta)
         self.stayed = not_put_right(self.sides[1].meta)
         # plans know how a run ends, and an isolated one has no end that says anything
-        self.steady = Steady([side.parameters for side in self.sides], off=thorough or self.isolated)
+        self.steady = Steady(
+            [side.parameters for side in self.sides], off=thorough or self.isolated
+        )
         self.kept = Kept()
         self.analysed_late = self.unanalysed = 0
         self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
         self.said_healed: set[Any] = set()
         self.sketched = False
-        self.met: tuple[set[Place], set[Place]] = set(), set()  # modules of which something was compared
+        self.met: tuple[set[Place], set[Place]] = (
+            set(),
+            set(),
+        )  # modules of which something was compared
         self.saw_inputs = False
         self.results = 0  # compared pairs of what modules return: equal inputs alone are no match
         self.map = map
@@ -133,7 +152,9 @@ class _Comparison:
         self.models: dict[str, str] = {}
         self.findings: list[Finding] = []
         self.healed: list[Finding] = []
-        self.suspects: set[str] = set()  # models whose wrong outputs may have gone into what comes now
+        self.suspects: set[str] = (
+            set()
+        )  # models whose wrong outputs may have gone into what comes now
         self.loops: tuple[int | None, int | None] | None = None
         self.fed: set[str] = set()  # models that are given more than indices: what others made
         self.episodes = 0
@@ -155,10 +176,13 @@ class _Comparison:
         for one in parameters:
             modules.setdefault(one.place)
         uncalled = {(line.model, line.module) for line in table if not line.called}
-        parameters.sort(key=lambda one: one.place in uncalled)  # of a tensor with two names, that of the module that runs
+        parameters.sort(
+            key=lambda one: one.place in uncalled
+        )  # of a tensor with two names, that of the module that runs
         return Recorded(path, meta, parameters, list(modules), uncalled, types_by_place(parameters))
 
-    # -- the run -------------------------------------------------------------------------------------------------------
+    # -- the run
+    # ----------------------------------------------------------------------------------------------
 
     def run(self) -> Report:
         reference, port = self.sides
@@ -177,7 +201,10 @@ class _Comparison:
             self.modules = self.said.apply(self.modules)
         self._compare_parameters()
         if self._look_unrelated():
-            self.report.verdict, self.report.reason = "incomparable", self._why_incomparable(unrelated=True)
+            self.report.verdict, self.report.reason = (
+                "incomparable",
+                self._why_incomparable(unrelated=True),
+            )
             return self.report
         for one, other in self._in_lockstep(first, streams):
             self._compare_episode(one, other)
@@ -188,7 +215,8 @@ class _Comparison:
         meta = read_metadata(path, self.report.warnings.append)
         self.report.warnings += endings(path, meta)
         table, *others = (
-            {(line.model, line.module) for line in module_table(one)} for one in (meta, *(s.meta for s in self.sides))
+            {(line.model, line.module) for line in module_table(one)}
+            for one in (meta, *(s.meta for s in self.sides))
         )
         if table and others[0] and others[1] and len(table & others[0]) < len(table & others[1]):
             raise RecordingError(
@@ -197,12 +225,16 @@ class _Comparison:
         return iterate_episodes(path, self.sides[0].kinds, self.report.warnings.append, self._read)
 
     def _pair_parameters(self) -> list[list[Parameter]]:
-        """What the map says, then what numbers and names do; what the map keeps apart takes no part. The parameters that do."""
+        """What the map says, then what numbers and names do; what the map keeps apart takes no
+        part. The parameters that do.
+        """
         reference, port = self.sides
         said = self.said = self.map.between(reference, port) if self.map is not None else None
         loader = names_by_loader(port.meta)
         if said is None:
-            self.pairs = pair_parameters(reference.parameters, port.parameters, self.tolerance, loader)
+            self.pairs = pair_parameters(
+                reference.parameters, port.parameters, self.tolerance, loader
+            )
             return [reference.parameters, port.parameters]
         self.report.warnings += said.warnings
         free = [
@@ -217,12 +249,16 @@ class _Comparison:
 
     def _episodes(self, side: Recorded) -> Iterator[Episode]:
         cut = 0
-        for episode in iterate_episodes(side.path, side.kinds, self.report.warnings.append, self._read):
+        for episode in iterate_episodes(
+            side.path, side.kinds, self.report.warnings.append, self._read
+        ):
             cut += episode.cut
             side.repeated = side.repeated or episode.repeated
             yield episode
         if cut:
-            self.report.warnings.append(f"{side.path}: a stretch of many rows without an end was cut in {cut + 1} to be compared")
+            self.report.warnings.append(
+                f"{side.path}: a stretch of many rows without an end was cut in {cut + 1} to be compared"
+            )
 
     def _complete_modules(self, first: list[Episode | None]) -> None:
         """Without a table of modules, those of the first episode."""
@@ -237,7 +273,9 @@ class _Comparison:
     def _pair_models(self) -> None:
         if self.said is not None:
             self.models.update(self.said.models)
-        votes: Counter[tuple[str, str]] = Counter((one[0], other[0]) for one, other in self.modules.one.items())
+        votes: Counter[tuple[str, str]] = Counter(
+            (one[0], other[0]) for one, other in self.modules.one.items()
+        )
         for whole, parts in self.modules.parts.items():
             votes.update((part[0], whole[0]) for part in parts)
         for (one, other), _ in votes.most_common():
@@ -248,7 +286,10 @@ class _Comparison:
         for one in names[0]:
             if one not in self.models and one in names[1] and one not in self.models.values():
                 self.models[one] = one
-        left = [[n for n in names[0] if n not in self.models], [n for n in names[1] if n not in self.models.values()]]
+        left = [
+            [n for n in names[0] if n not in self.models],
+            [n for n in names[1] if n not in self.models.values()],
+        ]
         if len(left[0]) == len(left[1]) == 1 and not self.models:
             self.models[left[0][0]] = left[1][0]
         for one, other in self.models.items():
@@ -258,22 +299,39 @@ class _Comparison:
     def _pair_equal_names(self) -> None:
         """Modules of one name in paired models, where nothing surer is known of either."""
         taken = set(self.modules.one.values()) | set(self.modules.parts)
-        there = {(model, plain_name(module)): (model, module) for model, module in reversed(self.sides[1].modules)}
+        there = {
+            (model, plain_name(module)): (model, module)
+            for model, module in reversed(self.sides[1].modules)
+        }
         owners = [{one.place for one in side.parameters} for side in self.sides]
         for model, module in self.sides[0].modules:
-            one, other = (model, module), there.get((self.models.get(model, ""), plain_name(module)))
-            if other is None or one in self.modules.one or one in self.modules.wholes or other in taken:
+            one, other = (
+                (model, module),
+                there.get((self.models.get(model, ""), plain_name(module))),
+            )
+            if (
+                other is None
+                or one in self.modules.one
+                or one in self.modules.wholes
+                or other in taken
+            ):
                 continue
             if (one in owners[0]) == (other in owners[1]) and (not owners[0] or one in owners[0]):
                 self.modules.one[one] = other
                 taken.add(other)
 
-    def _in_lockstep(self, first: list[Episode | None], streams: list[Iterator[Episode]]) -> Iterator[tuple[Episode, Episode]]:
-        """Pairs of episodes of paired models, in order; one that has no partner is left out and said."""
+    def _in_lockstep(
+        self, first: list[Episode | None], streams: list[Iterator[Episode]]
+    ) -> Iterator[tuple[Episode, Episode]]:
+        """Pairs of episodes of paired models, in order; one that has no partner is left out and
+        said.
+        """
         queues = [self._queue(one, stream) for one, stream in zip(first, streams, strict=True)]
         alike = self._called_alike()
         by_turn, by_moment = (frozenset(), alike) if self._sampled() else (alike, frozenset())
-        turns = Turns(queues, self.models, by_turn, (self._sketch_of(0), self._sketch_of(1)), by_moment)
+        turns = Turns(
+            queues, self.models, by_turn, (self._sketch_of(0), self._sketch_of(1)), by_moment
+        )
         yield from turns.pairs()
         self.report.warnings += turns.notes
         for which, left_out in zip(("reference", "port"), turns.left_out, strict=True):
@@ -290,10 +348,16 @@ class _Comparison:
         if not all(meta.get("ended_cleanly") for meta in metas):
             return frozenset()
         counts = [_forwards(meta) for meta in metas]
-        return frozenset(one for one, other in self.models.items() if one in counts[0] and counts[0][one] == counts[1].get(other))
+        return frozenset(
+            one
+            for one, other in self.models.items()
+            if one in counts[0] and counts[0][one] == counts[1].get(other)
+        )
 
     def _sampled(self) -> bool:
-        """Whether the runs may have been recorded in different steps; under a budget each run chooses its own."""
+        """Whether the runs may have been recorded in different steps; under a budget each run
+        chooses its own.
+        """
         settings = [side.meta.get("settings") or {} for side in self.sides]
         steps = [one.get("OTEL_TORCH_STEPS", one.get("FASTVIDEO_TRACE_STEPS")) for one in settings]
         return steps[0] != steps[1] or any("budget" in side.meta for side in self.sides)
@@ -302,7 +366,11 @@ class _Comparison:
         sketches = self.steady.sketches[side]
 
         def sketch_of(line: Line) -> bytes | None:
-            return line.sketch if line.sketch is not None or line.value is None else sketches.get(line.value)
+            return (
+                line.sketch
+                if line.sketch is not None or line.value is None
+                else sketches.get(line.value)
+            )
 
         return sketch_of
 
@@ -312,7 +380,8 @@ class _Comparison:
             yield first
             yield from stream
 
-    # -- parameters ----------------------------------------------------------------------------------------------------
+    # -- parameters
+    # ----------------------------------------------------------------------------------------------
 
     def _compare_parameters(self) -> None:
         for pair in self.pairs:
@@ -333,11 +402,15 @@ class _Comparison:
             kind, pair.error, limit, text,
         )  # fmt: skip
 
-    # -- one episode ---------------------------------------------------------------------------------------------------
+    # -- one episode
+    # ----------------------------------------------------------------------------------------------
 
     def _compare_episode(self, one: Episode, other: Episode) -> None:
         noise = self._noise_of(one)
-        if (one.loop, other.loop) != self.loops:  # another video: nothing of the last one goes into it
+        if (
+            one.loop,
+            other.loop,
+        ) != self.loops:  # another video: nothing of the last one goes into it
             self.loops = one.loop, other.loop
             self.suspects.clear()
         look = self.steady.look(one, other, noise)
@@ -347,7 +420,9 @@ class _Comparison:
         self.episodes += 1
 
     def _compare_by_plan(self, look: Look) -> bool:
-        """Whether all is known of two episodes that need be known: right, harmless, or wrong as an earlier one was."""
+        """Whether all is known of two episodes that need be known: right, harmless, or wrong as an
+        earlier one was.
+        """
         plan, checked, numbers = look.plan, look.checked, look.numbers
         if plan is None or checked is None or numbers is None:
             return False
@@ -358,7 +433,9 @@ class _Comparison:
             self.uncalled[side].update(plan.uncalled[side])
 
         def make(at: int, statistics: bool) -> Comparison:
-            return plan.comparison(at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics)
+            return plan.comparison(
+                at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics
+            )
 
         self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
         self._trace(plan.modules[0][0] if plan.modules else "", judged.diverged)
@@ -386,14 +463,21 @@ class _Comparison:
             return Judged(True, {})
         return None
 
-    def _compare_in_full(self, look: Look, one: Episode, other: Episode, noise: Episode | None) -> None:
+    def _compare_in_full(
+        self, look: Look, one: Episode, other: Episode, noise: Episode | None
+    ) -> None:
         rows = one.rows, other.rows
-        programs = tuple(build_program(side, sketches) for side, sketches in zip(rows, self.steady.sketches, strict=True))
+        programs = tuple(
+            build_program(side, sketches)
+            for side, sketches in zip(rows, self.steady.sketches, strict=True)
+        )
         comparer = Comparer(self.tolerance)
         for program, side in zip(programs, self.sides, strict=True):
             comparer.coarse.update(coarseness(program, side.types, self.tolerance))
         if noise is not None:
-            comparer.floors = floors_of(programs[0], build_program(noise.rows, self.steady.noise_sketches))
+            comparer.floors = floors_of(
+                programs[0], build_program(noise.rows, self.steady.noise_sketches)
+            )
         if (said := self.said) is not None:
             for value in programs[0].values:
                 reordered = [said.reorders(role.call.place, role.tensor) for role in value.roles]
@@ -402,7 +486,11 @@ class _Comparison:
         alignment = align(programs[0], programs[1], self.modules, comparer)
         never_called = self._never_called((programs[0], programs[1]))
         self.steady.learn(look, alignment, rows, bool(never_called))
-        judgement = judge_isolated(alignment, self.stayed, never_called) if self.isolated else judge(alignment, never_called)
+        judgement = (
+            judge_isolated(alignment, self.stayed, never_called)
+            if self.isolated
+            else judge(alignment, never_called)
+        )
         if self.pairing is not None:
             self.pairing.learn(alignment, judgement.healed)
         if look.plan is not None and look.checked is not None:
@@ -411,7 +499,9 @@ class _Comparison:
                 self.steady.forget(look)
         for counts, calls in zip(self.uncalled, alignment.uncalled, strict=True):
             counts.update(call.place for call in calls)
-        self.sketched = self.sketched or all(any(value.sketch is not None for value in program.values) for program in programs)
+        self.sketched = self.sketched or all(
+            any(value.sketch is not None for value in program.values) for program in programs
+        )
         self.analysed_late += bool(self.findings)
         self._keep(alignment, judgement)
 
@@ -431,7 +521,9 @@ class _Comparison:
         return None
 
     def _never_called(self, programs: tuple[Program, Program]) -> list[tuple[Place, Place, int]]:
-        """(reference's module, port's module, the side that never calls it), for modules that the other side calls here."""
+        """(reference's module, port's module, the side that never calls it), for modules that the
+        other side calls here.
+        """
         found = []
         called = [{call.place for call in program.calls} for program in programs]
         for one, other in self.modules.one.items():
@@ -445,17 +537,25 @@ class _Comparison:
         states = self._states(judgement)
         expectations = alignment.expectations
         model = alignment.reference.calls[0].model
-        if any(not role.value.exact and role.value.numel > 1 for call in alignment.reference.outermost for role in call.inputs):
+        if any(
+            not role.value.exact and role.value.numel > 1
+            for call in alignment.reference.outermost
+            for role in call.inputs
+        ):
             self.fed.add(model)
         suspects = set(self.suspects)
         self._trace(model, judgement.diverged)
 
         def make(at: int, statistics: bool) -> Comparison:
             one = expectations[at]
-            return _comparison(one, at, states.get(id(one), "right" if one.right else "inherited"), statistics)
+            return _comparison(
+                one, at, states.get(id(one), "right" if one.right else "inherited"), statistics
+            )
 
         relations = [one.relation for one in expectations]
-        errors = np.array([math.nan if relation.error is None else relation.error for relation in relations])
+        errors = np.array(
+            [math.nan if relation.error is None else relation.error for relation in relations]
+        )
         limits = np.array([relation.limit for relation in relations])
         modules = [one.reference[0].call.place for one in expectations]
         self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
@@ -474,7 +574,8 @@ class _Comparison:
         for fault in judgement.faults:
             finding = _finding(fault, explain(fault))
             known = any(
-                (f.model, f.module, f.side, f.port_module) == (finding.model, finding.module, finding.side, finding.port_module)
+                (f.model, f.module, f.side, f.port_module)
+                == (finding.model, finding.module, finding.side, finding.port_module)
                 and (f.module != "" or f.side != "input" or f.tensor == finding.tensor)
                 for f in self.findings
             )
@@ -483,7 +584,9 @@ class _Comparison:
                 self.findings.append(finding)
 
     def _trace(self, model: str, diverged: bool) -> None:
-        """Remember whose wrong outputs may go on: none does through a model that was given what others made, and is right."""
+        """Remember whose wrong outputs may go on: none does through a model that was given what
+        others made, and is right.
+        """
         if diverged:
             self.suspects.add(model)
         elif model in self.fed and model not in self.suspects:
@@ -491,7 +594,14 @@ class _Comparison:
 
     def _say_healed(self, finding: Finding) -> None:
         """List a harmless difference at its first step."""
-        place = finding.model, finding.module, finding.tensor, finding.port_model, finding.port_module, finding.port_tensor
+        place = (
+            finding.model,
+            finding.module,
+            finding.tensor,
+            finding.port_model,
+            finding.port_module,
+            finding.port_tensor,
+        )
         if place not in self.said_healed:
             self.said_healed.add(place)
             self.healed.append(finding)
@@ -500,10 +610,15 @@ class _Comparison:
     def _states(judgement: Judgement) -> dict[int, Any]:
         states: dict[int, Any] = {id(one): "healed" for one in judgement.healed}
         states |= {id(one): "inherited" for one in judgement.wrong}
-        states |= {id(fault.expectation): "introduced" for fault in judgement.faults if fault.expectation is not None}
+        states |= {
+            id(fault.expectation): "introduced"
+            for fault in judgement.faults
+            if fault.expectation is not None
+        }
         return states
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end
+    # ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Report:
         report = self.report
@@ -542,30 +657,41 @@ class _Comparison:
                 f"{self.unanalysed} further forwards are wrong in ways of their own and were not searched for faults of their own"
             )
         if self.without_noise and self.report.pairs and self._read.noise:
-            warn(f"{self.without_noise} forwards have no counterpart in the noise; constants of the dtypes decided there")
+            warn(
+                f"{self.without_noise} forwards have no counterpart in the noise; constants of the dtypes decided there"
+            )
         for which, calls in zip(("reference", "port"), self.uncalled, strict=True):
             if calls:
                 (model, module), count = calls.most_common(1)[0]
                 more = f" and {len(calls) - 1} more modules" if len(calls) > 1 else ""
-                warn(f"calls without a counterpart, of modules that have one: {count} of {module or model} in the {which}{more}")
+                warn(
+                    f"calls without a counterpart, of modules that have one: {count} of {module or model} in the {which}{more}"
+                )
         for side in self.sides:
             if side.repeated:
-                warn(f"{side.path}: rows of one place come again within a step and name no call: paired in order of occurrence")
+                warn(
+                    f"{side.path}: rows of one place come again within a step and name no call: paired in order of occurrence"
+                )
 
     def _look_unrelated(self) -> bool:
-        """Whether hardly a parameter of one model is in the other, neither by its numbers nor by its name: to call that a
-        divergence would be of no use."""
+        """Whether hardly a parameter of one model is in the other, neither by its numbers nor by
+        its name: to call that a divergence would be of no use.
+        """
         known = {
             id(part)
             for pair in self.pairs
-            if pair.equal or pair.how == "map" or any(one.full == other.full for one in pair.reference for other in pair.port)
+            if pair.equal
+            or pair.how == "map"
+            or any(one.full == other.full for one in pair.reference for other in pair.port)
             for part in (*pair.reference, *pair.port)
         }
         shares = []
         for side in self.sides:
             weights = [one for one in side.parameters if not one.is_buffer and one.numel > 0]
             total = sum(one.numel for one in weights)
-            shares.append(sum(one.numel for one in weights if id(one) in known) / total if total else 1.0)
+            shares.append(
+                sum(one.numel for one in weights if id(one) in known) / total if total else 1.0
+            )
         return max(shares) < _UNRELATED
 
     def _why_incomparable(self, unrelated: bool = False) -> str:
@@ -575,8 +701,13 @@ class _Comparison:
                 "these are different models: hardly a parameter of one is in the other "
                 f"(the reference has {mine}, the port has {theirs})"
             )
-        forwards, names = "no forward of one side has a counterpart on the other", "no parameter and no module corresponds"
-        return f"{forwards if self.models else names}: the reference has {mine}, the port has {theirs}"
+        forwards, names = (
+            "no forward of one side has a counterpart on the other",
+            "no parameter and no module corresponds",
+        )
+        return (
+            f"{forwards if self.models else names}: the reference has {mine}, the port has {theirs}"
+        )
 
     def _list_unpaired(self) -> None:
         fused = [set(), set()]  # type: list[set[Place]]
@@ -586,20 +717,33 @@ class _Comparison:
         for whole, parts in self.modules.wholes.items():
             fused[0].add(whole)
             fused[1].update(parts)
-        paired = set(self.modules.one) | fused[0] | self.met[0], set(self.modules.one.values()) | fused[1] | self.met[1]
+        paired = (
+            set(self.modules.one) | fused[0] | self.met[0],
+            set(self.modules.one.values()) | fused[1] | self.met[1],
+        )
         for name, side, known in zip(("reference", "port"), self.sides, paired, strict=True):
-            seen = {(kind.model, kind.module) for kind in side.kinds.known if kind.phase not in PASSED_OVER} | side.uncalled
+            seen = {
+                (kind.model, kind.module)
+                for kind in side.kinds.known
+                if kind.phase not in PASSED_OVER
+            } | side.uncalled
             places = [place for place in side.modules if place not in known and place in seen]
             self.report.unpaired[name] = [Module(model, module, "") for model, module in places]
 
 
 def _inputs_right(alignment: Alignment) -> bool:
-    inputs = [one for one in alignment.expectations if one.ground == "outermost" and one.reference[0].side == "input"]
+    inputs = [
+        one
+        for one in alignment.expectations
+        if one.ground == "outermost" and one.reference[0].side == "input"
+    ]
     return bool(inputs) and all(one.right for one in inputs)
 
 
 def _fault_of(one: Expectation) -> Fault:
-    return Fault(kind_of(one.relation), spot_of(one.reference[0]), spot_of(one.port[0]), one, one.relation)
+    return Fault(
+        kind_of(one.relation), spot_of(one.reference[0]), spot_of(one.port[0]), one, one.relation
+    )
 
 
 def _place(spot: Spot | None) -> tuple[Any, ...]:
@@ -615,17 +759,30 @@ def _place(spot: Spot | None) -> tuple[Any, ...]:
 
 def _finding(fault: Fault, text: str) -> Finding:
     one, other = _place(fault.reference), _place(fault.port)
-    error, limit = (None, None) if fault.relation is None else (fault.relation.error, fault.relation.limit)
-    sides: list[Side | None] = [None if spot is None else spot.side for spot in (fault.reference, fault.port)]
+    error, limit = (
+        (None, None) if fault.relation is None else (fault.relation.error, fault.relation.limit)
+    )
+    sides: list[Side | None] = [
+        None if spot is None else spot.side for spot in (fault.reference, fault.port)
+    ]
     if fault.kind == "weights":
         sides = ["parameter", "parameter"]
         pair = fault.weights[0]
         one = (*one[:2], f"param.{pair.reference[0].name}", *one[3:])
         other = (*other[:2], f"param.{pair.port[0].name}", *other[3:])
     names = ("model", "module", "tensor", "loop", "step", "call", "phase")
-    places = dict(zip(names, one, strict=True)) | {f"port_{name}": part for name, part in zip(names[:6], other, strict=False)}
+    places = dict(zip(names, one, strict=True)) | {
+        f"port_{name}": part for name, part in zip(names[:6], other, strict=False)
+    }
     return Finding(
-        **places, rank=None, side=sides[0], port_side=sides[1], kind=fault.kind, error=error, floor=limit, explanation=text
+        **places,
+        rank=None,
+        side=sides[0],
+        port_side=sides[1],
+        kind=fault.kind,
+        error=error,
+        floor=limit,
+        explanation=text,
     )
 
 
@@ -656,7 +813,9 @@ _HEALS = "the difference heals: all that comes of it is within its floor"
 
 def _finding_of(pair: Comparison) -> Finding:
     """A compared pair as a harmless difference."""
-    kind: Kind = "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"
+    kind: Kind = (
+        "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"
+    )
     return Finding(
         pair.model, pair.module, pair.tensor, pair.loop, pair.step, pair.call, "forward",
         pair.port_model, pair.port_module, pair.port_tensor, pair.port_loop, pair.port_step, pair.port_call,
@@ -671,17 +830,26 @@ def _listed(models: set[str]) -> str:
     ('DiT, VAE', 'a model that its rows do not name', 'none')
     """
     named = sorted(models - {""})
-    return ", ".join([*named, *(["a model that its rows do not name"] if "" in models else [])]) or "none"
+    return (
+        ", ".join([*named, *(["a model that its rows do not name"] if "" in models else [])])
+        or "none"
+    )
 
 
 def _forwards(meta: dict[str, Any]) -> dict[str, Any]:
     models = meta.get("models")
     facts = models.items() if isinstance(models, dict) else ()
-    return {model: fact["forwards"] for model, fact in facts if isinstance(fact, dict) and "forwards" in fact}
+    return {
+        model: fact["forwards"]
+        for model, fact in facts
+        if isinstance(fact, dict) and "forwards" in fact
+    }
 
 
 class _Progress:
-    """Tells how much of the recordings has been read, ten times a second at the most. noise: whether there is one."""
+    """Tells how much of the recordings has been read, ten times a second at the most. noise:
+    whether there is one.
+    """
 
     def __init__(self, paths: list[Path], progress: Callable[[str], None]) -> None:
         self.noise = len(paths) > 2

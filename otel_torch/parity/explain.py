@@ -1,4 +1,6 @@
-"""Says in a sentence or two why a fault is where it is said to be: what a person must believe before they go there."""
+"""Says in a sentence or two why a fault is where it is said to be: what a person must believe
+before they go there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def explain(fault: Fault) -> str:
     if port.side == "input":
         why = f"What enters {_called(port)} {what}, and no module made it: the code in front of it did, of values that are right."
     else:
-        entered = "what enters it is right" if port.call is None or port.call.inputs else "what enters it was not recorded"
+        entered = (
+            "what enters it is right"
+            if port.call is None or port.call.inputs
+            else "what enters it was not recorded"
+        )
         why = f"What {_called(port)} returns {what}, while {entered}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
         return why
@@ -34,7 +40,11 @@ def explain(fault: Fault) -> str:
 
 
 def _missing(fault: Fault) -> str:
-    idle, runs = (fault.port, fault.reference) if fault.port and fault.port.call is None else (fault.reference, fault.port)
+    idle, runs = (
+        (fault.port, fault.reference)
+        if fault.port and fault.port.call is None
+        else (fault.reference, fault.port)
+    )
     side, other = ("port", "reference") if idle is fault.port else ("reference", "port")
     return f"The {side} never calls {_called(idle)}; the {other} calls {_called(runs)}."
 

@@ -15,7 +15,19 @@ Verdict = Literal["match", "diverged", "incomparable"]
 # what became of a compared pair of tensors; the first four are within their floors or harmless
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
 # what a person is shown of a tensor
-SHOWN_STATISTICS = ("abs_mean", "mean", "std", "min", "max", "sum", "l2", "rms", "nonfinite", "shape", "dtype")
+SHOWN_STATISTICS = (
+    "abs_mean",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "sum",
+    "l2",
+    "rms",
+    "nonfinite",
+    "shape",
+    "dtype",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +41,13 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference, at its place in each program's own names; a field is None where that program has no such place.
+    """One difference, at its place in each program's own names; a field is None where that program
+    has no such place.
 
-    side: `input` means that the tensor entered `module` already wrong though every recorded module before it was right,
-    so that the fault is in the code in front of it. error, floor: relative L2 (no unit), None where there is none,
-    infinite where a value is not finite. step, call, loop: as in the recordings. rank: None where there is one.
-    explanation: one sentence for a person.
+    side: `input` means that the tensor entered `module` already wrong though every recorded module
+    before it was right, so that the fault is in the code in front of it. error, floor: relative L2
+    (no unit), None where there is none, infinite where a value is not finite. step, call, loop: as
+    in the recordings. rank: None where there is one. explanation: one sentence for a person.
     """
 
     model: str | None
@@ -61,11 +74,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Comparison:
-    """One pair of tensors that should be equal, and how they compared: what curves, maps and trees are drawn from.
+    """One pair of tensors that should be equal, and how they compared: what curves, maps and trees
+    are drawn from.
 
-    model, module, tensor, loop, step, call: the reference's place; port_*: the port's. depth: the pair's number in the
-    reference's order within its step, from 0. error, floor: as in `Finding`. statistics, port_statistics: what the two
-    recordings say of the tensor (`SHOWN_STATISTICS`, as recorded).
+    model, module, tensor, loop, step, call: the reference's place; port_*: the port's. depth: the
+    pair's number in the reference's order within its step, from 0. error, floor: as in `Finding`.
+    statistics, port_statistics: what the two recordings say of the tensor (`SHOWN_STATISTICS`, as
+    recorded).
     """
 
     model: str
@@ -94,11 +109,12 @@ class Comparison:
 class Report:
     """The result of a comparison.
 
-    pairs: how many pairs of tensors were compared. first: the finding that explains the divergence, None where there is
-    none. introduced: all independent findings, `first` among them. harmless: differences that healed, of dtype or of
-    layout alone. unpaired: modules that only one side has. compared: the pairs themselves, in the reference's order (of
-    a long recording those of its first steps and of every step with a difference; `compared_left_out` counts the rest).
-    chain: the pairs on the way from the inputs to the first finding.
+    pairs: how many pairs of tensors were compared. first: the finding that explains the divergence,
+    None where there is none. introduced: all independent findings, `first` among them. harmless:
+    differences that healed, of dtype or of layout alone. unpaired: modules that only one side has.
+    compared: the pairs themselves, in the reference's order (of a long recording those of its first
+    steps and of every step with a difference; `compared_left_out` counts the rest). chain: the
+    pairs on the way from the inputs to the first finding.
     """
 
     verdict: Verdict
@@ -133,7 +149,9 @@ class Report:
             "first": None if self.first is None else _plain(self.first),
             "introduced": [_plain(one) for one in self.introduced],
             "harmless": [_plain(one) for one in self.harmless],
-            "unpaired": {side: [_plain(one) for one in modules] for side, modules in self.unpaired.items()},
+            "unpaired": {
+                side: [_plain(one) for one in modules] for side, modules in self.unpaired.items()
+            },
             "ambiguous": [_plain(one) for one in self.ambiguous],
             "warnings": list(self.warnings),
         }

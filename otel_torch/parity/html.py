@@ -1,4 +1,6 @@
-"""A comparison as one page to look around in and to send on: error by depth, modules by steps, the tree of modules."""
+"""A comparison as one page to look around in and to send on: error by depth, modules by steps, the
+tree of modules.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from otel_torch.page import code, document, escaped, grid_axes, plot_of, sentence, table
 from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
 from otel_torch.parity.report import (
     CURVE,
@@ -32,7 +33,8 @@ from otel_torch.parity.report import (
     why,
     worst,
 )
-from otel_torch.table import escape
+from otel_torch.rendering.page import code, document, escaped, grid_axes, plot_of, sentence, table
+from otel_torch.rendering.table import escape
 
 POINTS = 1000  # of the curve: of more pairs, neighbours are put together
 ROWS, COLUMNS = 120, 60  # of the heat map, likewise
@@ -44,7 +46,14 @@ LISTED = 2000  # entries of a list
 # from harmless to guilty: what a module, or a group of pairs, is coloured by
 _STATES: tuple[State, ...] = ("right", "healed", "layout", "dtype", "inherited", "introduced")
 _RANKS = {state: rank for rank, state in enumerate(_STATES)}
-_HEAT = ("within its floor", "up to 10 times", "up to 1,000 times", "up to 100,000 times", "more", "not finite")
+_HEAT = (
+    "within its floor",
+    "up to 10 times",
+    "up to 1,000 times",
+    "up to 100,000 times",
+    "more",
+    "not finite",
+)
 _GUILTY = {"filter": "datum.state === 'introduced'"}
 _HIDDEN_STATISTICS = ("sketch", "histogram")
 
@@ -52,7 +61,8 @@ _HIDDEN_STATISTICS = ("sketch", "histogram")
 def write_html(report: Report, path: Path) -> None:
     """Write the report as one page, about 1 MB; folders are made.
 
-    Raises ModuleNotFoundError, in one line, without vl-convert-python, and OSError where the file cannot be written.
+    Raises ModuleNotFoundError, in one line, without vl-convert-python, and OSError where the file
+    cannot be written.
     """
     page = _page(report)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,16 +98,25 @@ def _summary(report: Report) -> list[str]:
         ]
         advised, environments = advice(first, report.chain)
         parts.append(f"<p>{escaped(advised)}</p>")
-        parts += [f'<p class="faint">{program}</p><pre>{escaped(values)}</pre>' for program, values in environments]
+        parts += [
+            f'<p class="faint">{program}</p><pre>{escaped(values)}</pre>'
+            for program, values in environments
+        ]
         if said := apart(report):
             parts.append(f"<p>{escaped(said)}</p>")
     elif report.verdict == "match":
-        parts.append(f"<h1>The port computes what the reference computes.</h1><p>{sentence(nearest(report))}</p>")
+        parts.append(
+            f"<h1>The port computes what the reference computes.</h1><p>{sentence(nearest(report))}</p>"
+        )
     else:
-        parts.append(f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>")
+        parts.append(
+            f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>"
+        )
     if report.weaker:
         parts.append(f'<p class="warning">{escaped(WEAKER)}</p>')
-    parts.append(f'<p class="faint">reference {code(report.reference)} · port {code(report.port)}</p></header>')
+    parts.append(
+        f'<p class="faint">reference {code(report.reference)} · port {code(report.port)}</p></header>'
+    )
     return parts
 
 
@@ -148,7 +167,15 @@ def _chain(report: Report) -> list[str]:
     rows = [
         [
             f'<span class="{pair.state}">{MARKS[pair.state]} {pair.state}</span>',
-            *(code(one) for one in (name(pair.module), pair.tensor, name(pair.port_module), pair.port_tensor)),
+            *(
+                code(one)
+                for one in (
+                    name(pair.module),
+                    pair.tensor,
+                    name(pair.port_module),
+                    pair.port_tensor,
+                )
+            ),
             number(pair.error),
             number(pair.floor),
         ]
@@ -166,23 +193,38 @@ def _curve(report: Report) -> _Drawn | None:
     """The error and the floor of each pair over the reference's order."""
     pairs = at_the_finding(report)
     tops = [top for group in binned(pairs, POINTS) if (top := worst(group)) is not None]
-    sizes = [size for pair in tops for size in (pair.error, pair.floor) if size and math.isfinite(size)]
+    sizes = [
+        size for pair in tops for size in (pair.error, pair.floor) if size and math.isfinite(size)
+    ]
     if not sizes:
         return None
     first = report.first
-    step = "all steps" if first is None or first.step is None else step_name((first.loop, first.step))
-    said = [f"{len(pairs):,} pairs of {step}, in the reference's order. The grey ground is the floor."]
+    step = (
+        "all steps" if first is None or first.step is None else step_name((first.loop, first.step))
+    )
+    said = [
+        f"{len(pairs):,} pairs of {step}, in the reference's order. The grey ground is the floor."
+    ]
     if len(pairs) > len(tops):
-        said.append(f"Neighbours are put together in {len(tops):,} groups, of each of which the worst pair is drawn.")
+        said.append(
+            f"Neighbours are put together in {len(tops):,} groups, of each of which the worst pair is drawn."
+        )
     said.append("Drag to move, shift and wheel to zoom.")
     legend = [f'<span class="{state}">● {state}</span>' for state in CURVE]
     low, high = min(sizes) / 3, max(sizes) * 3
-    powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+    powers = [
+        10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    ]
     values = [
         {
             "depth": pair.depth,
-            # an error of zero has no logarithm and an infinite one no place: they lie on the lower and upper edge
-            "error": low if not pair.error else min(pair.error, high) if math.isfinite(pair.error) else high,
+            # an error of zero has no logarithm and an infinite one no place: they lie on the lower
+            # and upper edge
+            "error": low
+            if not pair.error
+            else min(pair.error, high)
+            if math.isfinite(pair.error)
+            else high,
             "floor": max(pair.floor, low),
             "base": low,
             "state": pair.state,
@@ -215,23 +257,44 @@ def _curve(report: Report) -> _Drawn | None:
         height=320,
         layer=[
             {
-                "mark": {"type": "area", "color": "var(--floor)", "opacity": 0.55, "interpolate": "step", "tooltip": None},
+                "mark": {
+                    "type": "area",
+                    "color": "var(--floor)",
+                    "opacity": 0.55,
+                    "interpolate": "step",
+                    "tooltip": None,
+                },
                 "encoding": {"x": depth, "y": {**error, "field": "floor"}, "y2": {"field": "base"}},
             },
             {
-                "mark": {"type": "line", "color": "var(--faint)", "strokeWidth": 1, "opacity": 0.3, "tooltip": None},
+                "mark": {
+                    "type": "line",
+                    "color": "var(--faint)",
+                    "strokeWidth": 1,
+                    "opacity": 0.3,
+                    "tooltip": None,
+                },
                 "encoding": {"x": depth, "y": error},
                 "params": [
                     {
                         "name": "shown",
-                        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+                        "select": {
+                            "type": "interval",
+                            "encodings": ["x"],
+                            "zoom": "wheel![event.shiftKey]",
+                        },
                         "bind": "scales",
                     }
                 ],
             },
             {
                 "transform": [_GUILTY],
-                "mark": {"type": "rule", "color": "var(--introduced)", "strokeDash": [4, 3], "tooltip": None},
+                "mark": {
+                    "type": "rule",
+                    "color": "var(--introduced)",
+                    "strokeDash": [4, 3],
+                    "tooltip": None,
+                },
                 "encoding": {"x": depth},
             },
             {
@@ -241,7 +304,10 @@ def _curve(report: Report) -> _Drawn | None:
                     "y": error,
                     "color": colour,
                     "size": {"condition": {"test": _GUILTY["filter"], "value": 140}, "value": 36},
-                    "shape": {"condition": {"test": _GUILTY["filter"], "value": "diamond"}, "value": "circle"},
+                    "shape": {
+                        "condition": {"test": _GUILTY["filter"], "value": "diamond"},
+                        "value": "circle",
+                    },
                     "tooltip": {"field": "text", "type": "nominal"},
                 },
             },
@@ -255,14 +321,21 @@ def _heat(report: Report) -> _Drawn | None:
     rows, columns, cells = _cells(report)
     if not cells:
         return None
-    said = ["Each cell is the worst error over floor of a module in a step; ◆ is where an error was introduced."]
+    said = [
+        "Each cell is the worst error over floor of a module in a step; ◆ is where an error was introduced."
+    ]
     if len(rows) < len({(pair.model, pair.module) for pair in report.compared}):
         said.append(f"The worst of modules put together under {len(rows):,} names.")
     if len(columns) < len({(pair.loop, pair.step) for pair in report.compared}):
         said.append(f"Steps are put together in {len(columns):,} groups.")
     if report.compared_left_out:
-        said.append(f"{report.compared_left_out:,} pairs of steps without a difference are left out.")
-    legend = [f'<span><span style="color:var(--heat{at})">■</span> {words}</span>' for at, words in enumerate(_HEAT)]
+        said.append(
+            f"{report.compared_left_out:,} pairs of steps without a difference are left out."
+        )
+    legend = [
+        f'<span><span style="color:var(--heat{at})">■</span> {words}</span>'
+        for at, words in enumerate(_HEAT)
+    ]
     values = [
         {
             "row": row,
@@ -296,7 +369,14 @@ def _heat(report: Report) -> _Drawn | None:
             },
             {
                 "transform": [_GUILTY],
-                "mark": {"type": "point", "shape": "diamond", "filled": True, "color": "var(--back)", "size": 70, "opacity": 1},
+                "mark": {
+                    "type": "point",
+                    "shape": "diamond",
+                    "filled": True,
+                    "color": "var(--back)",
+                    "size": 70,
+                    "opacity": 1,
+                },
                 "encoding": {"x": x, "y": y, "tooltip": tooltip},
             },
         ],
@@ -308,19 +388,25 @@ def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], 
     """Names of rows (modules) and columns (steps), and the worst pair of each cell."""
     models = {pair.model for pair in report.compared}
     labels = {
-        (pair.model, pair.module): (f"{escape(pair.model)}: " if len(models) > 1 else "") + name(pair.module)
+        (pair.model, pair.module): (f"{escape(pair.model)}: " if len(models) > 1 else "")
+        + name(pair.module)
         for pair in report.compared
     }
     parts = max((label.count(".") + 1 for label in labels.values()), default=0)
     short = labels
-    while parts > 1 and len(set(short.values())) > ROWS:  # a shorter beginning of the names puts more modules together
+    while (
+        parts > 1 and len(set(short.values())) > ROWS
+    ):  # a shorter beginning of the names puts more modules together
         parts -= 1
         short = {key: ".".join(label.split(".")[:parts]) for key, label in labels.items()}
     found = {(pair.loop, pair.step) for pair in report.compared}
     steps = sorted(found, key=lambda step: tuple(-1 if part is None else part for part in step))
     groups = binned(steps, COLUMNS)
     columns = [
-        _step_label(group[0]) if len(group) == 1 else f"{_step_label(group[0])}–{_step_label(group[-1])}" for group in groups
+        _step_label(group[0])
+        if len(group) == 1
+        else f"{_step_label(group[0])}–{_step_label(group[-1])}"
+        for group in groups
     ]
     column_of = {step: at for at, group in enumerate(groups) for step in group}
     cells: dict[tuple[str, int], Comparison] = {}
@@ -335,7 +421,11 @@ def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], 
         warmest = set(sorted(rows, key=warmth.__getitem__, reverse=True)[:ROWS])
         rows = [row for row in rows if row in warmest]
     row_of = {row: at for at, row in enumerate(rows)}
-    return rows, columns, {(row_of[row], column): pair for (row, column), pair in cells.items() if row in row_of}
+    return (
+        rows,
+        columns,
+        {(row_of[row], column): pair for (row, column), pair in cells.items() if row in row_of},
+    )
 
 
 def _step_label(step: tuple[int | None, int | None]) -> str:
@@ -365,7 +455,9 @@ def _hover(pair: Comparison) -> str:
 
 @dataclass(slots=True)
 class _Branch:
-    """A module in the tree: the worst pair of each side of it, the modules in it, and the worst state in all of that."""
+    """A module in the tree: the worst pair of each side of it, the modules in it, and the worst
+    state in all of that.
+    """
 
     children: dict[str, _Branch] = field(default_factory=dict)
     worst: dict[str, Comparison] = field(default_factory=dict)
@@ -393,21 +485,34 @@ def _tree_section(report: Report) -> list[str]:
     sides: dict[tuple[str, str, str], Comparison] = {}
     for pair in report.compared:
         held = sides.setdefault((pair.model, pair.module, pair.side), pair)
-        if held is not pair and (_RANKS[pair.state], excess(pair)) > (_RANKS[held.state], excess(held)):
+        if held is not pair and (_RANKS[pair.state], excess(pair)) > (
+            _RANKS[held.state],
+            excess(held),
+        ):
             sides[pair.model, pair.module, pair.side] = pair
     roots: dict[str, _Branch] = {}
     for pair in sides.values():
-        roots.setdefault(pair.model, _Branch()).add(pair.module.split(".", DEEPEST) if pair.module else [], pair)
+        roots.setdefault(pair.model, _Branch()).add(
+            pair.module.split(".", DEEPEST) if pair.module else [], pair
+        )
     whole = sum(root.count() for root in roots.values()) <= MODULES
     said = "The reference's modules, each with the worst of its inputs and outputs over all steps; ✗ leads to a finding."
     if not whole:
         said += f" Of more than {MODULES:,} modules, those beside the way to a finding are counted only."
     tree = [line for model, root in roots.items() for line in _branch(model, root, whole)]
-    return ["<h2>Modules</h2>", f'<p class="faint">{said}</p>', '<div class="tree name">', *tree, "</div>"]
+    return [
+        "<h2>Modules</h2>",
+        f'<p class="faint">{said}</p>',
+        '<div class="tree name">',
+        *tree,
+        "</div>",
+    ]
 
 
 def _branch(label: str, branch: _Branch, whole: bool) -> Iterator[str]:
-    """A module as a line, and as a fold where modules are in it: open where something is introduced."""
+    """A module as a line, and as a fold where modules are in it: open where something is
+    introduced.
+    """
     line = f'<span class="{branch.state}">{MARKS[branch.state]} {escaped(label)}</span>'
     port = next((pair for pair in branch.worst.values() if pair.port_module != pair.module), None)
     if port is not None:
@@ -433,7 +538,8 @@ def _statistics_section(report: Report) -> list[str]:
     if middle is None:
         return []
     step = sorted(
-        (pair for pair in report.compared if (pair.loop, pair.step) == (middle.loop, middle.step)), key=lambda one: one.depth
+        (pair for pair in report.compared if (pair.loop, pair.step) == (middle.loop, middle.step)),
+        key=lambda one: one.depth,
     )
     at = next(position for position, pair in enumerate(step) if pair is middle)
     shown = [
@@ -449,7 +555,11 @@ def _statistics_section(report: Report) -> list[str]:
 
 
 def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
-    names = [key for key in dict.fromkeys((*pair.statistics, *pair.port_statistics)) if key not in _HIDDEN_STATISTICS]
+    names = [
+        key
+        for key in dict.fromkeys((*pair.statistics, *pair.port_statistics))
+        if key not in _HIDDEN_STATISTICS
+    ]
     rows = [(key, pair.statistics.get(key), pair.port_statistics.get(key)) for key in names]
     yield (
         f"<details{' open' if whole else ''}><summary><span class='{pair.state}'>{MARKS[pair.state]} {pair.state}</span> "
@@ -459,7 +569,12 @@ def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
     yield table(
         ["statistic", "reference", "port", "relative difference"],
         [
-            [escaped(key), escaped(_statistic(one)), escaped(_statistic(other)), _difference(one, other)]
+            [
+                escaped(key),
+                escaped(_statistic(one)),
+                escaped(_statistic(other)),
+                _difference(one, other),
+            ]
             for key, one, other in rows
         ],
         numbers=3,
@@ -472,7 +587,11 @@ def _statistic(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.7g}"
-    return "×".join(map(str, value)) or "scalar" if isinstance(value, list) else str(value).removeprefix("torch.")
+    return (
+        "×".join(map(str, value)) or "scalar"
+        if isinstance(value, list)
+        else str(value).removeprefix("torch.")
+    )
 
 
 def _difference(one: Any, other: Any) -> str:
@@ -497,7 +616,10 @@ def _is_number(value: Any) -> bool:
 def _lists(report: Report) -> list[str]:
     """All that was found, and all that was not compared."""
     sections: list[tuple[str, list[str]]] = [
-        ("Findings, each with a cause of its own", [_finding_line(one) for one in report.introduced]),
+        (
+            "Findings, each with a cause of its own",
+            [_finding_line(one) for one in report.introduced],
+        ),
         ("Harmless differences", [f"{harm(one)}: {_finding_line(one)}" for one in report.harmless]),
         ("Only in the reference", list(map(_module_line, report.unpaired.get("reference", [])))),
         ("Only in the port", list(map(_module_line, report.unpaired.get("port", [])))),
@@ -516,7 +638,11 @@ def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
 
 
 def _finding_line(finding: Finding) -> str:
-    sizes = "" if finding.error is None else f", error {number(finding.error)}, floor {number(finding.floor)}"
+    sizes = (
+        ""
+        if finding.error is None
+        else f", error {number(finding.error)}, floor {number(finding.floor)}"
+    )
     in_reference = finding.module is not None
     step = (finding.loop, finding.step) if in_reference else (finding.port_loop, finding.port_step)
     port = "nothing" if finding.port_module is None else name(finding.port_module)

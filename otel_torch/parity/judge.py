@@ -1,7 +1,9 @@
-"""Names the first wrong place: of all tensors that should be equal and are not, the one that made the others wrong.
+"""Names the first wrong place: of all tensors that should be equal and are not, the one that made
+the others wrong.
 
-A verdict is always the birth of a value: made by a module if it was first seen as an output, by the code in front of a module
-if it was first seen as an input. That says on each side, in its own names, which of several nested modules is meant.
+A verdict is always the birth of a value: made by a module if it was first seen as an output, by the
+code in front of a module if it was first seen as an input. That says on each side, in its own
+names, which of several nested modules is meant.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ from functools import cached_property
 import numpy as np
 
 from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.call_graph import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.finding import Kind
 from otel_torch.parity.modules import Place
 from otel_torch.parity.parameters import ParameterPair, pattern
-from otel_torch.parity.program import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation, State, shapes_meet
 
-# how much larger than all error so far an error may be, beyond the constant of its dtype, where no noise was recorded
+# how much larger than all error so far an error may be, beyond the constant of its dtype, where no
+# noise was recorded
 GROWTH = 1.5
-# how much larger than a first fault's error another error must be to be another fault's, and how many are looked for
+# how much larger than a first fault's error another error must be to be another fault's, and how
+# many are looked for
 _FORGIVEN, _MOST_FAULTS = 20.0, 20
-# how much larger than every earlier error it must be, and up to which size a first one may be legal: half of bf16's rounding
+# how much larger than every earlier error it must be, and up to which size a first one may be
+# legal: half of bf16's rounding
 _JUMP, _MAY_BE_LEGAL = 5.0, 2e-3
 
 # what a fault is called by how its tensors compare; the others have other values
@@ -36,7 +41,9 @@ _SAME = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spot:
-    """A place on one side: an input or output of a call; of a module that was never called, without a call."""
+    """A place on one side: an input or output of a call; of a module that was never called, without
+    a call.
+    """
 
     module: Place
     side: RoleSide | None
@@ -46,7 +53,9 @@ class Spot:
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """Where a difference begins, on both sides. expectation: the pair of tensors that told; None for a missing call."""
+    """Where a difference begins, on both sides. expectation: the pair of tensors that told; None
+    for a missing call.
+    """
 
     kind: Kind
     reference: Spot | None
@@ -68,7 +77,9 @@ def kind_of(relation: Relation) -> Kind:
 
 @dataclass(slots=True)
 class Judgement:
-    """faults: the first one first, then independent ones. healed: mismatches of which nothing comes. wrong: all others."""
+    """faults: the first one first, then independent ones. healed: mismatches of which nothing
+    comes. wrong: all others.
+    """
 
     diverged: bool
     faults: list[Fault] = field(default_factory=list)
@@ -77,30 +88,49 @@ class Judgement:
 
 
 def judge(alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]] = ()) -> Judgement:
-    """Judge one stretch of run. never_called: (reference's module, port's module, side on which it is never called)."""
+    """Judge one stretch of run. never_called: (reference's module, port's module, side on which it
+    is never called).
+    """
     found = _Judge(alignment, never_called).judge()
-    # what is left when errors of the first fault's size are forgiven is not its doing, unless it grew to that on the way
+    # what is left when errors of the first fault's size are forgiven is not its doing, unless it
+    # grew to that on the way
     forgiven, rest, forgiven_error = alignment, found, 0.0
-    while rest.faults and forgiven_error < (error := _FORGIVEN * _size(rest.faults[0])) < 1 and len(found.faults) < _MOST_FAULTS:
+    while (
+        rest.faults
+        and forgiven_error < (error := _FORGIVEN * _size(rest.faults[0])) < 1
+        and len(found.faults) < _MOST_FAULTS
+    ):
         forgiven, forgiven_error = _forgive(forgiven, error), error
         rest = _Judge(forgiven, (), plainly=True).judge()
         for fault in rest.faults:
             if fault.port is None or not _stands_out(alignment, fault):
                 continue
             place = fault.port.side, fault.port.module
-            listed = next((one for one in found.faults if one.port and (one.port.side, one.port.module) == place), None)
+            listed = next(
+                (
+                    one
+                    for one in found.faults
+                    if one.port and (one.port.side, one.port.module) == place
+                ),
+                None,
+            )
             if listed is found.faults[0]:
                 continue
             if listed is not None:
                 found.faults.remove(listed)
-            # so small an error may be legal (one program rounds where the other does not), and this one dwarfs it
-            found.faults.insert(0 if _may_be_legal(found.faults[0]) else len(found.faults), listed or fault)
+            # so small an error may be legal (one program rounds where the other does not), and this
+            # one dwarfs it
+            found.faults.insert(
+                0 if _may_be_legal(found.faults[0]) else len(found.faults), listed or fault
+            )
     return found
 
 
 def _size(fault: Fault) -> float:
     error = None if fault.relation is None or fault.relation.limit == 0 else fault.relation.error
-    return math.inf if error is None else error  # what holds whole numbers is never wrong by rounding
+    return (
+        math.inf if error is None else error
+    )  # what holds whole numbers is never wrong by rounding
 
 
 def _stands_out(alignment: Alignment, fault: Fault) -> bool:
@@ -108,22 +138,37 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
     if fault.expectation is None or fault.expectation.ground not in ("owner", "fused"):
         return False
     one = fault.expectation
-    if len(one.reference) + len(one.port) > 2 or not shapes_meet(one.reference[0].value, one.port[0].value):
+    if len(one.reference) + len(one.port) > 2 or not shapes_meet(
+        one.reference[0].value, one.port[0].value
+    ):
         return False  # by sums an error is known too roughly
-    earlier = (one.relation.error for one in alignment.expectations if one.time < fault.expectation.time and not one.right)
-    return _size(fault) > _JUMP * max((error for error in earlier if error is not None), default=0.0)
+    earlier = (
+        one.relation.error
+        for one in alignment.expectations
+        if one.time < fault.expectation.time and not one.right
+    )
+    return _size(fault) > _JUMP * max(
+        (error for error in earlier if error is not None), default=0.0
+    )
 
 
 def _may_be_legal(fault: Fault) -> bool:
     # that of a fused output is known by its sums alone, and larger than these say
-    return _size(fault) < _MAY_BE_LEGAL and fault.expectation is not None and fault.expectation.ground != "fused"
+    return (
+        _size(fault) < _MAY_BE_LEGAL
+        and fault.expectation is not None
+        and fault.expectation.ground != "fused"
+    )
 
 
 def _forgive(alignment: Alignment, error: float) -> Alignment:
     """The same alignment, in which differences up to `error` are none."""
     expectations = [
         replace(one, relation=Relation("equal", one.relation.error, error))
-        if not one.right and one.relation.error is not None and one.relation.error <= error and one.relation.limit > 0
+        if not one.right
+        and one.relation.error is not None
+        and one.relation.error <= error
+        and one.relation.limit > 0
         else one
         for one in alignment.expectations
     ]
@@ -131,7 +176,12 @@ def _forgive(alignment: Alignment, error: float) -> Alignment:
 
 
 class _Judge:
-    def __init__(self, alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]], plainly: bool = False) -> None:
+    def __init__(
+        self,
+        alignment: Alignment,
+        never_called: Sequence[tuple[Place, Place, int]],
+        plainly: bool = False,
+    ) -> None:
         self._plainly = plainly  # by pairs of tensors alone: what only one program has is wrong by the first fault already
         self._alignment = alignment
         self._never_called = never_called
@@ -168,7 +218,9 @@ class _Judge:
         return found
 
     def _let_grow(self) -> None:
-        """Where no noise was recorded, error that is there already may grow on its way: what enters adds to a tensor's limit."""
+        """Where no noise was recorded, error that is there already may grow on its way: what enters
+        adds to a tensor's limit.
+        """
         largest = 0.0
         for one in self._alignment.expectations:
             relation = one.relation
@@ -176,31 +228,50 @@ class _Judge:
                 continue
             if one.right:
                 largest = max(largest, relation.error)
-            elif relation.state == "different" and not any(role.value in self._comparer.floors for role in one.reference):
+            elif relation.state == "different" and not any(
+                role.value in self._comparer.floors for role in one.reference
+            ):
                 limit = relation.limit + GROWTH * largest
                 if relation.error <= limit:
                     one.relation = Relation("equal", relation.error, limit)
                     largest = max(largest, relation.error)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end
+    # ----------------------------------------------------------------------------------------------
 
     def _ends_right(self) -> bool:
-        """Whether all final outputs of one side are right: nothing that differs on the way then matters."""
-        finals = [one for one in self._alignment.expectations if one.ground == "outermost" and self._is_output(one)]
+        """Whether all final outputs of one side are right: nothing that differs on the way then
+        matters.
+        """
+        finals = [
+            one
+            for one in self._alignment.expectations
+            if one.ground == "outermost" and self._is_output(one)
+        ]
         if not finals:
             return False
         for side in (0, 1):
             program = (self._alignment.reference, self._alignment.port)[side]
             outputs = [role for call in program.outermost for role in call.outputs]
-            partners = {role: one for one in finals for role in (one.reference if side == 0 else one.port)}
+            partners = {
+                role: one for one in finals for role in (one.reference if side == 0 else one.port)
+            }
             known = [partners[role] for role in outputs if role in partners]
-            if known and len(known) == len(outputs) and all(self._is_right_at_the_end(one) for one in known):
+            if (
+                known
+                and len(known) == len(outputs)
+                and all(self._is_right_at_the_end(one) for one in known)
+            ):
                 return True
         return False
 
     def _is_right_at_the_end(self, one: Expectation) -> bool:
         """Errors on the way average out in the end, where less is chance."""
-        if one.relation.state != "equal" or one.relation.error is None or len(one.reference) + len(one.port) > 2:
+        if (
+            one.relation.state != "equal"
+            or one.relation.error is None
+            or len(one.reference) + len(one.port) > 2
+        ):
             return one.right
         first, second = one.reference[0].value, one.port[0].value
         if first not in self._comparer.floors:
@@ -211,7 +282,8 @@ class _Judge:
     def _is_output(one: Expectation) -> bool:
         return one.reference[0].side == "output"
 
-    # -- what does not count -------------------------------------------------------------------------------------------
+    # -- what does not count
+    # -------------------------------------------------------------------------------------------
 
     def _exonerated(self, one: Expectation) -> bool:
         """Whether somebody uses the wrong value and is right all the same."""
@@ -222,24 +294,46 @@ class _Judge:
                 call = use.call
                 if use.side != "input" or (call is role.call and role.side == "output"):
                     continue
-                outputs = [other for other in self._by_call.get(call, ()) if self._is_output(other) and call in _calls(other)]
+                outputs = [
+                    other
+                    for other in self._by_call.get(call, ())
+                    if self._is_output(other) and call in _calls(other)
+                ]
                 if outputs and all(other.right for other in outputs) and not self._scaled(one):
                     return True
         return self._is_output(one) and self._born_later(one)
 
     def _harms(self, one: Expectation) -> bool:
-        """Whether the very module that is given the wrong value, though the value may be right elsewhere, makes a wrong one."""
+        """Whether the very module that is given the wrong value, though the value may be right
+        elsewhere, makes a wrong one.
+        """
         call = one.port[0].call
-        if self._is_output(one) or (one.ground not in ("owner", "fused") and not self._only_input(one)):
+        if self._is_output(one) or (
+            one.ground not in ("owner", "fused") and not self._only_input(one)
+        ):
             return False
-        outputs = [other for other in self._by_call.get(call, ()) if self._is_output(other) and call in _calls(other)]
+        outputs = [
+            other
+            for other in self._by_call.get(call, ())
+            if self._is_output(other) and call in _calls(other)
+        ]
         return bool(outputs) and not any(other.right for other in outputs)
 
     def _only_input(self, one: Expectation) -> bool:
-        """Whether it is all that both modules are given of this size: it is the same thing to both."""
+        """Whether it is all that both modules are given of this size: it is the same thing to
+        both.
+        """
         first, second = one.reference[0], one.port[0]
-        rivals = [role for role in first.call.inputs if role.value.numel == first.value.numel and self._counts(role)]
-        others = [role for role in second.call.inputs if role.value.numel == second.value.numel and self._counts(role)]
+        rivals = [
+            role
+            for role in first.call.inputs
+            if role.value.numel == first.value.numel and self._counts(role)
+        ]
+        others = [
+            role
+            for role in second.call.inputs
+            if role.value.numel == second.value.numel and self._counts(role)
+        ]
         return len(rivals) == len(others) == 1
 
     def _made_wrong_from_right(self, one: Expectation) -> bool:
@@ -261,7 +355,9 @@ class _Judge:
         return bool(size) and float(rest @ rest) <= (4 * one.relation.limit) ** 2 * size
 
     def _born_later(self, one: Expectation) -> bool:
-        """Whether the right value comes a little later: an activation was moved across a module's boundary."""
+        """Whether the right value comes a little later: an activation was moved across a module's
+        boundary.
+        """
         role = one.port[0]
         wanted = one.reference[0].value
         call = self._alignment.partner.get(one.reference[0].call)
@@ -274,11 +370,14 @@ class _Judge:
             for other in (*sibling.inputs, *sibling.outputs)
         ]
         return any(
-            other.value is not role.value and self._comparer.equal(wanted, other.value) and other.value.birth is other
+            other.value is not role.value
+            and self._comparer.equal(wanted, other.value)
+            and other.value.birth is other
             for other in later[:4]
         )
 
-    # -- the first -----------------------------------------------------------------------------------------------------
+    # -- the first
+    # ----------------------------------------------------------------------------------------------
 
     def _first(self, live: list[Expectation]) -> Fault | None:
         first = min(live, key=lambda one: (one.time, one.relation.limit > 0), default=None)
@@ -299,7 +398,9 @@ class _Judge:
 
     @cached_property
     def _missing(self) -> Fault | None:
-        """The first module that one side never calls although its counterpart is called; the outermost such."""
+        """The first module that one side never calls although its counterpart is called; the
+        outermost such.
+        """
         found: list[tuple[int, int, Fault]] = []
         for one, other, side in self._never_called:
             if not self._owns_nothing_that_runs(one, side):
@@ -321,7 +422,9 @@ class _Judge:
         return min(found, key=lambda item: item[:2])[2] if found else None
 
     def _empty_holder(self, place: Place, side: int) -> Fault | None:
-        """The module around a never called one that runs, but calls nothing of what it holds: then that one is at fault."""
+        """The module around a never called one that runs, but calls nothing of what it holds: then
+        that one is at fault.
+        """
         program = (self._alignment.reference, self._alignment.port)[side]
         model, module = place
         while module:
@@ -337,16 +440,24 @@ class _Judge:
             if partner is not None and partner.outputs:
                 theirs = spot_of(partner.outputs[0])
             else:
-                theirs = Spot(self._alignment.modules.one.get((model, module), (model, module)), "output", None, None)
-            expectation = next((one for one in self._by_call.get(call, ()) if self._is_output(one)), None)
+                theirs = Spot(
+                    self._alignment.modules.one.get((model, module), (model, module)),
+                    "output",
+                    None,
+                    None,
+                )
+            expectation = next(
+                (one for one in self._by_call.get(call, ()) if self._is_output(one)), None
+            )
             relation = None if expectation is None else expectation.relation
             spots = (theirs, mine) if side == 1 else (mine, theirs)
             return Fault("value", *spots, expectation, relation)
         return None
 
     def _owns_nothing_that_runs(self, reference: Place, side: int) -> bool:
-        """Whether all owners in a module are never called either: a container alone may be passed by (a Sequential whose
-        parts are called one by one)."""
+        """Whether all owners in a module are never called either: a container alone may be passed
+        by (a Sequential whose parts are called one by one).
+        """
         idle = {one for one, _, idle_side in self._never_called if idle_side == side}
         model, module = reference
         owners = [
@@ -359,21 +470,29 @@ class _Judge:
         return bool(owners) and all(owner in idle for owner in owners)
 
     def _order_fault(self, first: Expectation) -> Fault | None:
-        """An earlier value that holds the right numbers in another order: seen only where both programs have it."""
+        """An earlier value that holds the right numbers in another order: seen only where both
+        programs have it.
+        """
         time = first.port[0].value.birth.time
         earlier = [
-            value for value in self._alignment.port.values if self._may_be_an_order_fault(value) and value.birth.time <= time
+            value
+            for value in self._alignment.port.values
+            if self._may_be_an_order_fault(value) and value.birth.time <= time
         ]
         for value in sorted(earlier, key=lambda value: value.birth.time):
             for other in self._alignment.reference.values:
                 if other.numel != value.numel or other.birth.time > first.time or other.constant:
                     continue
-                if value.birth.side == other.birth.side == "output" and not self._are_one(other.birth.call, value.birth.call):
+                if value.birth.side == other.birth.side == "output" and not self._are_one(
+                    other.birth.call, value.birth.call
+                ):
                     continue
                 relation = self._comparer.relation(other, value)
                 if relation.state == "order":
                     one = Expectation([other.birth], [value.birth], "alike", relation)
-                    return Fault("layout", self._born(other.birth), self._born(value.birth), one, relation)
+                    return Fault(
+                        "layout", self._born(other.birth), self._born(value.birth), one, relation
+                    )
         return None
 
     def _are_one(self, one: Call, other: Call) -> bool:
@@ -382,11 +501,18 @@ class _Judge:
         return self._alignment.partner.get(one) is other or len(set(names)) == 1
 
     def _may_be_an_order_fault(self, value: Value) -> bool:
-        return value.numel > 1 and not value.constant and not value.exact and value not in self._right[1]
+        return (
+            value.numel > 1
+            and not value.constant
+            and not value.exact
+            and value not in self._right[1]
+        )
 
     def _unlike_its_sisters(self, first: Expectation) -> Fault | None:
-        """An earlier value that only the port has, where the same module of other blocks has what the reference has too (or
-        keeps the size of what it is given): what the first wrong pair of tensors was made from."""
+        """An earlier value that only the port has, where the same module of other blocks has what
+        the reference has too (or keeps the size of what it is given): what the first wrong pair of
+        tensors was made from.
+        """
         fault = self._fault(first)
         if fault.port is None or fault.port.role is None:
             return None
@@ -394,18 +520,32 @@ class _Judge:
         for role in self._alignment.port.roles:
             if role.time > until or role is fault.port.role:
                 break
-            if role.value.birth is not role or not self._counts(role) or self._kinship(role.value) == _SAME:
+            if (
+                role.value.birth is not role
+                or not self._counts(role)
+                or self._kinship(role.value) == _SAME
+            ):
                 continue
             sisters = self._slots.get(_slot(role), ())
             own = self._kinship(role.value)
-            strange = any(self._counts(other) and self._kinship(other.value) > own for other in sisters if other is not role)
-            if (strange or self._breaks_a_habit(role, sisters)) and not self._was_right_behind(role.call.parent, until):
+            strange = any(
+                self._counts(other) and self._kinship(other.value) > own
+                for other in sisters
+                if other is not role
+            )
+            if (strange or self._breaks_a_habit(role, sisters)) and not self._was_right_behind(
+                role.call.parent, until
+            ):
                 reference = self._born(self._wrong_role(first.reference, 0))
-                return Fault(kind_of(first.relation), reference, spot_of(role), first, first.relation)
+                return Fault(
+                    kind_of(first.relation), reference, spot_of(role), first, first.relation
+                )
         return None
 
     def _was_right_behind(self, call: Call | None, until: int) -> bool:
-        """Whether something right was made of what a call returned: after it, and before the first wrong pair."""
+        """Whether something right was made of what a call returned: after it, and before the first
+        wrong pair.
+        """
         if call is None or call.parent is None:
             return False
         behind = (
@@ -422,8 +562,9 @@ class _Judge:
         return not role.value.constant and not role.value.exact and role.value.numel > 1
 
     def _breaks_a_habit(self, role: Role, sisters: Sequence[Role]) -> bool:
-        """Whether the port makes something of another size than what it is made from, though everywhere else it keeps the
-        size (a rotation) or the very value (an identity)."""
+        """Whether the port makes something of another size than what it is made from, though
+        everywhere else it keeps the size (a rotation) or the very value (an identity).
+        """
         if role.side == "output" and role.call in self._alignment.partner:
             return False
         others = [other for other in sisters if other is not role and self._counts(other)]
@@ -431,8 +572,15 @@ class _Judge:
             return not _hands_on(role)
         habits = [_sources(other) for other in others]
         own = _sources(role)
-        kept = [name for name in own if habits and all(abs(habit.get(name, 0.0) - 1) < 1e-5 for habit in habits)]
-        return any(abs(own[name] - 1) > max(1e-3, 4 * self._comparer.coarse.get(role.value, 0.0)) for name in kept)
+        kept = [
+            name
+            for name in own
+            if habits and all(abs(habit.get(name, 0.0) - 1) < 1e-5 for habit in habits)
+        ]
+        return any(
+            abs(own[name] - 1) > max(1e-3, 4 * self._comparer.coarse.get(role.value, 0.0))
+            for name in kept
+        )
 
     def _sisters(self, call: Call) -> list[Call]:
         """The calls of the same module in other blocks, and its own other calls."""
@@ -444,7 +592,9 @@ class _Judge:
         ]
 
     def _kinship(self, value: Value) -> int:
-        """Whether the reference has this value too, or one of the same numbers in the order of another layout."""
+        """Whether the reference has this value too, or one of the same numbers in the order of
+        another layout.
+        """
         known = self._known.get(value)
         if known is None:
             known = _SAME if value in self._right[1] else 0
@@ -460,12 +610,18 @@ class _Judge:
         weights: list[ParameterPair] = []
         if self._is_output(one):
             places = reference.call.place, port.call.place
-            weights = [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal]
-        if self._made_wrong_from_right(one):  # whatever else the value is: a module that hands on its input, too
+            weights = [
+                pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal
+            ]
+        if self._made_wrong_from_right(
+            one
+        ):  # whatever else the value is: a module that hands on its input, too
             spots = spot_of(reference), spot_of(port)
         else:
             spots = self._born(reference), self._passed(port)
-        return Fault("weights" if weights else kind_of(one.relation), *spots, one, one.relation, weights)
+        return Fault(
+            "weights" if weights else kind_of(one.relation), *spots, one, one.relation, weights
+        )
 
     def _wrong_role(self, roles: list[Role], side: int) -> Role:
         """Of several that make one value together, the one that is not known to be right."""
@@ -476,13 +632,17 @@ class _Judge:
         return spot_of(role.value.birth)
 
     def _passed(self, port: Role) -> Spot:
-        """Where the port's value comes from. If it was right where it was made, the module that handed it on unchanged,
-        or the code that took it, is wrong."""
+        """Where the port's value comes from. If it was right where it was made, the module that
+        handed it on unchanged, or the code that took it, is wrong.
+        """
         value = port.value
         handed_on = [
             role
             for role in sorted(value.roles, key=lambda role: -role.time)
-            if role.side == "output" and role.time <= port.time and role is not value.birth and role.call is not port.call
+            if role.side == "output"
+            and role.time <= port.time
+            and role is not value.birth
+            and role.call is not port.call
             if _hands_on(role)
         ]
         for role in handed_on:
@@ -495,17 +655,24 @@ class _Judge:
     def _is_skipped(self, call: Call) -> bool:
         """Whether a call hands its input on though its sisters make something of theirs."""
         sisters = [sister for sister in self._sisters(call) if sister.outputs and sister.inputs]
-        return any(not any(map(_hands_on, sister.outputs)) for sister in sisters) and not call.children
+        return (
+            any(not any(map(_hands_on, sister.outputs)) for sister in sisters) and not call.children
+        )
 
-    # -- further ones --------------------------------------------------------------------------------------------------
+    # -- further ones
+    # ----------------------------------------------------------------------------------------------
 
     def _independent(self, first: Fault, live: list[Expectation]) -> Iterator[Fault]:
-        """Modules that make a wrong output of right inputs, and such as were loaded with other numbers, besides the first."""
+        """Modules that make a wrong output of right inputs, and such as were loaded with other
+        numbers, besides the first.
+        """
         seen = {first.port.module if first.port else None}
         for one in live:
             if one is first.expectation or not self._is_output(one):
                 continue
-            if self._made_wrong_from_right(one) or (one.ground == "owner" and self._loaded_wrong(one)):
+            if self._made_wrong_from_right(one) or (
+                one.ground == "owner" and self._loaded_wrong(one)
+            ):
                 fault = self._fault(one)
                 if fault.port is not None and fault.port.module not in seen:
                     seen.add(fault.port.module)
@@ -514,11 +681,17 @@ class _Judge:
     def _loaded_wrong(self, one: Expectation) -> list[ParameterPair]:
         """The parameters of a pair of modules that are known to hold other numbers."""
         places = one.reference[0].call.place, one.port[0].call.place
-        return [pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal and pair.error is not None]
+        return [
+            pair
+            for pair in self._alignment.modules.weights.get(places, ())
+            if not pair.equal and pair.error is not None
+        ]
 
 
 def _together(roles: Sequence[Role]) -> Sketch | None:
-    """The sketch of one tensor, or of the sum of several; None where there is none to compute with."""
+    """The sketch of one tensor, or of the sum of several; None where there is none to compute
+    with.
+    """
     sketches = [role.value.sketch for role in roles]
     if any(sketch is None for sketch in sketches) or len({role.value.numel for role in roles}) > 1:
         return None
@@ -537,8 +710,10 @@ def _hands_on(role: Role) -> bool:
 
 
 def _sources(role: Role) -> dict[tuple[str, str], float]:
-    """How much larger a value is than each of those of its size that it may be made from, by what these are called: for an
-    output the call's inputs, for an input what was made before it in the same call."""
+    """How much larger a value is than each of those of its size that it may be made from, by what
+    these are called: for an output the call's inputs, for an input what was made before it in the
+    same call.
+    """
     size = role.row.get("l2")
     if not isinstance(size, int | float):
         return {}
@@ -546,7 +721,11 @@ def _sources(role: Role) -> dict[tuple[str, str], float]:
     if role.side == "output":
         makers = call.inputs
     else:
-        makers = [] if above is None else [out for one in above.children if one.left < call.entered for out in one.outputs]
+        makers = (
+            []
+            if above is None
+            else [out for one in above.children if one.left < call.entered for out in one.outputs]
+        )
     found = {}
     for one in makers:
         given = one.row.get("l2")

@@ -1,7 +1,9 @@
-"""A person's map: what corresponds to what, said in a TOML file because the comparison cannot find it or found it wrong.
+"""A person's map: what corresponds to what, said in a TOML file because the comparison cannot find
+it or found it wrong.
 
-What a map says overrides everything that is found. So that a typing mistake does not pass for knowledge, every line of it is
-either used or said: a name that no module has, on whichever side, ends the comparison.
+What a map says overrides everything that is found. So that a typing mistake does not pass for
+knowledge, every line of it is either used or said: a name that no module has, on whichever side,
+ends the comparison.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
+from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.layout import Layout, parse_layout
 from otel_torch.parity.modules import ModulePairs, Place
 from otel_torch.parity.naming import carry, matcher, wildcards
-from otel_torch.parity.program import Parameter
 
 SCHEMA = "otel_torch.map/1"
 
@@ -28,11 +30,15 @@ SIDES = ("reference", "port")
 
 
 class MapError(ValueError):
-    """The map cannot be used; the message is one line that names the file, the table, the entry and what is wrong with it."""
+    """The map cannot be used; the message is one line that names the file, the table, the entry and
+    what is wrong with it.
+    """
 
 
 class Names(Protocol):
-    """What a recording has that a map can name: every module, as (model, name), and every parameter and buffer."""
+    """What a recording has that a map can name: every module, as (model, name), and every parameter
+    and buffer.
+    """
 
     @property
     def modules(self) -> Sequence[Place]: ...
@@ -43,7 +49,9 @@ class Names(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a map: a name, and what stands behind its `=`. side: whose name it is; the others are of the other side."""
+    """One line of a map: a name, and what stands behind its `=`. side: whose name it is; the others
+    are of the other side.
+    """
 
     table: str
     name: str
@@ -52,11 +60,18 @@ class Entry:
 
     def __str__(self) -> str:
         behind = [quoted(other) for other in self.others]
-        text = "" if not behind else f" = {behind[0]}" if len(behind) == 1 else f" = [{', '.join(behind)}]"
+        text = (
+            ""
+            if not behind
+            else f" = {behind[0]}"
+            if len(behind) == 1
+            else f" = [{', '.join(behind)}]"
+        )
         return f"[{self.table}] {quoted(self.name)}{text}"
 
 
-# -- the file --------------------------------------------------------------------------------------------------------------
+# -- the file
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -72,7 +87,9 @@ class Map:
     layouts: list[tuple[Entry, Layout]] = field(default_factory=list)
 
     def between(self, reference: Names, port: Names) -> Correspondence:
-        """What the map says of two recordings. Raises MapError where it names what neither has, or contradicts itself."""
+        """What the map says of two recordings. Raises MapError where it names what neither has, or
+        contradicts itself.
+        """
         return _Resolution(self, (reference, port)).resolve()
 
 
@@ -105,7 +122,9 @@ class _Reader:
         }
         for name, value in self._content.items():
             if name not in readers:
-                self._fail(f"[{name}] is no table of a map; there are {', '.join(list(readers)[1:])}{_nearest(name, readers)}")
+                self._fail(
+                    f"[{name}] is no table of a map; there are {', '.join(list(readers)[1:])}{_nearest(name, readers)}"
+                )
             readers[name](value)
         return self._map
 
@@ -117,13 +136,18 @@ class _Reader:
             self._fail(f"schema is {value!r}; this version reads {SCHEMA!r}")
 
     def _table(self, name: str, value: Any) -> dict[str, Any]:
-        """The entries of a table. Names without quotes, `blocks.0.attn = …`, are tables in tables to TOML, and names to us."""
+        """The entries of a table. Names without quotes, `blocks.0.attn = …`, are tables in tables
+        to TOML, and names to us.
+        """
         if not isinstance(value, dict):
             self._fail(f"{name} is no table; write [{name}] on a line and its entries below it")
         found: dict[str, Any] = {}
         for key, behind in value.items():
             if isinstance(behind, dict):
-                found |= {f"{key}.{below}": deeper for below, deeper in self._table(f"{name}.{key}", behind).items()}
+                found |= {
+                    f"{key}.{below}": deeper
+                    for below, deeper in self._table(f"{name}.{key}", behind).items()
+                }
             else:
                 found[key] = behind
         return found
@@ -136,7 +160,9 @@ class _Reader:
                     f"stands under [fused.reference], the other way round under [fused.port]"
                 )
             if not isinstance(other, str):
-                self._fail(f"[{table}] {quoted(name)} is paired with {other!r}, which is no name in quotes")
+                self._fail(
+                    f"[{table}] {quoted(name)} is paired with {other!r}, which is no name in quotes"
+                )
             self._add(entries, Entry(table, name, (other,)))
 
     def _add(self, entries: list[Entry], entry: Entry) -> None:
@@ -145,7 +171,9 @@ class _Reader:
                 self._fail(f'{entry}: `**` stands for whole components, as in "a.**.b"')
         for other in entry.others:
             if wildcards(other) != wildcards(entry.name):
-                self._fail(f"{entry}: what `*` stands for is carried over, so that all names need the same ones, in order")
+                self._fail(
+                    f"{entry}: what `*` stands for is carried over, so that all names need the same ones, in order"
+                )
         entries.append(entry)
 
     def _fused(self, value: Any) -> None:
@@ -154,11 +182,15 @@ class _Reader:
             for name, parts in self._table(f"fused.{owner}", table).items():
                 entry = f"[fused.{owner}] {quoted(name)}"
                 if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-                    self._fail(f'{entry} needs the list of its parts in the {SIDES[1 - side]}: ["…", "…"]')
+                    self._fail(
+                        f'{entry} needs the list of its parts in the {SIDES[1 - side]}: ["…", "…"]'
+                    )
                 if len(set(parts)) < len(parts):
                     self._fail(f"{entry} names a part twice")
                 if len(parts) < 2:
-                    self._fail(f"{entry} has {len(parts)} parts; one that is one in the other program stands under [modules]")
+                    self._fail(
+                        f"{entry} has {len(parts)} parts; one that is one in the other program stands under [modules]"
+                    )
                 self._add(self._map.fused, Entry(f"fused.{owner}", name, tuple(parts), side))
 
     def _unpaired(self, value: Any) -> None:
@@ -166,7 +198,10 @@ class _Reader:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 self._fail(f'[unpaired] {owner} needs a list of names: ["…"]')
             for name in names:
-                self._add(self._map.unpaired, Entry("unpaired", name, (), 0 if owner == "reference" else 1))
+                self._add(
+                    self._map.unpaired,
+                    Entry("unpaired", name, (), 0 if owner == "reference" else 1),
+                )
 
     def _sides(self, table: str, value: Any) -> dict[str, Any]:
         for name in value if isinstance(value, dict) else [table]:
@@ -178,7 +213,9 @@ class _Reader:
     def _layouts(self, value: Any) -> None:
         for name, text in self._table("layouts", value).items():
             if ":" not in name:
-                self._fail(f'[layouts] {quoted(name)} names no tensor; write "module:out", "module:in[0]", "module:param.weight"')
+                self._fail(
+                    f'[layouts] {quoted(name)} names no tensor; write "module:out", "module:in[0]", "module:param.weight"'
+                )
             entry = Entry("layouts", name, (str(text),))
             try:
                 self._map.layouts.append((entry, parse_layout(text)))
@@ -186,16 +223,17 @@ class _Reader:
                 self._fail(f"{entry}: {error}")
 
 
-# -- what it means for two recordings --------------------------------------------------------------------------------------
+# -- what it means for two recordings
+# --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Correspondence:
     """What a map says of two recordings, every wildcard replaced.
 
-    models: reference's model -> port's. one, parts, wholes: as in `ModulePairs`. parameters: groups that belong together, of
-    a fused one its parts in order. unpaired: modules of the reference, and of the port, that are never to be paired.
-    warnings: a line each.
+    models: reference's model -> port's. one, parts, wholes: as in `ModulePairs`. parameters: groups
+    that belong together, of a fused one its parts in order. unpaired: modules of the reference, and
+    of the port, that are never to be paired. warnings: a line each.
     """
 
     map: Map
@@ -215,7 +253,9 @@ class Correspondence:
         return place in self.unpaired[side]
 
     def layout(self, place: Place, tensor: str) -> Layout | None:
-        """How the port lays out a tensor of the reference's module, None where it is as in the reference."""
+        """How the port lays out a tensor of the reference's module, None where it is as in the
+        reference.
+        """
         for entry, expression, found in self._layouts.get(place, ()):
             if expression.fullmatch(tensor):
                 self._used.add(entry)
@@ -223,14 +263,20 @@ class Correspondence:
         return None
 
     def reorders(self, place: Place, tensor: str) -> bool:
-        """Whether the port keeps the elements of a tensor of the reference's module in another order."""
+        """Whether the port keeps the elements of a tensor of the reference's module in another
+        order.
+        """
         layout = self.layout(place, tensor)
         return layout is not None and not layout.keeps_order
 
     def unused(self) -> list[str]:
         """After the comparison: the lines of the map whose tensor never came, as warnings."""
         path = self.map.path
-        return [f"{path}: {entry}: no such tensor was compared" for entry, _ in self.map.layouts if entry not in self._used]
+        return [
+            f"{path}: {entry}: no such tensor was compared"
+            for entry, _ in self.map.layouts
+            if entry not in self._used
+        ]
 
     def apply(self, found: ModulePairs) -> ModulePairs:
         """Put what the map says over what was found, in place: whatever contradicts it goes."""
@@ -238,7 +284,10 @@ class Correspondence:
         said += [(parts, [whole]) for whole, parts in self.parts.items()]
         said += [([whole], parts) for whole, parts in self.wholes.items()]
         said.append((list(self.unpaired[0]), list(self.unpaired[1])))
-        drop = {place for group, _ in said for place in group}, {place for _, group in said for place in group}
+        drop = (
+            {place for group, _ in said for place in group},
+            {place for _, group in said for place in group},
+        )
         for one, other in list(found.one.items()):
             if one in drop[0] or other in drop[1]:
                 del found.one[one]
@@ -249,11 +298,17 @@ class Correspondence:
                 if whole in taken[side] or not taken[1 - side].isdisjoint(parts):
                     del groups[whole]
         found.one.update(self.one)
-        found.containers.update({one: other for one, other in self.one.items() if one in self.containers})
+        found.containers.update(
+            {one: other for one, other in self.one.items() if one in self.containers}
+        )
         found.parts.update(self.parts)
         found.wholes.update(self.wholes)
         found.unpaired = self.unpaired
-        found.ambiguous = {one: rivals for one, rivals in found.ambiguous.items() if one in found.one and one not in self.one}
+        found.ambiguous = {
+            one: rivals
+            for one, rivals in found.ambiguous.items()
+            if one in found.one and one not in self.one
+        }
         return found
 
 
@@ -271,20 +326,35 @@ class _Resolution:
     def __init__(self, written: Map, names: tuple[Names, Names]) -> None:
         self._map = written
         self._models = [list(dict.fromkeys(model for model, _ in _places(side))) for side in names]
-        self._modules = _Universe("module", (dict.fromkeys(names[0].modules), dict.fromkeys(names[1].modules)))
-        self._parameters = _Universe("parameter", (_by_place(names[0].parameters), _by_place(names[1].parameters)))
+        self._modules = _Universe(
+            "module", (dict.fromkeys(names[0].modules), dict.fromkeys(names[1].modules))
+        )
+        self._parameters = _Universe(
+            "parameter", (_by_place(names[0].parameters), _by_place(names[1].parameters))
+        )
         self._both = _Universe(
             "module and no parameter",
-            ({**self._modules.sides[0], **self._parameters.sides[0]}, {**self._modules.sides[1], **self._parameters.sides[1]}),
+            (
+                {**self._modules.sides[0], **self._parameters.sides[0]},
+                {**self._modules.sides[1], **self._parameters.sides[1]},
+            ),
         )
-        self._owned: tuple[dict[Place, list[str]], dict[Place, list[str]]] = defaultdict(list), defaultdict(list)
+        self._owned: tuple[dict[Place, list[str]], dict[Place, list[str]]] = (
+            defaultdict(list),
+            defaultdict(list),
+        )
         for owned, side in zip(self._owned, names, strict=True):
             for one in side.parameters:
                 owned[one.place].append(one.name)
         self._found = Correspondence(written)
-        self._claimed: tuple[dict[Place, tuple[Entry, Place]], dict[Place, tuple[Entry, Place]]] = {}, {}
+        self._claimed: tuple[dict[Place, tuple[Entry, Place]], dict[Place, tuple[Entry, Place]]] = (
+            {},
+            {},
+        )
         self._grouped: tuple[set[int], set[int]] = set(), set()
-        self._alone: list[tuple[Entry, Place]] = []  # matched on one side, without a counterpart on the other
+        self._alone: list[
+            tuple[Entry, Place]
+        ] = []  # matched on one side, without a counterpart on the other
 
     def resolve(self) -> Correspondence:
         self._pair_models()
@@ -301,7 +371,8 @@ class _Resolution:
     def _fail(self, entry: Entry, text: str) -> NoReturn:
         raise MapError(f"{self._map.path}: {entry}: {text}")
 
-    # -- models --------------------------------------------------------------------------------------------------------
+    # -- models
+    # ----------------------------------------------------------------------------------------------
 
     def _pair_models(self) -> None:
         found = self._found.models
@@ -309,20 +380,33 @@ class _Resolution:
             for side, name in enumerate((entry.name, entry.others[0])):
                 if name not in self._models[side]:
                     has = ", ".join(self._models[side]) or "none"
-                    self._fail(entry, f"the {SIDES[side]} has no model {quoted(name)}; it has {has}")
+                    self._fail(
+                        entry, f"the {SIDES[side]} has no model {quoted(name)}; it has {has}"
+                    )
             if entry.others[0] in found.values():
                 self._fail(entry, "another line pairs this model of the port")
             found[entry.name] = entry.others[0]
 
     def _counterparts(self, side: Side, model: str) -> list[str]:
-        """The models of the other side in which the counterparts of a model's modules are looked for."""
-        said = self._found.models if side == 0 else {other: one for one, other in self._found.models.items()}
+        """The models of the other side in which the counterparts of a model's modules are looked
+        for.
+        """
+        said = (
+            self._found.models
+            if side == 0
+            else {other: one for one, other in self._found.models.items()}
+        )
         if model in said:
             return [said[model]]
         free = [other for other in self._models[1 - side] if other not in said.values()]
-        return [model] if model in free else [other for other in free if other not in self._models[side]]
+        return (
+            [model]
+            if model in free
+            else [other for other in free if other not in self._models[side]]
+        )
 
-    # -- names ---------------------------------------------------------------------------------------------------------
+    # -- names
+    # ----------------------------------------------------------------------------------------------
 
     def _split(self, side: Side, name: str) -> tuple[str | None, str]:
         """The model in front of a name, as in `Model/name`, None where there is none."""
@@ -333,12 +417,22 @@ class _Resolution:
         """Every place that a name matches, with a model in front or without."""
         model, rest = self._split(side, name)
         if not wildcards(rest):
-            return [(one, rest) for one in (self._models[side] if model is None else [model]) if (one, rest) in places]
+            return [
+                (one, rest)
+                for one in (self._models[side] if model is None else [model])
+                if (one, rest) in places
+            ]
         expression = matcher(rest)
-        return [place for place in places if model in (None, place[0]) and expression.fullmatch(place[1])]
+        return [
+            place
+            for place in places
+            if model in (None, place[0]) and expression.fullmatch(place[1])
+        ]
 
     def _assign(self, entries: Sequence[Entry], universe: _Universe) -> list[tuple[Entry, Place]]:
-        """Which entry speaks of which place: one without wildcards before one with them, one with its model before others."""
+        """Which entry speaks of which place: one without wildcards before one with them, one with
+        its model before others.
+        """
         speaking: dict[tuple[Side, Place], list[Entry]] = defaultdict(list)
         for entry in entries:
             places = self._matches(entry.side, entry.name, universe.sides[entry.side])
@@ -352,10 +446,17 @@ class _Resolution:
             first, *others = [entry for entry in rivals if self._exactness(entry) == best]
             for other in others:
                 if other.others != first.others:
-                    self._fail(other, f"{first} says something else of {_name(place)}; a line without `*` would decide")
+                    self._fail(
+                        other,
+                        f"{first} says something else of {_name(place)}; a line without `*` would decide",
+                    )
             found.append((first, place))
         silent = set(entries) - {entry for entry, _ in found}
-        self._found.warnings += [f"{self._map.path}: {entry}: other lines already say it" for entry in entries if entry in silent]
+        self._found.warnings += [
+            f"{self._map.path}: {entry}: other lines already say it"
+            for entry in entries
+            if entry in silent
+        ]
         return found
 
     def _exactness(self, entry: Entry) -> tuple[bool, bool]:
@@ -367,7 +468,9 @@ class _Resolution:
         return f"the {SIDES[side]} has no {universe.what} {quoted(name)}{near}"
 
     def _claim(self, entry: Entry, speaker: Place, side: Side, place: Place) -> None:
-        """Remember which line, at which of its places, speaks of a place; two that do contradict each other."""
+        """Remember which line, at which of its places, speaks of a place; two that do contradict
+        each other.
+        """
         known, first = self._claimed[side].setdefault(place, (entry, speaker))
         if (known, first) == (entry, speaker):
             return
@@ -385,21 +488,32 @@ class _Resolution:
         stood_for = matcher(self._split(entry.side, entry.name)[1]).fullmatch(place[1])
         return model, carry(rest, stood_for.groups() if stood_for else ())
 
-    def _counterpart(self, entry: Entry, place: Place, other: str, universe: _Universe) -> Place | None:
+    def _counterpart(
+        self, entry: Entry, place: Place, other: str, universe: _Universe
+    ) -> Place | None:
         """The place of the other side that a line gives a place, None where there is none."""
         model, name = self._carried(entry, place, other)
         models = [model] if model is not None else self._counterparts(entry.side, place[0])
         found = [(one, name) for one in models if (one, name) in universe.sides[1 - entry.side]]
         if len(found) > 1:
-            self._fail(entry, f"{' and '.join(one for one, _ in found)} have a {quoted(name)}; write Model/name")
+            self._fail(
+                entry,
+                f"{' and '.join(one for one, _ in found)} have a {quoted(name)}; write Model/name",
+            )
         return found[0] if found else None
 
-    def _said(self, entries: Sequence[Entry], universe: _Universe) -> list[tuple[Entry, Place, list[Place]]]:
-        """(line, place, its counterparts) for everything that lines of one kind match; what they match is claimed."""
+    def _said(
+        self, entries: Sequence[Entry], universe: _Universe
+    ) -> list[tuple[Entry, Place, list[Place]]]:
+        """(line, place, its counterparts) for everything that lines of one kind match; what they
+        match is claimed.
+        """
         found, met = [], set()
         missing: dict[Entry, list[tuple[Place, str]]] = defaultdict(list)
         for entry, place in self._assign(entries, universe):
-            others = {other: self._counterpart(entry, place, other, universe) for other in entry.others}
+            others = {
+                other: self._counterpart(entry, place, other, universe) for other in entry.others
+            }
             lacking = next((other for other, there in others.items() if there is None), None)
             if lacking is not None:
                 missing[entry].append((place, lacking))
@@ -413,19 +527,29 @@ class _Resolution:
         for entry, places in missing.items():
             if entry not in met:
                 place, other = places[0]
-                self._fail(entry, self._nothing(_turned(entry.side), self._carried(entry, place, other)[1], universe))
+                self._fail(
+                    entry,
+                    self._nothing(
+                        _turned(entry.side), self._carried(entry, place, other)[1], universe
+                    ),
+                )
             self._alone += [(entry, place) for place, _ in places]
         return found
 
     def _say_alone(self) -> None:
         if self._alone:
             entry, place = self._alone[0]
-            count = f", nor of {len(self._alone) - 1} more that the map pairs" if len(self._alone) > 1 else ""
+            count = (
+                f", nor of {len(self._alone) - 1} more that the map pairs"
+                if len(self._alone) > 1
+                else ""
+            )
             self._found.warnings.append(
                 f"{self._map.path}: {entry}: the {SIDES[1 - entry.side]} has no counterpart of {_name(place)}{count}"
             )
 
-    # -- modules and parameters ----------------------------------------------------------------------------------------
+    # -- modules and parameters
+    # ----------------------------------------------------------------------------------------
 
     def _pair_parameters(self) -> None:
         """Lines about single parameters come before what lines about their modules imply."""
@@ -436,7 +560,10 @@ class _Resolution:
         for entry, whole, parts in self._said(self._map.fused, self._both):
             side = entry.side
             groups = (self._found.wholes, self._found.parts)[side]
-            kinds = {whole in self._modules.sides[side], *(part in self._modules.sides[1 - side] for part in parts)}
+            kinds = {
+                whole in self._modules.sides[side],
+                *(part in self._modules.sides[1 - side] for part in parts),
+            }
             if len(kinds) > 1:
                 self._fail(entry, "some of these are modules and some are parameters")
             if kinds == {True}:
@@ -456,10 +583,19 @@ class _Resolution:
             self._group(*(groups if side == 0 else groups[::-1]))
 
     def _pair_modules(self) -> None:
-        holders = {(model, module.rpartition(".")[0]) for model, module in self._modules.sides[0] if module}
-        pairs = [(place, other) for _, place, (other,) in self._said(self._map.modules, self._modules)]
-        for place, other in [*pairs, *(((one, ""), (other, "")) for one, other in self._found.models.items())]:
-            if place in self._found.one:  # a root that a line of its own pairs otherwise than its model
+        holders = {
+            (model, module.rpartition(".")[0]) for model, module in self._modules.sides[0] if module
+        }
+        pairs = [
+            (place, other) for _, place, (other,) in self._said(self._map.modules, self._modules)
+        ]
+        for place, other in [
+            *pairs,
+            *(((one, ""), (other, "")) for one, other in self._found.models.items()),
+        ]:
+            if (
+                place in self._found.one
+            ):  # a root that a line of its own pairs otherwise than its model
                 continue
             self._found.one[place] = other
             if place in holders and place not in self._owned[0]:
@@ -467,20 +603,27 @@ class _Resolution:
             for name in self._owned[0].get(place, ()):
                 mine, theirs = _below(place, name), _below(other, name)
                 if theirs in self._parameters.sides[1]:
-                    self._group([self._parameters.sides[0][mine]], [self._parameters.sides[1][theirs]])
+                    self._group(
+                        [self._parameters.sides[0][mine]], [self._parameters.sides[1][theirs]]
+                    )
 
     def _group(self, reference: list[Parameter], port: list[Parameter]) -> None:
-        """Parameters that belong together, unless a line that came before has said something else of one of them."""
+        """Parameters that belong together, unless a line that came before has said something else
+        of one of them.
+        """
         ids = {id(one) for one in reference}, {id(one) for one in port}
         if self._grouped[0].isdisjoint(ids[0]) and self._grouped[1].isdisjoint(ids[1]):
             for known, new in zip(self._grouped, ids, strict=True):
                 known |= new
             self._found.parameters.append((reference, port))
 
-    # -- layouts -------------------------------------------------------------------------------------------------------
+    # -- layouts
+    # ----------------------------------------------------------------------------------------------
 
     def _find_layouts(self) -> None:
-        for entry, found in sorted(self._map.layouts, key=lambda line: bool(wildcards(line[0].name))):
+        for entry, found in sorted(
+            self._map.layouts, key=lambda line: bool(wildcards(line[0].name))
+        ):
             module, _, tensor = entry.name.rpartition(":")
             places = self._matches(0, module, self._modules.sides[0])
             if not places:
@@ -520,7 +663,12 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     """What was probably meant."""
     names = list(dict.fromkeys(known))
     if wildcards(name):  # the nearest of a pattern is a pattern
-        names = list(dict.fromkeys(".".join("*" if part.isdigit() else part for part in one.split(".")) for one in names))
+        names = list(
+            dict.fromkeys(
+                ".".join("*" if part.isdigit() else part for part in one.split("."))
+                for one in names
+            )
+        )
     near = difflib.get_close_matches(name, names, 1)
     return f"; the nearest is {quoted(near[0])}" if near else ""
 

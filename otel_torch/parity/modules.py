@@ -1,4 +1,6 @@
-"""Pairs the modules of two programs: owners of parameters by their parameters, containers by the owners below them."""
+"""Pairs the modules of two programs: owners of parameters by their parameters, containers by the
+owners below them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.parameters import ParameterPair, similarity
-from otel_torch.parity.program import Parameter
 
 Place = tuple[str, str]  # model, module
 
@@ -20,10 +22,11 @@ _OVERLAP = 0.75
 class ModulePairs:
     """What corresponds to what.
 
-    one: reference's module -> port's, one to one. parts: reference's modules of which a port's module consists, in order;
-    wholes: port's modules of which a reference's module consists. containers: those of `one` that were paired by what
-    they hold. ambiguous: for a module of the reference, those of the port that would have been as good as its own. unpaired: of
-    the reference and of the port, what a map keeps apart. weights: the parameter pairs of a module pair.
+    one: reference's module -> port's, one to one. parts: reference's modules of which a port's
+    module consists, in order; wholes: port's modules of which a reference's module consists.
+    containers: those of `one` that were paired by what they hold. ambiguous: for a module of the
+    reference, those of the port that would have been as good as its own. unpaired: of the reference
+    and of the port, what a map keeps apart. weights: the parameter pairs of a module pair.
     """
 
     one: dict[Place, Place] = field(default_factory=dict)
@@ -58,7 +61,11 @@ def pair_modules(
             for other in {part.place for part in pair.port}:
                 found.weights.setdefault((one, other), []).append(pair)
     candidates = sorted(
-        ((-count, -similarity(one[1], other[1]), one, other) for one, row in votes.items() for other, count in row.items()),
+        (
+            (-count, -similarity(one[1], other[1]), one, other)
+            for one, row in votes.items()
+            for other, count in row.items()
+        ),
     )
     taken: set[Place] = set()
     for _, _, one, other in candidates:
@@ -66,7 +73,9 @@ def pair_modules(
             found.one[one] = other
             taken.add(other)
     for one, other in found.one.items():
-        rivals = [{rival.place for rival in pair.rivals} - {other} for pair in found.weights[one, other]]
+        rivals = [
+            {rival.place for rival in pair.rivals} - {other} for pair in found.weights[one, other]
+        ]
         if common := set.intersection(*rivals):
             found.ambiguous[one] = sorted(common)
     _pair_containers(found, list(reference), list(port))
@@ -74,19 +83,33 @@ def pair_modules(
 
 
 def pair_within_containers(
-    found: ModulePairs, pairs: Sequence[ParameterPair], reference: Sequence[Parameter], port: Sequence[Parameter]
+    found: ModulePairs,
+    pairs: Sequence[ParameterPair],
+    reference: Sequence[Parameter],
+    port: Sequence[Parameter],
 ) -> list[ParameterPair]:
-    """Parameters that nothing else pairs, but that are the only ones of their kind left in paired containers."""
+    """Parameters that nothing else pairs, but that are the only ones of their kind left in paired
+    containers.
+    """
     known = {id(one) for pair in pairs for one in (*pair.reference, *pair.port)}
-    left = [[one for one in side if id(one) not in known and not one.is_buffer] for side in (reference, port)]
+    left = [
+        [one for one in side if id(one) not in known and not one.is_buffer]
+        for side in (reference, port)
+    ]
     completed: list[ParameterPair] = []
     for one in left[0]:
         container = _container_of(found, one.place)
         if container is None:
             continue
         other_container = found.one[container]
-        fitting = [other for other in left[1] if _fits(one, other) and _lies_in(other.place, other_container)]
-        rivals = [rival for rival in left[0] if _fits(rival, one) and _lies_in(rival.place, container)]
+        fitting = [
+            other
+            for other in left[1]
+            if _fits(one, other) and _lies_in(other.place, other_container)
+        ]
+        rivals = [
+            rival for rival in left[0] if _fits(rival, one) and _lies_in(rival.place, container)
+        ]
         if len(fitting) == len(rivals) and fitting:
             other = fitting[rivals.index(one)]
             completed.append(ParameterPair((one,), (other,), "name", None, False))
@@ -98,7 +121,9 @@ def _fits(one: Parameter, other: Parameter) -> bool:
 
 
 def _lies_in(place: Place, container: Place) -> bool:
-    return place[0] == container[0] and (not container[1] or place[1].startswith(f"{container[1]}."))
+    return place[0] == container[0] and (
+        not container[1] or place[1].startswith(f"{container[1]}.")
+    )
 
 
 def _container_of(found: ModulePairs, place: Place) -> Place | None:
@@ -141,12 +166,16 @@ def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Plac
                 candidates.append((-overlap, -similarity(one[1], other[1]), depth, one, other))
     taken = set(found.one.values()) | set(found.parts)
     for _, equals in itertools.groupby(sorted(candidates), key=lambda item: item[:3]):
-        equally_good = [(one, other) for *_, one, other in equals if one not in found.one and other not in taken]
+        equally_good = [
+            (one, other) for *_, one, other in equals if one not in found.one and other not in taken
+        ]
         for one, other in equally_good:
             if one not in found.one and other not in taken:
                 found.one[one] = found.containers[one] = other
                 taken.add(other)
-                if rivals := [rival for first, rival in equally_good if first == one and rival != other]:
+                if rivals := [
+                    rival for first, rival in equally_good if first == one and rival != other
+                ]:
                     found.ambiguous[one] = rivals
 
 

@@ -1,4 +1,6 @@
-"""What is known of names besides the names themselves: the mapping that a port's own loader has, and a map's wildcards."""
+"""What is known of names besides the names themselves: the mapping that a port's own loader has,
+and a map's wildcards.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from otel_torch.parity.program import Parameter
+from otel_torch.parity.call_graph import Parameter
 
 
 def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
-    """What the port's own `param_names_mapping` and `stacked_params_mapping`, kept in its metadata, make of a reference's
-    parameter: its full names in the port, [] where they say nothing."""
+    """What the port's own `param_names_mapping` and `stacked_params_mapping`, kept in its metadata,
+    make of a reference's parameter: its full names in the port, [] where they say nothing.
+    """
     renamed: list[tuple[re.Pattern[str], str]] = []
     stacked: list[tuple[str, str]] = []
     models = meta.get("models")
@@ -26,7 +29,11 @@ def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
             except (re.error, IndexError, TypeError):
                 continue
         for rule in facts.get("stacked_params_mapping") or ():
-            if isinstance(rule, list) and len(rule) >= 2 and all(isinstance(part, str) for part in rule[:2]):
+            if (
+                isinstance(rule, list)
+                and len(rule) >= 2
+                and all(isinstance(part, str) for part in rule[:2])
+            ):
                 stacked.append((rule[0], rule[1]))
 
     def named(parameter: Parameter) -> list[str]:
@@ -50,7 +57,8 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 
 def plain_name(module: str) -> str:
-    """A module's name without what compiling, sharding and checkpointing add to it, as FastVideo's own trace leaves it.
+    """A module's name without what compiling, sharding and checkpointing add to it, as FastVideo's
+    own trace leaves it.
 
     >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.attn")
     'blocks.0.attn'
@@ -59,13 +67,16 @@ def plain_name(module: str) -> str:
 
 
 def has_loader(meta: dict[str, Any]) -> bool:
-    """Whether a recording's metadata carries the mapping of a port's loader, as a reference's does not."""
+    """Whether a recording's metadata carries the mapping of a port's loader, as a reference's does
+    not.
+    """
     models = meta.get("models")
     facts = models.values() if isinstance(models, dict) else ()
     return any(isinstance(one, dict) and bool(one.get("param_names_mapping")) for one in facts)
 
 
-# -- wildcards of a person's map -------------------------------------------------------------------------------------------
+# -- wildcards of a person's map
+# -------------------------------------------------------------------------------------------
 
 
 def wildcards(name: str) -> list[str]:
@@ -79,7 +90,8 @@ def wildcards(name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def matcher(name: str) -> re.Pattern[str]:
-    """What a name with wildcards matches, in full: `*` is one component or a part of one, `**` any number of components.
+    """What a name with wildcards matches, in full: `*` is one component or a part of one, `**` any
+    number of components.
 
     >>> matcher("blocks.*.attn").fullmatch("blocks.12.attn").groups()
     ('12',)
@@ -90,11 +102,20 @@ def matcher(name: str) -> re.Pattern[str]:
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
         if part == "**":
-            # it takes the dot beside it along, so that it can stand for nothing; a dot is never left at the start of a name
-            whole = r"(.*)" if last and not text else r"((?:[^.]+\.)*)" if not last else r"((?:\.[^.]+)*)"
+            # it takes the dot beside it along, so that it can stand for nothing; a dot is never
+            # left at the start of a name
+            whole = (
+                r"(.*)"
+                if last and not text
+                else r"((?:[^.]+\.)*)"
+                if not last
+                else r"((?:\.[^.]+)*)"
+            )
             text = text.removesuffix(r"\.") + whole if last else text + whole
         else:
-            text += r"([^.]+?)".join(re.escape(piece) for piece in part.split("*")) + ("" if last else r"\.")
+            text += r"([^.]+?)".join(re.escape(piece) for piece in part.split("*")) + (
+                "" if last else r"\."
+            )
     return re.compile(text)
 
 

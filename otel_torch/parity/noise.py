@@ -1,18 +1,22 @@
-"""What is known of legal error before two programs are compared: the floor of every value, and how coarse its making was."""
+"""What is known of legal error before two programs are compared: the floor of every value, and how
+coarse its making was.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from otel_torch.parity.call_graph import Program, Role, Value
 from otel_torch.parity.modules import Place
-from otel_torch.parity.program import Program, Role, Value
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import sketch_error, statistics_error
 
 
 def floors_of(reference: Program, noise: Program) -> dict[Value, float]:
-    """How far each value of the reference moved when it was run again under noise: relative L2, by value."""
+    """How far each value of the reference moved when it was run again under noise: relative L2, by
+    value.
+    """
     again = {_key(role): role for role in noise.roles}
     floors: dict[Value, float] = {}
     for role in reference.roles:
@@ -32,8 +36,12 @@ def _key(role: Role) -> tuple[Any, ...]:
     return call.model, call.module, call.loop, call.step, call.number, call.phase, role.tensor
 
 
-def coarseness(program: Program, parameter_types: dict[Place, set[str]], tolerance: Tolerance) -> dict[Value, float]:
-    """For each value the limit that the coarsest type sets of all that was there before it: what enters is passed on."""
+def coarseness(
+    program: Program, parameter_types: dict[Place, set[str]], tolerance: Tolerance
+) -> dict[Value, float]:
+    """For each value the limit that the coarsest type sets of all that was there before it: what
+    enters is passed on.
+    """
     found: dict[Value, float] = {}
     coarsest = 0.0
     for role in program.roles:

@@ -1,7 +1,9 @@
-"""Pairs the parameters of two programs: what is loaded into both is the surest sign of what corresponds to what.
+"""Pairs the parameters of two programs: what is loaded into both is the surest sign of what
+corresponds to what.
 
-Equal numbers pair whatever the names are; fused weights pair with their parts by sums that add up; what is left (a weight
-that was loaded wrong is equal to nothing) pairs by the patterns that the names of the others showed.
+Equal numbers pair whatever the names are; fused weights pair with their parts by sums that add up;
+what is left (a weight that was loaded wrong is equal to nothing) pairs by the patterns that the
+names of the others showed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.parity.program import Parameter, Sketch
+from otel_torch.parity.call_graph import Parameter, Sketch
 from otel_torch.parity.tolerance import SINGLE, Tolerance
 from otel_torch.statistics.frequencies import TURNS
 
@@ -30,8 +32,9 @@ _MOST_PARTS = 5
 class ParameterPair:
     """Parameters that correspond: one to one, or the parts of a fused one, in their order in it.
 
-    how: what paired them. error: relative L2 distance; 0 for transposed ones, None where none can be had.
-    equal: whether they hold the same numbers. rivals: parameters of the port that would have been as good.
+    how: what paired them. error: relative L2 distance; 0 for transposed ones, None where none can
+    be had. equal: whether they hold the same numbers. rivals: parameters of the port that would
+    have been as good.
     """
 
     reference: tuple[Parameter, ...]
@@ -50,8 +53,10 @@ def pair_parameters(
     said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]] = (),
     reordered: Callable[[Parameter], bool] = lambda parameter: False,
 ) -> list[ParameterPair]:
-    """Pair what can be paired, surest first. said: what a map pairs, of a fused one its parts in order; reordered: whether the
-    map says that the port keeps a reference's parameter in another order. named: what the port's loader calls one there."""
+    """Pair what can be paired, surest first. said: what a map pairs, of a fused one its parts in
+    order; reordered: whether the map says that the port keeps a reference's parameter in another
+    order. named: what the port's loader calls one there.
+    """
     pairing = _Pairing(reference, port, tolerance)
     pairing.by_map(said, reordered)
     pairing.by_loader(named)
@@ -66,7 +71,9 @@ def pair_parameters(
 class _Pairing:
     """What is paired so far, and what is left."""
 
-    def __init__(self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance) -> None:
+    def __init__(
+        self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance
+    ) -> None:
         self.pairs: list[ParameterPair] = []
         self._left = [list(_without_aliases(reference)), list(_without_aliases(port))]
         self._tolerance = tolerance
@@ -81,20 +88,30 @@ class _Pairing:
     ) -> None:
         limit = self._tolerance.of_parameters([*reference, *port])
         equal = error is not None and error <= limit
-        self.pairs.append(ParameterPair(tuple(reference), tuple(port), how, error, equal, tuple(rivals)))
+        self.pairs.append(
+            ParameterPair(tuple(reference), tuple(port), how, error, equal, tuple(rivals))
+        )
         taken = {id(one) for one in (*reference, *port)}
         self._left = [[one for one in side if id(one) not in taken] for side in self._left]
 
     def by_map(
-        self, said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]], reordered: Callable[[Parameter], bool]
+        self,
+        said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]],
+        reordered: Callable[[Parameter], bool],
     ) -> None:
-        """What a map says corresponds, whatever the numbers are; the parts of a fused one are in the order that it gives."""
+        """What a map says corresponds, whatever the numbers are; the parts of a fused one are in
+        the order that it gives.
+        """
         for mine, theirs in said:
             one, other = mine[0], theirs[0]
             if len(mine) > 1 or len(theirs) > 1:
                 error = _fused_error(mine, other) if len(theirs) == 1 else _fused_error(theirs, one)
             elif reordered(one):
-                error = 0.0 if _alike(one.row, other.row, self._tolerance.of_parameters([one, other])) else _distance(one, other)
+                error = (
+                    0.0
+                    if _alike(one.row, other.row, self._tolerance.of_parameters([one, other]))
+                    else _distance(one, other)
+                )
             else:
                 transposed = self._transposed(one, other)
                 padded = one.shape != other.shape and _padded(one, other)
@@ -120,49 +137,76 @@ class _Pairing:
                 self._take(ordered, [whole], "map", _fused_error(ordered, whole))
 
     def by_equality(self) -> None:
-        """Equal numbers; where several are equal (norms of ones, zero biases) the most similar names."""
+        """Equal numbers; where several are equal (norms of ones, zero biases) the most similar
+        names.
+        """
         self._greedily(self._equal, "equal")
 
     def by_transposition(self) -> None:
         """Equal statistics and another order: a weight that one program keeps transposed."""
-        # a square one of the same name may be a fault: that it is transposed is then for the name to say
+        # a square one of the same name may be a fault: that it is transposed is then for the name
+        # to say
         self._greedily(self._transposed, "transposed")
 
     def _greedily(self, same: Callable[[Parameter, Parameter], float | None], how: How) -> None:
-        """Pair what is `same`, within a number of elements and a norm, the most similar names first."""
+        """Pair what is `same`, within a number of elements and a norm, the most similar names
+        first.
+        """
         ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
         for one in self._left[1]:
             ports[one.numel, _magnitude(one)].append(one)
         found: list[tuple[float, int, Parameter, Parameter, float]] = []
         for one in self._left[0]:
-            near = [other for step in (-1, 0, 1) for other in ports.get((one.numel, _magnitude(one) + step), ())]
+            near = [
+                other
+                for step in (-1, 0, 1)
+                for other in ports.get((one.numel, _magnitude(one) + step), ())
+            ]
             for other in near:
                 error = same(one, other)
                 if error is not None:
                     found.append((-similarity(one.full, other.full), len(found), one, other, error))
         taken: set[int] = set()
-        for _, equals in itertools.groupby(sorted(found, key=lambda item: item[:2]), key=lambda item: item[0]):
-            group = [item[2:] for item in equals if id(item[2]) not in taken and id(item[3]) not in taken]
+        for _, equals in itertools.groupby(
+            sorted(found, key=lambda item: item[:2]), key=lambda item: item[0]
+        ):
+            group = [
+                item[2:] for item in equals if id(item[2]) not in taken and id(item[3]) not in taken
+            ]
             rivals: dict[int, list[Parameter]] = defaultdict(list)
             for one, other, _ in group:
                 rivals[id(one)].append(other)
             for one, other, error in group:
                 if id(one) not in taken and id(other) not in taken:
                     taken |= {id(one), id(other)}
-                    self._take([one], [other], how, error, [rival for rival in rivals[id(one)] if rival is not other])
+                    self._take(
+                        [one],
+                        [other],
+                        how,
+                        error,
+                        [rival for rival in rivals[id(one)] if rival is not other],
+                    )
 
     def _equal(self, one: Parameter, other: Parameter) -> float | None:
         error = _distance(one, other)
-        return error if error is not None and error <= self._tolerance.of_parameters([one, other]) else None
+        return (
+            error
+            if error is not None and error <= self._tolerance.of_parameters([one, other])
+            else None
+        )
 
     def _transposed(self, one: Parameter, other: Parameter) -> float | None:
-        if one.shape == other.shape or sorted(_squeezed(one.shape)) != sorted(_squeezed(other.shape)):
+        if one.shape == other.shape or sorted(_squeezed(one.shape)) != sorted(
+            _squeezed(other.shape)
+        ):
             return None
         limit = self._tolerance.of_parameters([one, other])
         return 0.0 if _alike(one.row, other.row, limit) else None
 
     def by_fusion(self) -> None:
-        """A weight whose numel, squares and row sketch are those of several parts put under each other."""
+        """A weight whose numel, squares and row sketch are those of several parts put under each
+        other.
+        """
         for whole_side in (1, 0):
             for whole in list(self._left[whole_side]):
                 parts = self._parts_of(whole, self._left[1 - whole_side])
@@ -174,32 +218,50 @@ class _Pairing:
         if not whole.shape or whole.row_sketch is None:
             return None
         leaf, width = whole.name, whole.shape[1:]
-        fitting = [one for one in candidates if one.name == leaf and one.shape[1:] == width and 0 < one.numel < whole.numel]
+        fitting = [
+            one
+            for one in candidates
+            if one.name == leaf and one.shape[1:] == width and 0 < one.numel < whole.numel
+        ]
         groups: dict[str, list[Parameter]] = defaultdict(list)
         for one in fitting:
             for depth in (1, 2):  # siblings, or cousins: `attn.to_q` with `mlp.fc1`
-                groups["/".join([one.model, *one.module.split(".")[:-depth], str(depth)])].append(one)
+                groups["/".join([one.model, *one.module.split(".")[:-depth], str(depth)])].append(
+                    one
+                )
         limit = self._tolerance.of_parameters([whole, *fitting]) * 10
         for group in sorted(groups.values(), key=len):
             if len(group) > 12:
                 continue
             for count in range(2, _MOST_PARTS + 1):
                 for chosen in itertools.combinations(group, count):
-                    if sum(one.numel for one in chosen) == whole.numel and _adds_up(chosen, whole, limit):
+                    if sum(one.numel for one in chosen) == whole.numel and _adds_up(
+                        chosen, whole, limit
+                    ):
                         ordered = _in_order(chosen, whole)
                         if ordered is not None:
                             return ordered
         return None
 
     def take_back_misplaced(self) -> None:
-        """Undo equal pairs that the names of all others speak against: weights that were loaded into the wrong place (q and k
-        exchanged, a block that has the next block's) should be compared with what belongs there."""
+        """Undo equal pairs that the names of all others speak against: weights that were loaded
+        into the wrong place (q and k exchanged, a block that has the next block's) should be
+        compared with what belongs there.
+        """
         learned: dict[str, Counter[str]] = defaultdict(Counter)
-        singles = [pair for pair in self.pairs if len(pair.reference) == len(pair.port) == 1 and pair.how == "equal"]
+        singles = [
+            pair
+            for pair in self.pairs
+            if len(pair.reference) == len(pair.port) == 1 and pair.how == "equal"
+        ]
         for pair in singles:
             learned[pattern(pair.reference[0].full)][pattern(pair.port[0].full)] += 1
-        ports = {pair.port[0].full: pair.port[0] for pair in singles} | {one.full: one for one in self._left[1]}
-        references = {pair.reference[0].full for pair in singles} | {one.full for one in self._left[0]}
+        ports = {pair.port[0].full: pair.port[0] for pair in singles} | {
+            one.full: one for one in self._left[1]
+        }
+        references = {pair.reference[0].full for pair in singles} | {
+            one.full for one in self._left[0]
+        }
         misplaced = []
         for pair in singles:
             one, other = pair.reference[0], pair.port[0]
@@ -210,9 +272,15 @@ class _Pairing:
                 best, _ = learned[pattern(one.full)].most_common(1)[0]
                 expected = fill(best, indices(one.full))
             there = ports.get(expected)
-            if there is not None and there is not other and there.shape == one.shape and self._equal(one, there) is None:
+            if (
+                there is not None
+                and there is not other
+                and there.shape == one.shape
+                and self._equal(one, there) is None
+            ):
                 misplaced.append(pair)
-        # numbering that begins elsewhere, or one program's norm2 being the other's norm3, moves all of a name, not some
+        # numbering that begins elsewhere, or one program's norm2 being the other's norm3, moves all
+        # of a name, not some
         moved = Counter(pattern(pair.reference[0].full) for pair in misplaced)
         for pair in misplaced:
             one, other = pair.reference[0], pair.port[0]
@@ -223,7 +291,9 @@ class _Pairing:
                 self._left[1].append(other)
 
     def by_patterns(self) -> None:
-        """What the names of the pairs so far suggest, indices equal; then similar names of equal shape."""
+        """What the names of the pairs so far suggest, indices equal; then similar names of equal
+        shape.
+        """
         for how in (self._by_exact_names, self._by_learned_names, self._by_similar_names):
             how()
 
@@ -242,10 +312,22 @@ class _Pairing:
             for whole in list(self._left[side]):
                 for rule in learned[side].get(pattern(whole.full), ()):
                     names = [part.apply(indices(whole.full)) for part in rule]
-                    chosen = [one for name in names for one in self._left[1 - side] if one.full == name]
-                    if chosen and len(chosen) == len(names) and sum(part.numel for part in chosen) == whole.numel:
-                        error = _distance(chosen[0], whole) if len(chosen) == 1 else _fused_error(chosen, whole)
-                        self._take(*((chosen, [whole]) if side == 1 else ([whole], chosen)), "name", error)
+                    chosen = [
+                        one for name in names for one in self._left[1 - side] if one.full == name
+                    ]
+                    if (
+                        chosen
+                        and len(chosen) == len(names)
+                        and sum(part.numel for part in chosen) == whole.numel
+                    ):
+                        error = (
+                            _distance(chosen[0], whole)
+                            if len(chosen) == 1
+                            else _fused_error(chosen, whole)
+                        )
+                        self._take(
+                            *((chosen, [whole]) if side == 1 else ([whole], chosen)), "name", error
+                        )
                         break
 
     def _by_similar_names(self) -> None:
@@ -268,47 +350,69 @@ class _Pairing:
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """How the name of a part follows from that of the whole: a pattern, and where each of its indices comes from."""
+    """How the name of a part follows from that of the whole: a pattern, and where each of its
+    indices comes from.
+    """
 
     name: str
-    sources: tuple[tuple[int | None, int], ...]  # (which index of the whole's name or None, what is added to it)
+    sources: tuple[
+        tuple[int | None, int], ...
+    ]  # (which index of the whole's name or None, what is added to it)
 
     def apply(self, numbers: Sequence[int]) -> str:
         """The part's name, for the indices of the whole's."""
-        return fill(self.name, [more if source is None else numbers[source] + more for source, more in self.sources])
+        return fill(
+            self.name,
+            [more if source is None else numbers[source] + more for source, more in self.sources],
+        )
 
 
 _Rules = dict[str, list[tuple[_Renaming, ...]]]
 
 
 def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
-    """What the names of pairs show, by the whole's pattern, most frequent first: [0] with the reference's as the whole, [1]
-    with the port's."""
-    examples: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = defaultdict(list), defaultdict(list)
+    """What the names of pairs show, by the whole's pattern, most frequent first: [0] with the
+    reference's as the whole, [1] with the port's.
+    """
+    examples: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = (
+        defaultdict(list),
+        defaultdict(list),
+    )
     for pair in pairs:
-        for side, (parts, wholes) in enumerate(((pair.port, pair.reference), (pair.reference, pair.port))):
+        for side, (parts, wholes) in enumerate(
+            ((pair.port, pair.reference), (pair.reference, pair.port))
+        ):
             if len(wholes) == 1:
                 key = pattern(wholes[0].full), tuple(pattern(part.full) for part in parts)
-                examples[side][key].append((indices(wholes[0].full), tuple(indices(part.full) for part in parts)))
+                examples[side][key].append(
+                    (indices(wholes[0].full), tuple(indices(part.full) for part in parts))
+                )
     found: tuple[_Rules, _Rules] = {}, {}
     for side in (0, 1):
         for (whole, names), seen in sorted(examples[side].items(), key=lambda item: -len(item[1])):
             rule = tuple(
-                _Renaming(name, _sources([numbers for numbers, _ in seen], [parts[index] for _, parts in seen]))
+                _Renaming(
+                    name,
+                    _sources([numbers for numbers, _ in seen], [parts[index] for _, parts in seen]),
+                )
                 for index, name in enumerate(names)
             )
             found[side].setdefault(whole, []).append(rule)
     return found
 
 
-def _sources(wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]) -> tuple[tuple[int | None, int], ...]:
+def _sources(
+    wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]
+) -> tuple[tuple[int | None, int], ...]:
     """For each index of the part's name: which of the whole's it is, or which constant."""
     found: list[tuple[int | None, int]] = []
     for position in range(len(parts[0])):
         column = [part[position] for part in parts]
         best: tuple[int | None, int] = (None, column[0])
         for source in range(len(wholes[0])):
-            differences = Counter(number - whole[source] for number, whole in zip(column, wholes, strict=True))
+            differences = Counter(
+                number - whole[source] for number, whole in zip(column, wholes, strict=True)
+            )
             more, count = differences.most_common(1)[0]
             if count == len(column) and (len(set(column)) > 1 or more == 0):
                 best = source, more
@@ -317,11 +421,13 @@ def _sources(wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]) -> tup
     return tuple(found)
 
 
-# -- names -----------------------------------------------------------------------------------------------------------------
+# -- names
+# --------------------------------------------------------------------------------------------------
 
 
 def pattern(name: str) -> str:
-    """A name with its indices left open. Only whole components are indices: the digit of `attn1` is none.
+    """A name with its indices left open. Only whole components are indices: the digit of `attn1` is
+    none.
 
     >>> pattern("blocks.12.attn1.to_q.weight")
     'blocks.*.attn1.to_q.weight'
@@ -352,7 +458,8 @@ def indices(name: str) -> tuple[int, ...]:
 
 
 def similarity(one: str, other: str) -> float:
-    """How much two names have in common, from 0 to 1: their components from the end on weigh most, equal indices too.
+    """How much two names have in common, from 0 to 1: their components from the end on weigh most,
+    equal indices too.
 
     >>> similarity("a.0.to_q.weight", "b.0.to_q.weight") > similarity("a.0.to_q.weight", "b.1.to_k.weight")
     True
@@ -374,11 +481,14 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[._]|(?<=[a-z])(?=[0-9A-Z])", name) if word]
 
 
-# -- numbers ---------------------------------------------------------------------------------------------------------------
+# -- numbers
+# --------------------------------------------------------------------------------------------------
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """The estimated relative L2 distance of two tensors: relative to the first, or to what there is where that is zero."""
+    """The estimated relative L2 distance of two tensors: relative to the first, or to what there is
+    where that is zero.
+    """
     difference = float(np.linalg.norm(one - other))
     if difference == 0:
         return 0.0
@@ -395,7 +505,9 @@ def _distance(one: Parameter, other: Parameter) -> float | None:
 
 
 def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bool:
-    """Whether two tensors have equal statistics, so far as both have them: the same numbers in some order."""
+    """Whether two tensors have equal statistics, so far as both have them: the same numbers in some
+    order.
+    """
     compared = 0
     for name in ("abs_mean", "l2", "min", "max", "sum"):
         left, right = one.get(name), other.get(name)
@@ -411,7 +523,9 @@ def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bo
 def _padded(one: Parameter, other: Parameter) -> bool:
     """Whether one is the other with rows of zeros below it (a vocabulary rounded up)."""
     squares = _squares(one), _squares(other)
-    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= SINGLE * max(squares)
+    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= SINGLE * max(
+        squares
+    )
 
 
 def _magnitudes(row: dict[str, object]) -> float:
@@ -460,7 +574,9 @@ def _in_order(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] |
     """The order in which the parts make the whole; None where none does."""
     best = min(
         itertools.permutations(parts),
-        key=lambda order: error if (error := _fused_error(order, whole)) is not None else float("inf"),
+        key=lambda order: (
+            error if (error := _fused_error(order, whole)) is not None else float("inf")
+        ),
     )
     error = _fused_error(best, whole)
     return list(best) if error is not None and error < 0.02 else None

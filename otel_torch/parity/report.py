@@ -1,6 +1,8 @@
-"""A comparison as one screen of text: a tired person must see at once what went wrong, where, and what to do next.
+"""A comparison as one screen of text: a tired person must see at once what went wrong, where, and
+what to do next.
 
-Names come from recordings, so they may hold anything: each passes through `escape` before a terminal sees it.
+Names come from recordings, so they may hold anything: each passes through `escape` before a
+terminal sees it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from otel_torch import table
 from otel_torch.parity.finding import Comparison, Finding, Kind, Module, Report, Side, State
-from otel_torch.table import Line, escape, paint
+from otel_torch.rendering import table
+from otel_torch.rendering.table import Line, escape, paint
 
 SCREEN = 40  # lines of a terminal that a report may fill
 
 # how a place is spoken of, and what is wrong with the tensor there
 _PLACES: dict[Side, tuple[str, str]] = {
-    "input": ("in front of {module}", "its input `{tensor}` {manner}, though every recorded module before it is right"),
+    "input": (
+        "in front of {module}",
+        "its input `{tensor}` {manner}, though every recorded module before it is right",
+    ),
     "output": ("inside {module}", "its output `{tensor}` {manner}, though what enters it is right"),
     "parameter": ("in the weights of {module}", "`{tensor}` differs, before any forward"),
 }
@@ -51,7 +56,14 @@ _APART = (
     "and run the port from its values with OTEL_TORCH_ISOLATE=WHOLE."
 )
 
-MARKS: dict[State, str] = {"right": "✓", "layout": "↔", "dtype": "≈", "healed": "~", "inherited": "↓", "introduced": "✗"}
+MARKS: dict[State, str] = {
+    "right": "✓",
+    "layout": "↔",
+    "dtype": "≈",
+    "healed": "~",
+    "inherited": "↓",
+    "introduced": "✗",
+}
 _STYLES: dict[State, str | None] = {
     "right": None,
     "layout": None,
@@ -74,9 +86,11 @@ _WIDEST = 3  # columns of one pair, where there are few
 
 
 def render(report: Report, *, colour: bool, everything: bool = False, width: int = 100) -> str:
-    """The report as text without a line end: at most `SCREEN` lines, or all there is to say if `everything`.
+    """The report as text without a line end: at most `SCREEN` lines, or all there is to say if
+    `everything`.
 
-    width: columns that texts are wrapped and names are shortened to; the commands to copy are never cut.
+    width: columns that texts are wrapped and names are shortened to; the commands to copy are never
+    cut.
     """
     page = _Page(report, colour, max(width, 60), None if everything else 10)
     while len(lines := page.lines()) > SCREEN and page.few:
@@ -92,7 +106,8 @@ def headline(finding: Finding) -> str:
     >>> from otel_torch.parity.finding import Finding
     >>> headline(Finding("M", "up", "out", 0, 2, 0, "forward", "P", "to", "out", 0, 2, 0, None, "output", "output", "value",
     ...                  0.5, 1e-6, ""))
-    'The port first goes wrong inside up: its output `out` has other values, though what enters it is right (step 2, call 0).'
+    'The port first goes wrong inside up: its output `out` has other values, though what enters it
+    is right (step 2, call 0).'
     """
     in_reference = finding.module is not None
     module = finding.module if in_reference else finding.port_module
@@ -102,7 +117,11 @@ def headline(finding: Finding) -> str:
     if finding.kind == "missing":
         has, lacks = ("reference", "port") if in_reference else ("port", "reference")
         where, what = "at {module}", f"only the {has} has this, the {lacks} does not"
-    words = {"module": name(module), "tensor": escape(tensor or "the tensor"), "manner": _MANNERS[finding.kind]}
+    words = {
+        "module": name(module),
+        "tensor": escape(tensor or "the tensor"),
+        "manner": _MANNERS[finding.kind],
+    }
     when = "" if side == "parameter" else _when(finding)
     return f"The port first goes wrong {_fill(where, words)}: {_fill(what, words)}{when and f' ({when})'}."
 
@@ -125,29 +144,42 @@ def why(finding: Finding) -> str:
 
 
 def advice(finding: Finding, chain: Sequence[Comparison] = ()) -> tuple[str, list[tuple[str, str]]]:
-    """What to do next: a sentence, and for each program the environment that records just the neighbourhood, if that helps.
+    """What to do next: a sentence, and for each program the environment that records just the
+    neighbourhood, if that helps.
 
     The environment is quoted for a POSIX shell.
     """
     if finding.kind in _UNZOOMED:
         return _NEXT[finding.kind], []
-    before = next((one for one in reversed(chain) if one.state != "introduced" and one.module and one.port_module), None)
+    before = next(
+        (
+            one
+            for one in reversed(chain)
+            if one.state != "introduced" and one.module and one.port_module
+        ),
+        None,
+    )
     sides = (
         ("reference", finding.module, finding.step, before.module if before else None),
         ("port", finding.port_module, finding.port_step, before.port_module if before else None),
     )
     return _NEXT[finding.kind], [
-        (program, _environment(module, step, previous)) for program, module, step, previous in sides if module is not None
+        (program, _environment(module, step, previous))
+        for program, module, step, previous in sides
+        if module is not None
     ]
 
 
 def apart(report: Report) -> str:
-    """What brings several faults apart; empty where there is one, or where they were brought apart already.
+    """What brings several faults apart; empty where there is one, or where they were brought apart
+    already.
 
     >>> apart(Report("match"))
     ''
     """
-    hiding = len(report.introduced) > 1 and any(one.kind not in _UNZOOMED for one in report.introduced)
+    hiding = len(report.introduced) > 1 and any(
+        one.kind not in _UNZOOMED for one in report.introduced
+    )
     return _APART if hiding and not report.isolated else ""
 
 
@@ -180,11 +212,19 @@ def times(error: float, floor: float) -> str:
     ratio = excess_of(error, floor)
     if not math.isfinite(ratio):
         return "above"
-    return f"{ratio:.1f} times" if ratio < 10 else f"{float(f'{ratio:.2g}'):,.0f} times" if ratio < 1e7 else f"{ratio:.0e} times"
+    return (
+        f"{ratio:.1f} times"
+        if ratio < 10
+        else f"{float(f'{ratio:.2g}'):,.0f} times"
+        if ratio < 1e7
+        else f"{ratio:.0e} times"
+    )
 
 
 def excess_of(error: float | None, floor: float | None) -> float:
-    """Error over floor: 1 is just at the floor; infinite for what is not finite, 0 where there is no error."""
+    """Error over floor: 1 is just at the floor; infinite for what is not finite, 0 where there is
+    no error.
+    """
     if error is None or error == 0:
         return 0.0
     if not math.isfinite(error) or not floor:
@@ -193,7 +233,9 @@ def excess_of(error: float | None, floor: float | None) -> float:
 
 
 def excess(pair: Comparison) -> float:
-    """Error over floor of a compared pair; what was introduced counts as the largest of all that are as large."""
+    """Error over floor of a compared pair; what was introduced counts as the largest of all that
+    are as large.
+    """
     return excess_of(pair.error, pair.floor)
 
 
@@ -203,7 +245,9 @@ def worst(pairs: Iterable[Comparison]) -> Comparison | None:
 
 
 def at_the_finding(report: Report) -> list[Comparison]:
-    """The pairs of the step and loop in which the first finding lies (of all, where it lies in none), in order."""
+    """The pairs of the step and loop in which the first finding lies (of all, where it lies in
+    none), in order.
+    """
     first = report.first
     pairs = [pair for pair in report.compared if pair.state in CURVE and pair.side != "parameter"]
     if first is not None and first.step is not None:
@@ -217,7 +261,14 @@ def binned(pairs: Sequence[Item], bins: int) -> list[list[Item]]:
     >>> [len(group) for group in binned(list("abcde"), 2)]
     [2, 3]
     """
-    edges = [len(pairs) * position // min(bins, len(pairs)) for position in range(min(bins, len(pairs)) + 1)] if pairs else []
+    edges = (
+        [
+            len(pairs) * position // min(bins, len(pairs))
+            for position in range(min(bins, len(pairs)) + 1)
+        ]
+        if pairs
+        else []
+    )
     return [list(pairs[start:stop]) for start, stop in pairwise(edges)]
 
 
@@ -229,23 +280,39 @@ def by_step(report: Report) -> dict[Step, Comparison]:
             key = (pair.loop, pair.step)
             if key not in steps or (pair.error or 0) > (steps[key].error or 0):
                 steps[key] = pair
-    return dict(sorted(steps.items(), key=lambda item: tuple(-1 if one is None else one for one in item[0])))
+    return dict(
+        sorted(steps.items(), key=lambda item: tuple(-1 if one is None else one for one in item[0]))
+    )
 
 
 def pair_of(report: Report, finding: Finding | None) -> Comparison | None:
     """The compared pair at a finding's place, None where the finding is of no pair."""
     if finding is None:
         return None
-    found = (finding.model, finding.module, finding.tensor, finding.loop, finding.step, finding.call)
-    places = ((one.model, one.module, one.tensor, one.loop, one.step, one.call) for one in report.compared)
-    return next((pair for pair, at in zip(report.compared, places, strict=True) if at == found), None)
+    found = (
+        finding.model,
+        finding.module,
+        finding.tensor,
+        finding.loop,
+        finding.step,
+        finding.call,
+    )
+    places = (
+        (one.model, one.module, one.tensor, one.loop, one.step, one.call) for one in report.compared
+    )
+    return next(
+        (pair for pair, at in zip(report.compared, places, strict=True) if at == found), None
+    )
 
 
 def place(finding: Finding) -> str:
     """A finding's module and which side of it, in few words."""
     in_reference = finding.module is not None
     side = finding.side if in_reference else finding.port_side
-    return _fill(_PLACES[side or "output"][0], {"module": name(finding.module if in_reference else finding.port_module)})
+    return _fill(
+        _PLACES[side or "output"][0],
+        {"module": name(finding.module if in_reference else finding.port_module)},
+    )
 
 
 def nearest(report: Report) -> str:
@@ -256,14 +323,22 @@ def nearest(report: Report) -> str:
     if not excess(top):
         return "None of them differs at all."
     where = f"{name(top.module)} `{escape(top.tensor)}` at {step_name((top.loop, top.step))}"
-    return f"Nearest to its floor of {number(top.floor)} is the error of {where}: {number(top.error)}."
+    return (
+        f"Nearest to its floor of {number(top.floor)} is the error of {where}: {number(top.error)}."
+    )
 
 
 def _in_full(finding: Finding) -> str:
     """A finding on one line."""
-    sizes = "" if finding.error is None else f", error {number(finding.error)}, floor {number(finding.floor)}"
+    sizes = (
+        ""
+        if finding.error is None
+        else f", error {number(finding.error)}, floor {number(finding.floor)}"
+    )
     tensor = finding.tensor if finding.module is not None else finding.port_tensor
-    where = ", ".join(part for part in (f"{place(finding)} `{escape(tensor or '–')}`", _when(finding)) if part)
+    where = ", ".join(
+        part for part in (f"{place(finding)} `{escape(tensor or '–')}`", _when(finding)) if part
+    )
     return f"{where}: {finding.kind}{sizes}. {escape(finding.explanation)}".rstrip()
 
 
@@ -301,13 +376,17 @@ def step_name(key: Step) -> str:
 
 @dataclass(slots=True)
 class _Page:
-    """The blocks of a report. few: how many entries of each list are shown, as many as a screen holds; None for all."""
+    """The blocks of a report. few: how many entries of each list are shown, as many as a screen
+    holds; None for all.
+    """
 
     report: Report
     colour: bool
     width: int
     few: int | None
-    drawn: list[str] | None = None  # the curves: what takes time for many pairs, and is the same whatever `few` is
+    drawn: list[str] | None = (
+        None  # the curves: what takes time for many pairs, and is the same whatever `few` is
+    )
 
     def lines(self) -> list[str]:
         """The whole report, an empty line between blocks."""
@@ -326,18 +405,39 @@ class _Page:
         if first is None:
             return []
         loops = bool(first.loop or first.port_loop)
-        header = ["", "model", "module", "tensor", "side", *(["loop"] if loops else []), "step", "call"]
+        header = [
+            "",
+            "model",
+            "module",
+            "tensor",
+            "side",
+            *(["loop"] if loops else []),
+            "step",
+            "call",
+        ]
         rows = [
             self._row("reference", first.model, first.module, first.tensor, first.side)
             + [_cell(one) for one in (*([first.loop] if loops else []), first.step, first.call)],
-            self._row("port", first.port_model, first.port_module, first.port_tensor, first.port_side)
-            + [_cell(one) for one in (*([first.port_loop] if loops else []), first.port_step, first.port_call)],
+            self._row(
+                "port", first.port_model, first.port_module, first.port_tensor, first.port_side
+            )
+            + [
+                _cell(one)
+                for one in (*([first.port_loop] if loops else []), first.port_step, first.port_call)
+            ],
         ]
         rank = "" if first.rank is None else f"This is rank {first.rank}."
         return [
             *self.wrap(f"✗ {headline(first)}", "red", hang="  "),
-            *table.render(header, [Line(row) for row in rows], left=5, colour=self.colour).splitlines(),
-            *self.wrap(" ".join(part for part in (size(first), rank, why(first)) if part), None, indent="  ", most=3),
+            *table.render(
+                header, [Line(row) for row in rows], left=5, colour=self.colour
+            ).splitlines(),
+            *self.wrap(
+                " ".join(part for part in (size(first), rank, why(first)) if part),
+                None,
+                indent="  ",
+                most=3,
+            ),
             *self.weaker(),
         ]
 
@@ -350,13 +450,20 @@ class _Page:
         if self.report.first is None:
             return []
         sentence, environments = advice(self.report.first, self.report.chain)
-        commands = [f"  {program:9}  {self.paint(escape(values), 'bold')}" for program, values in environments]
+        commands = [
+            f"  {program:9}  {self.paint(escape(values), 'bold')}"
+            for program, values in environments
+        ]
         return [sentence, *commands, *self.wrap(apart(self.report), None)]
 
     def chain(self) -> list[str]:
         """From the inputs to the finding."""
         pairs = list(self.report.chain)
-        if pairs and pairs[-1].state != "introduced" and (found := pair_of(self.report, self.report.first)) is not None:
+        if (
+            pairs
+            and pairs[-1].state != "introduced"
+            and (found := pair_of(self.report, self.report.first)) is not None
+        ):
             pairs.append(found)
         if not pairs:
             return []
@@ -382,9 +489,27 @@ class _Page:
         ]
         if hidden:
             lines.insert(
-                1, Line(["", f"… {len(hidden):,} more: {_counted(pair.state for pair in hidden)}", "", "", "", ""], "dim")
+                1,
+                Line(
+                    [
+                        "",
+                        f"… {len(hidden):,} more: {_counted(pair.state for pair in hidden)}",
+                        "",
+                        "",
+                        "",
+                        "",
+                    ],
+                    "dim",
+                ),
             )
-        header = ["", "from the inputs to it", "tensor", "in the port" if any(ports) else "", "error", "floor"]
+        header = [
+            "",
+            "from the inputs to it",
+            "tensor",
+            "in the port" if any(ports) else "",
+            "error",
+            "floor",
+        ]
         return table.render(header, lines, left=4, colour=self.colour).splitlines()
 
     def further(self) -> list[str]:
@@ -394,17 +519,30 @@ class _Page:
             return []
         title = f"{_plural(len(further), 'further finding')}, independent of it"
         if self.few is None:
-            return [self.paint(title, "bold"), *(self.paint(f"✗ {_in_full(one)}", "red") for one in further)]
+            return [
+                self.paint(title, "bold"),
+                *(self.paint(f"✗ {_in_full(one)}", "red") for one in further),
+            ]
         room = self.width - 45
         lines = [
             Line(
-                ["✗", self.tail(place(one), room), one.kind, _cell(_moment(one)[1]), number(one.error), number(one.floor)], "red"
+                [
+                    "✗",
+                    self.tail(place(one), room),
+                    one.kind,
+                    _cell(_moment(one)[1]),
+                    number(one.error),
+                    number(one.floor),
+                ],
+                "red",
             )
             for one in further[: self.few]
         ]
         if left_out := len(further) - len(lines):
             lines.append(Line(["", f"… {left_out:,} more (--all)", "", "", "", ""], "dim"))
-        return table.render(["", title, "kind", "step", "error", "floor"], lines, left=3, colour=self.colour).splitlines()
+        return table.render(
+            ["", title, "kind", "step", "error", "floor"], lines, left=3, colour=self.colour
+        ).splitlines()
 
     def curves(self) -> list[str]:
         """Error by depth, and by step where there are several."""
@@ -416,12 +554,18 @@ class _Page:
         """How sure a match is."""
         report = self.report
         said = f"✓ The port computes what the reference computes: {_plural(report.pairs, 'pair')} of tensors within their floors."
-        return [*self.wrap(said, "bold", hang="  "), *self.wrap(nearest(report), None, indent="  "), *self.weaker()]
+        return [
+            *self.wrap(said, "bold", hang="  "),
+            *self.wrap(nearest(report), None, indent="  "),
+            *self.weaker(),
+        ]
 
     def incomparable(self) -> list[str]:
         """Why nothing can be said."""
         return self.wrap(
-            f"These recordings cannot be compared: {self.report.reason or 'no reason is known'}", "yellow", hang="  "
+            f"These recordings cannot be compared: {self.report.reason or 'no reason is known'}",
+            "yellow",
+            hang="  ",
         )
 
     def asides(self) -> list[str]:
@@ -430,37 +574,66 @@ class _Page:
         if report.harmless:
             kinds = _counted(harm(one) for one in report.harmless)
             whole = self.few is None
-            lines += self._listed(f"harmless: {kinds}", [_in_full(one) if whole else place(one) for one in report.harmless])
+            lines += self._listed(
+                f"harmless: {kinds}",
+                [_in_full(one) if whole else place(one) for one in report.harmless],
+            )
         for side, modules in report.unpaired.items():
             if modules:
-                lines += self._listed(f"only in the {side}: {len(modules):,}", module_names(modules))
+                lines += self._listed(
+                    f"only in the {side}: {len(modules):,}", module_names(modules)
+                )
         if report.ambiguous:
-            lines += self._listed(f"not told apart: {len(report.ambiguous):,}", module_names(report.ambiguous))
+            lines += self._listed(
+                f"not told apart: {len(report.ambiguous):,}", module_names(report.ambiguous)
+            )
         if report.compared_left_out:
-            lines.append(f"not drawn: {report.compared_left_out:,} compared pairs of steps without a difference")
+            lines.append(
+                f"not drawn: {report.compared_left_out:,} compared pairs of steps without a difference"
+            )
         for warning in report.warnings[: self.few]:
             lines += self.wrap(f"! {warning}", "yellow", hang="  ", most=1)
         if self.few is not None and len(report.warnings) > self.few:
-            lines.append(self.paint(f"! … {len(report.warnings) - self.few:,} more warnings (--all)", "yellow"))
+            lines.append(
+                self.paint(
+                    f"! … {len(report.warnings) - self.few:,} more warnings (--all)", "yellow"
+                )
+            )
         return lines
 
     def verdict(self) -> list[str]:
         """The last line: what a person sees above the prompt."""
         styles = {"match": "bold", "diverged": "red", "incomparable": "yellow"}
-        return [f"{self.paint(self.report.verdict, styles[self.report.verdict])}: {counts(self.report)}"]
+        return [
+            f"{self.paint(self.report.verdict, styles[self.report.verdict])}: {counts(self.report)}"
+        ]
 
     def paint(self, text: str, style: str) -> str:
         """The text in a style, if there are colours."""
         return paint(text, style, self.colour)
 
     def tail(self, text: str, room: int) -> str:
-        """A name, whose end tells most, without its beginning where it is longer than the room for it and not all is shown."""
-        return text if self.few is None or len(text) <= max(room, 12) else f"…{text[1 - max(room, 12) :]}"
+        """A name, whose end tells most, without its beginning where it is longer than the room for
+        it and not all is shown.
+        """
+        return (
+            text
+            if self.few is None or len(text) <= max(room, 12)
+            else f"…{text[1 - max(room, 12) :]}"
+        )
 
     def wrap(
-        self, text: str, style: str | None, *, indent: str = "", hang: str | None = None, most: int | None = None
+        self,
+        text: str,
+        style: str | None,
+        *,
+        indent: str = "",
+        hang: str | None = None,
+        most: int | None = None,
     ) -> list[str]:
-        """Lines of a sentence, escaped; the last one ends in … where there are more than `most`, unless everything is shown."""
+        """Lines of a sentence, escaped; the last one ends in … where there are more than `most`,
+        unless everything is shown.
+        """
         lines = textwrap.wrap(
             escape(text),
             self.width,
@@ -472,7 +645,14 @@ class _Page:
         )
         return [paint(line, style, self.colour) for line in lines]
 
-    def _row(self, program: str, model: str | None, module: str | None, tensor: str | None, side: str | None) -> list[str]:
+    def _row(
+        self,
+        program: str,
+        model: str | None,
+        module: str | None,
+        tensor: str | None,
+        side: str | None,
+    ) -> list[str]:
         return [f"  {program}", model or "–", name(module), tensor or "–", side or "–"]
 
     def _listed(self, title: str, names: Sequence[str]) -> list[str]:
@@ -483,33 +663,56 @@ class _Page:
             more = f", … {len(names) - count:,} more" if count < len(names) else ""
             if sum(map(len, names[:count])) + 2 * count + len(title) + len(more) + 1 <= self.width:
                 return [f"{title} ({', '.join(names[:count])}{more})"]
-        return [f"{title} ({self.tail(names[0], self.width - len(title) - 5)}{', …' if len(names) > 1 else ''})"]
+        return [
+            f"{title} ({self.tail(names[0], self.width - len(title) - 5)}{', …' if len(names) > 1 else ''})"
+        ]
 
     def _by_depth(self) -> list[str]:
         pairs = at_the_finding(self.report)
-        columns = [top for group in binned(pairs, self.width - 10) if (top := worst(group)) is not None]
-        columns = [pair for pair in columns for _ in range(min((self.width - 10) // len(columns), _WIDEST))]
+        columns = [
+            top for group in binned(pairs, self.width - 10) if (top := worst(group)) is not None
+        ]
+        columns = [
+            pair for pair in columns for _ in range(min((self.width - 10) // len(columns), _WIDEST))
+        ]
         above = [pair for pair in columns if pair.state != "right"]
         if len(columns) < 2 or not above:
             return []
         level = _scale(columns, 8 * _CURVE_ROWS)
         heights = [0 if pair.state == "right" else level(pair.error) for pair in columns]
         first = self.report.first
-        step = "" if first is None or first.step is None else f" of {step_name((first.loop, first.step))}"
+        step = (
+            ""
+            if first is None or first.step is None
+            else f" of {step_name((first.loop, first.step))}"
+        )
         lines = [
             self.paint(
-                f"error by depth: {len(pairs):,} pairs{step} in the reference's order, log scale, · within its floor", "bold"
+                f"error by depth: {len(pairs):,} pairs{step} in the reference's order, log scale, · within its floor",
+                "bold",
             )
         ]
-        ends = {0: number(max(_errors(above), default=None)), _CURVE_ROWS - 1: number(_lowest(columns))}
+        ends = {
+            0: number(max(_errors(above), default=None)),
+            _CURVE_ROWS - 1: number(_lowest(columns)),
+        }
         for row in range(_CURVE_ROWS):
             below = 8 * (_CURVE_ROWS - 1 - row)
-            bars = "".join("·" if not height and not below else _BLOCKS[min(max(height - below, 0), 8)] for height in heights)
+            bars = "".join(
+                "·" if not height and not below else _BLOCKS[min(max(height - below, 0), 8)]
+                for height in heights
+            )
             lines.append(f"{ends.get(row, ''):>7}  {bars}".rstrip())
         if marks := [
-            at for at, pair in enumerate(columns) if pair.state == "introduced" and (not at or columns[at - 1] is not pair)
+            at
+            for at, pair in enumerate(columns)
+            if pair.state == "introduced" and (not at or columns[at - 1] is not pair)
         ]:
-            lines.append(self.paint(f"{'':9}{self._marked(marks, '' if first is None else place(first))}", "red"))
+            lines.append(
+                self.paint(
+                    f"{'':9}{self._marked(marks, '' if first is None else place(first))}", "red"
+                )
+            )
         return lines
 
     def _marked(self, marks: list[int], label: str) -> str:
@@ -525,12 +728,15 @@ class _Page:
         steps = list(by_step(self.report).items())
         if len(steps) < 2 or all(pair.state == "right" for _, pair in steps):
             return []
-        tops = [max(group, key=lambda step: step[1].error or 0)[1] for group in binned(steps, self.width // 2 - 10)]
+        tops = [
+            max(group, key=lambda step: step[1].error or 0)[1]
+            for group in binned(steps, self.width // 2 - 10)
+        ]
         level = _scale(tops, 8)
-        bars = "".join("·" if pair.state == "right" else _BLOCKS[level(pair.error)] for pair in tops)
-        said = (
-            f"{number(steps[0][1].error)} at {step_name(steps[0][0])}, {number(steps[-1][1].error)} at {step_name(steps[-1][0])}"
+        bars = "".join(
+            "·" if pair.state == "right" else _BLOCKS[level(pair.error)] for pair in tops
         )
+        said = f"{number(steps[0][1].error)} at {step_name(steps[0][0])}, {number(steps[-1][1].error)} at {step_name(steps[-1][0])}"
         return [f"{self.paint('error by step:', 'bold')} {bars}  {said}"]
 
 
@@ -553,7 +759,11 @@ def _moment(finding: Finding) -> tuple[int | None, int | None, int | None]:
 
 def _when(finding: Finding) -> str:
     words = zip(("loop", "step", "call"), _moment(finding), strict=True)
-    return ", ".join(f"{word} {value}" for word, value in words if value is not None and (word != "loop" or value))
+    return ", ".join(
+        f"{word} {value}"
+        for word, value in words
+        if value is not None and (word != "loop" or value)
+    )
 
 
 def _renamed(pair: Comparison) -> str:
@@ -564,7 +774,8 @@ def _renamed(pair: Comparison) -> str:
 
 
 def _shares(left: Sequence[str], right: Sequence[str], room: int) -> tuple[int, int]:
-    """How many columns two columns of names get: what they need, and where that is too much, the shorter one as much as half.
+    """How many columns two columns of names get: what they need, and where that is too much, the
+    shorter one as much as half.
 
     >>> _shares(["a" * 30], ["b" * 10], 30), _shares(["a" * 30], ["b" * 40], 30), _shares(["a"], ["b"], 30)
     ((20, 10), (15, 15), (1, 1))
@@ -580,9 +791,13 @@ def _shares(left: Sequence[str], right: Sequence[str], room: int) -> tuple[int, 
 
 
 def _environment(module: str, step: int | None, previous: str | None) -> str:
-    """The variables that record one module's neighbourhood: what lies in its container, and what ran right before it."""
+    """The variables that record one module's neighbourhood: what lies in its container, and what
+    ran right before it.
+    """
     container = _container(module) or module
-    names = [container] if previous is None or _inside(previous, container) else [container, previous]
+    names = (
+        [container] if previous is None or _inside(previous, container) else [container, previous]
+    )
     found = "|".join(re.escape(one) for one in names)
     pattern = f"^{found}(\\.|$)" if len(names) == 1 else f"^({found})(\\.|$)"
     steps = "" if step is None else f"OTEL_TORCH_STEPS={step} "
@@ -606,7 +821,9 @@ def _inside(module: str, container: str) -> bool:
 
 
 def _scale(pairs: Sequence[Comparison], levels: int) -> Callable[[float | None], int]:
-    """A function from an error to a level from 1 to `levels`, by its logarithm, from the smallest floor to the largest error."""
+    """A function from an error to a level from 1 to `levels`, by its logarithm, from the smallest
+    floor to the largest error.
+    """
     low = math.log10(_lowest(pairs))
     high = max(math.log10(max(_errors(pairs), default=1.0)), low + 1e-9)
 

@@ -1,7 +1,9 @@
-"""Writes what a comparison found to correspond as a map: to be read, corrected where it is wrong, and given back.
+"""Writes what a comparison found to correspond as a map: to be read, corrected where it is wrong,
+and given back.
 
-Forty blocks are one line: where the indices of both names agree, a `*` stands for them. What is written must mean the same
-when it is read, so that a `*` is only written where it matches nothing else.
+Forty blocks are one line: where the indices of both names agree, a `*` stands for them. What is
+written must mean the same when it is read, so that a `*` is only written where it matches nothing
+else.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.mapping import SCHEMA, SIDES, Correspondence, Names, Side, quoted
 from otel_torch.parity.modules import ModulePairs, Place
 from otel_torch.parity.naming import carry, matcher, wildcards
 from otel_torch.parity.parameters import ParameterPair
-from otel_torch.parity.program import Parameter
 
 _HEAD = """\
 # What corresponds, as `otel-torch diff` found it: the name in the reference = the name in the port.
@@ -57,9 +59,10 @@ def save_map(
 ) -> None:
     """Write what was found. Raises OSError where the file cannot be written.
 
-    models: reference's -> port's. weights: the parameter pairs, for those that do not follow from the pairs of modules.
-    given: the map that was in force; what it keeps apart, and how it lays out tensors, is handed on. ambiguous: for a module
-    of the reference those of the port that would have been as good as its own. titles: what the recordings are called.
+    models: reference's -> port's. weights: the parameter pairs, for those that do not follow from
+    the pairs of modules. given: the map that was in force; what it keeps apart, and how it lays out
+    tensors, is handed on. ambiguous: for a module of the reference those of the port that would
+    have been as good as its own. titles: what the recordings are called.
     """
     writer = _Writer(found, models, weights, (reference, port), given, ambiguous or {})
     head = _HEAD.format(*map(quoted, titles), SCHEMA)
@@ -87,7 +90,10 @@ class _Writer:
 
     def text(self) -> str:
         tables = [
-            _table("models", [(f"{quoted(one)} = {quoted(other)}", "") for one, other in self._models.items()]),
+            _table(
+                "models",
+                [(f"{quoted(one)} = {quoted(other)}", "") for one, other in self._models.items()],
+            ),
             _table("modules", self._module_lines()),
             _table("fused.port", self._fused_lines(1)),
             _table("fused.reference", self._fused_lines(0)),
@@ -97,7 +103,8 @@ class _Writer:
         ]
         return "".join(tables)
 
-    # -- pairs ---------------------------------------------------------------------------------------------------------
+    # -- pairs
+    # ----------------------------------------------------------------------------------------------
 
     def _module_lines(self) -> Iterator[tuple[str, str]]:
         rows = {one: (other,) for one, other in self._found.one.items() if one[1] or other[1]}
@@ -107,8 +114,14 @@ class _Writer:
     def _said_of(self, members: Sequence[Place]) -> str:
         """How modules were paired, for a comment."""
         kinds = Counter(self._how(one) for one in members)
-        text = ", ".join(kind if count == len(members) else f"{count} by {kind}" for kind, count in kinds.most_common())
-        rivals = {one: [rival for rival in self._ambiguous.get(one, ()) if rival != self._found.one[one]] for one in members}
+        text = ", ".join(
+            kind if count == len(members) else f"{count} by {kind}"
+            for kind, count in kinds.most_common()
+        )
+        rivals = {
+            one: [rival for rival in self._ambiguous.get(one, ()) if rival != self._found.one[one]]
+            for one in members
+        }
         unsure = [one for one in members if rivals[one]]
         if unsure:
             others = " or ".join(quoted(rival[1]) for rival in rivals[unsure[0]][:3])
@@ -118,15 +131,23 @@ class _Writer:
     def _how(self, one: Place) -> str:
         other = self._found.one[one]
         pairs = self._found.weights.get((one, other), ())
-        kinds = {"different" if pair.how != "map" and not pair.equal else pair.how for pair in pairs}
+        kinds = {
+            "different" if pair.how != "map" and not pair.equal else pair.how for pair in pairs
+        }
         if kinds:
             return " and ".join(text for kind, text in _HOW.items() if kind in kinds)
         return "what they hold" if one in self._found.containers else "name alone"
 
     def _fused_lines(self, side: Side) -> Iterator[tuple[str, str]]:
-        """Modules that are made of others; where not all their parameters are so made, the parameters."""
+        """Modules that are made of others; where not all their parameters are so made, the
+        parameters.
+        """
         groups = (self._found.wholes, self._found.parts)[side]
-        rows = {whole: tuple(parts) for whole, parts in groups.items() if self._is_whole(side, whole, parts)}
+        rows = {
+            whole: tuple(parts)
+            for whole, parts in groups.items()
+            if self._is_whole(side, whole, parts)
+        }
         single = {
             (one.model, one.full): tuple((part.model, part.full) for part in parts)
             for one, parts in self._fusions(side)
@@ -144,15 +165,22 @@ class _Writer:
                 yield whole[0], parts
 
     def _is_whole(self, side: Side, whole: Place, parts: Sequence[Place]) -> bool:
-        """Whether a module is made of these and of nothing else, and they are parts of nothing else."""
+        """Whether a module is made of these and of nothing else, and they are parts of nothing
+        else.
+        """
         paired = {*self._found.one}, {*self._found.one.values()}
         if len(parts) < 2 or whole in paired[side] or not paired[1 - side].isdisjoint(parts):
             return False
         groups = (self._found.wholes, self._found.parts)[side]
-        if any(other != whole and not set(parts).isdisjoint(others) for other, others in groups.items()):
+        if any(
+            other != whole and not set(parts).isdisjoint(others) for other, others in groups.items()
+        ):
             return False
         made = [(one, of) for one, of in self._fusions(side) if one.place == whole]
-        return all([part.place for part in of] == list(parts) and {part.name for part in of} == {one.name} for one, of in made)
+        return all(
+            [part.place for part in of] == list(parts) and {part.name for part in of} == {one.name}
+            for one, of in made
+        )
 
     def _parameter_lines(self) -> Iterator[tuple[str, str]]:
         """Pairs that do not follow from those of their modules."""
@@ -165,12 +193,16 @@ class _Writer:
         for key, partners, members in self._folded(rows, 0, self._parameters):
             yield f"{quoted(key)} = {quoted(partners[0])}", _times(members)
 
-    # -- what has no pair ----------------------------------------------------------------------------------------------
+    # -- what has no pair
+    # ----------------------------------------------------------------------------------------------
 
     def _unpaired(self) -> str:
         """What the map in force keeps apart, then, as comments, what nothing corresponds to."""
         kept = [
-            [entry.name for entry in self._given.map.unpaired if entry.side == side] if self._given else [] for side in (0, 1)
+            [entry.name for entry in self._given.map.unpaired if entry.side == side]
+            if self._given
+            else []
+            for side in (0, 1)
         ]
         paired: tuple[set[Place], set[Place]] = {*self._found.one}, {*self._found.one.values()}
         for side, groups in enumerate((self._found.wholes, self._found.parts)):
@@ -180,7 +212,9 @@ class _Writer:
         for side in (0, 1):
             text += f"{SIDES[side]} = [{', '.join(map(quoted, kept[side]))}]\n"
         for side in (0, 1):
-            alone: dict[Place, tuple[Place, ...]] = {place: () for place in self._modules[side] if place not in paired[side]}
+            alone: dict[Place, tuple[Place, ...]] = {
+                place: () for place in self._modules[side] if place not in paired[side]
+            }
             if alone:
                 text += f"# {_ALONE[side]}: {len(alone)} modules that only the {SIDES[side]} has\n"
             for key, _, members in self._folded(alone, 0 if side == 0 else 1, self._modules):
@@ -191,24 +225,32 @@ class _Writer:
         for entry, layout in self._given.map.layouts if self._given else ():
             yield f"{quoted(entry.name)} = {quoted(layout.text)}", ""
 
-    # -- folding -------------------------------------------------------------------------------------------------------
+    # -- folding
+    # ----------------------------------------------------------------------------------------------
 
     def _folded(
         self, rows: Mapping[Place, tuple[Place, ...]], side: Side, names: Sequence[Sequence[Place]]
     ) -> Iterator[tuple[str, tuple[str, ...], list[Place]]]:
-        """(name, its partners, the places that this line speaks of), model by model, in the order of the program."""
+        """(name, its partners, the places that this line speaks of), model by model, in the order
+        of the program.
+        """
         groups: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = defaultdict(dict)
         for model, name in names[side]:
             partners = rows.get((model, name))
             if partners is not None:
-                groups[model, tuple(other for other, _ in partners)][name] = tuple(partner for _, partner in partners)
+                groups[model, tuple(other for other, _ in partners)][name] = tuple(
+                    partner for _, partner in partners
+                )
         for (model, others), group in groups.items():
             universe = [name for one, name in names[side] if one == model]
             there = [{name for one, name in names[1 - side] if one == other} for other in others]
             for key, folded, members in fold(group, universe, there):
                 yield (
                     self._prefix(model) + key,
-                    tuple(self._prefix(other) + partner for other, partner in zip(others, folded, strict=True)),
+                    tuple(
+                        self._prefix(other) + partner
+                        for other, partner in zip(others, folded, strict=True)
+                    ),
                     [(model, member) for member in members],
                 )
 
@@ -224,17 +266,24 @@ def _table(title: str, lines: Iterable[tuple[str, str]]) -> str:
     """A table of a map, its comments below each other; "" for an empty one."""
     rows = list(lines)
     width = min(max((len(line) for line, _ in rows), default=0), 88)
-    body = "".join(f"{line.ljust(width)}  # {said}\n" if said else f"{line}\n" for line, said in rows)
+    body = "".join(
+        f"{line.ljust(width)}  # {said}\n" if said else f"{line}\n" for line, said in rows
+    )
     return f"\n[{title}]\n{body}" if rows else ""
 
 
-# -- patterns --------------------------------------------------------------------------------------------------------------
+# -- patterns
+# --------------------------------------------------------------------------------------------------
 
 
-def fold(rows: Rows, universe: Iterable[str], others: Sequence[set[str]]) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Lines that say the same as `rows`, in their order, with `*` where indices agree: (name, its partners, what it covers).
+def fold(
+    rows: Rows, universe: Iterable[str], others: Sequence[set[str]]
+) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """Lines that say the same as `rows`, in their order, with `*` where indices agree: (name, its
+    partners, what it covers).
 
-    universe: all names that a pattern could match. others: for each partner, all names that it could become.
+    universe: all names that a pattern could match. others: for each partner, all names that it
+    could become.
 
     >>> rows = {"a.0.q": ("b.0.x",), "a.1.q": ("b.1.x",), "a.2.q": ("b.9.x",)}
     >>> [line[:2] for line in fold(rows, rows, [{"b.0.x", "b.1.x", "b.2.x", "b.9.x"}])]
@@ -249,7 +298,9 @@ def fold(rows: Rows, universe: Iterable[str], others: Sequence[set[str]]) -> lis
             members[candidate].append(name)
     chosen: dict[str, tuple[str, tuple[str, ...]]] = {}  # name -> the pattern that says it
     exact: set[str] = set()  # said without a pattern, whatever patterns match
-    for candidate, names in sorted(members.items(), key=lambda item: (-len(item[1]), len(wildcards(item[0][0])))):
+    for candidate, names in sorted(
+        members.items(), key=lambda item: (-len(item[1]), len(wildcards(item[0][0])))
+    ):
         names = [name for name in names if name not in chosen and name not in exact]
         if len(names) < 2:
             continue
@@ -278,14 +329,17 @@ def fold(rows: Rows, universe: Iterable[str], others: Sequence[set[str]]) -> lis
 
 
 def _candidates(name: str, partners: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every way to write `*` for indices of a name and the same ones, in the same order, of its partners."""
+    """Every way to write `*` for indices of a name and the same ones, in the same order, of its
+    partners.
+    """
     parts = name.split(".")
     positions = _indices(parts)
     for count in range(1, len(positions) + 1):
         for opened in itertools.combinations(positions, count):
             values = [parts[position] for position in opened]
             yield from itertools.product(
-                [_opened(parts, opened)], itertools.product(*(_ways(other, values) for other in partners))
+                [_opened(parts, opened)],
+                itertools.product(*(_ways(other, values) for other in partners)),
             )
 
 

@@ -1,7 +1,9 @@
-"""How a value of one program and one of the other compare: the same, the same in another order, or something else.
+"""How a value of one program and one of the other compare: the same, the same in another order, or
+something else.
 
-The sketch decides where there is one; statistics, which see no order, decide where there is none and tell a permutation
-from another value where there is. Extremes never decide: one unit at the maximum is 0.4 % in bf16.
+The sketch decides where there is one; statistics, which see no order, decide where there is none
+and tell a permutation from another value where there is. Extremes never decide: one unit at the
+maximum is 0.4 % in bf16.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.parity.program import Value
+from otel_torch.parity.call_graph import Value
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 
-# equal: within the limit. order: the same numbers in another order, though of one shape. layout: likewise, but in shapes
-# that have another order anyway. repeated: one is the other several times. different: none of these
+# equal: within the limit. order: the same numbers in another order, though of one shape. layout:
+# likewise, but in shapes that have another order anyway. repeated: one is the other several times.
+# different: none of these
 State = Literal["equal", "order", "layout", "repeated", "shape", "nonfinite", "different"]
 
 RIGHT: frozenset[State] = frozenset({"equal", "layout", "repeated"})
-# where statistics decide, how much they may be off: sums see less than sketches, and several are looked at
+# where statistics decide, how much they may be off: sums see less than sketches, and several are
+# looked at
 STATISTICS_FACTOR = 4.0
 # how many times its limit the error of a permuted tensor has at the least
 FAR = 20.0
@@ -28,7 +32,9 @@ FAR = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """error, limit: relative L2, or of the worst statistic where there is no sketch; None where none can be had."""
+    """error, limit: relative L2, or of the worst statistic where there is no sketch; None where
+    none can be had.
+    """
 
     state: State
     error: float | None
@@ -42,8 +48,9 @@ class Relation:
 
 @dataclass(slots=True)
 class Comparer:
-    """Compares values, each pair once. floors: of the reference's values, relative, by value. reordered: those that the port,
-    as a map says, keeps in another order."""
+    """Compares values, each pair once. floors: of the reference's values, relative, by value.
+    reordered: those that the port, as a map says, keeps in another order.
+    """
 
     tolerance: Tolerance
     floors: dict[Value, float] = field(default_factory=dict)
@@ -67,7 +74,9 @@ class Comparer:
         if reference.exact and port.exact:
             return 0.0
         base = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
-        base = max(base, self.tolerance.base(str(one.row.get("dtype", "")) for one in (reference, port)))
+        base = max(
+            base, self.tolerance.base(str(one.row.get("dtype", "")) for one in (reference, port))
+        )
         if base <= SINGLE:
             return max(base, factor * self.floors.get(reference, 0.0))
         return self.tolerance.with_noise(base, self.floors.get(reference), factor)
@@ -81,13 +90,18 @@ class Comparer:
         error = sketch_error(one, other)
         if error is None:
             error = statistics_error(one.row, other.row)
-            return Relation("equal" if error is None or error <= STATISTICS_FACTOR * limit else "different", error, limit)
+            return Relation(
+                "equal" if error is None or error <= STATISTICS_FACTOR * limit else "different",
+                error,
+                limit,
+            )
         if error <= limit:
             return Relation("equal", error, limit)
         apart = statistics_error(one.row, other.row)
         if apart is None:
             return Relation("different", error, limit)
-        # a permutation moves far and leaves every sum as it was; what was wrong by rounding before averages out in sums
+        # a permutation moves far and leaves every sum as it was; what was wrong by rounding before
+        # averages out in sums
         permuted = error > FAR * limit and apart <= _averaged(limit, one)
         if shapes_meet(one, other) and one not in self.reordered:
             return Relation("order" if permuted else "different", error, limit)
@@ -116,11 +130,18 @@ def _norm(value: Value) -> float:
 
 
 def statistics_error(one: dict[str, Any], other: dict[str, Any]) -> float | None:
-    """How far the order-blind statistics of two rows are apart, the worst of them, relative to the tensor's size; None
-    where they have none in common."""
+    """How far the order-blind statistics of two rows are apart, the worst of them, relative to the
+    tensor's size; None where they have none in common.
+    """
     errors = []
     scale = max(
-        (abs(float(row[name])) for row in (one, other) for name in ("abs_mean", "rms") if _number(row.get(name))), default=0
+        (
+            abs(float(row[name]))
+            for row in (one, other)
+            for name in ("abs_mean", "rms")
+            if _number(row.get(name))
+        ),
+        default=0,
     )
     root = math.sqrt(max(_numel(one), 1))
     for name, unit in (
@@ -150,29 +171,40 @@ def _numel(row: dict[str, Any]) -> int:
 
 
 def shapes_meet(one: Value, other: Value) -> bool:
-    """Whether the two have a shape in common, or shapes of which one only splits the dimensions of the other: their elements
-    should then be in one order."""
+    """Whether the two have a shape in common, or shapes of which one only splits the dimensions of
+    the other: their elements should then be in one order.
+    """
     mine, theirs = ({_ends(shape) for shape in value.shapes} for value in (one, other))
     return any(first <= second or second <= first for first in mine for second in theirs)
 
 
 def _ends(shape: tuple[int, ...]) -> frozenset[int]:
-    """After how many elements each dimension begins anew, from the outermost: what splitting one only adds to."""
+    """After how many elements each dimension begins anew, from the outermost: what splitting one
+    only adds to.
+    """
     return frozenset(math.prod(shape[: index + 1]) for index in range(len(shape))) - {1}
 
 
 def _repeats(one: Value, other: Value, limit: float) -> bool:
-    """Whether the larger value is the smaller one several times: a table that one program expands and the other does not."""
+    """Whether the larger value is the smaller one several times: a table that one program expands
+    and the other does not.
+    """
     small, large = sorted((one, other), key=lambda value: value.numel)
     if small.numel <= 0 or large.numel % small.numel:
         return False
     a, b = small.row, large.row
     names = ("abs_mean", "mean", "min", "max")
-    known = [(name, float(a[name]), float(b[name])) for name in names if _number(a.get(name)) and _number(b.get(name))]
+    known = [
+        (name, float(a[name]), float(b[name]))
+        for name in names
+        if _number(a.get(name)) and _number(b.get(name))
+    ]
     scale = max((max(abs(x), abs(y)) for _, x, y in known), default=0.0)
     # what was wrong by rounding before averages out in means, not in extremes
     slack = {"abs_mean": _averaged(limit, small), "mean": _averaged(limit, small)}
-    return len(known) >= 3 and all(abs(x - y) <= slack.get(name, max(limit, SINGLE)) * scale for name, x, y in known)
+    return len(known) >= 3 and all(
+        abs(x - y) <= slack.get(name, max(limit, SINGLE)) * scale for name, x, y in known
+    )
 
 
 def _averaged(limit: float, value: Value) -> float:

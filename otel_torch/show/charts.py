@@ -1,13 +1,15 @@
-"""What the page of a recording draws of its numbers, and the script that draws it when something else is chosen.
+"""What the page of a recording draws of its numbers, and the script that draws it when something
+else is chosen.
 
-Everything is drawn by one of five plots without values, into which the script puts those of the statistic that was chosen.
+Everything is drawn by one of five plots without values, into which the script puts those of the
+statistic that was chosen.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from otel_torch.page import grid_axes, plot_of, sentence
+from otel_torch.rendering.page import grid_axes, plot_of, sentence
 from otel_torch.show.grid import COUNTS, Grid
 
 # the field of a plot that has a line for each of its values
@@ -155,7 +157,9 @@ def section(grid: Grid) -> list[str]:
         f"are shown, the sum of {', '.join(f'`{name}`' for name in sorted(COUNTS))}, and of all else the largest in magnitude."
     )
     if grid.left_out:
-        said.append(f"Left out: {len(grid.left_out):,} further statistics, {', '.join(list(grid.left_out)[:5])} among them.")
+        said.append(
+            f"Left out: {len(grid.left_out):,} further statistics, {', '.join(list(grid.left_out)[:5])} among them."
+        )
     lines = [
         "<h2>Module × step</h2>",
         f'<p class="faint">{sentence(" ".join(said))}</p>',
@@ -235,7 +239,13 @@ def templates(columns: int) -> dict[str, Any]:
                 "encoding": spread("y", "middle", x=at_step),
             },
             {
-                "mark": {"type": "point", "filled": True, "color": "var(--dtype)", "size": 30, "opacity": 1},
+                "mark": {
+                    "type": "point",
+                    "filled": True,
+                    "color": "var(--dtype)",
+                    "size": 30,
+                    "opacity": 1,
+                },
                 "encoding": spread("y", "middle", x=at_step, tooltip=tooltip),
             },
         ],
@@ -272,12 +282,25 @@ def templates(columns: int) -> dict[str, Any]:
         "scale": {"type": "sqrt", "scheme": "viridis", "domainMin": 0},
         "legend": {"format": ".0%"},
     }
-    name = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "row"}, "axis": {"labelLimit": 360}}
+    name = {
+        "field": "name",
+        "type": "nominal",
+        "title": None,
+        "sort": {"field": "row"},
+        "axis": {"labelLimit": 360},
+    }
     cell = {"type": "rect", "stroke": "var(--back)", "strokeWidth": 0.5}
     of_modules = plot_of(
-        [], height={"step": 15}, mark=cell, encoding={"x": magnitude, "y": name, "color": share, "tooltip": tooltip}
+        [],
+        height={"step": 15},
+        mark=cell,
+        encoding={"x": magnitude, "y": name, "color": share, "tooltip": tooltip},
     )
-    upside = {**magnitude, "sort": {"field": "bin", "order": "descending"}, "axis": {"labelOverlap": True}}
+    upside = {
+        **magnitude,
+        "sort": {"field": "bin", "order": "descending"},
+        "axis": {"labelOverlap": True},
+    }
     of_steps = plot_of(
         [],
         **narrow,

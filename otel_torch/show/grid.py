@@ -1,7 +1,9 @@
-"""A recording of any length as a grid of tensors by steps, in bounded memory: what pictures are drawn from.
+"""A recording of any length as a grid of tensors by steps, in bounded memory: what pictures are
+drawn from.
 
-A million records are more than a page can hold and more than a person can see. So steps are put together in twos as soon as
-there are too many, and of what falls into one cell the most telling value stays.
+A million records are more than a page can hold and more than a person can see. So steps are put
+together in twos as soon as there are too many, and of what falls into one cell the most telling
+value stays.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.recording import Row
+from otel_torch.recording.reader import Row
 from otel_torch.records import FINGERPRINTS
 from otel_torch.settings import STATISTICS
 
@@ -29,7 +31,8 @@ _CHUNK = 8192  # rows that are put into arrays at once
 _PLACE = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
 _ALIGNMENT = ("class", "argument", "value", "storage", "order", "parent", "shard")
 _NO_STATISTIC = {*_PLACE, *_ALIGNMENT, *FINGERPRINTS, "histogram", "shape", "dtype"}
-# of several values in a cell counts add up; of all else one stays: the smallest, the largest, or the one largest in magnitude
+# of several values in a cell counts add up; of all else one stays: the smallest, the largest, or
+# the one largest in magnitude
 COUNTS = frozenset({"nonfinite", "zeros", "numel"})
 _RANK: dict[str, Callable[[Floats], Floats]] = {"min": np.negative, "max": np.positive}
 
@@ -61,10 +64,12 @@ class Bad(NamedTuple):
 class Grid:
     """The records of a recording by tensor and step.
 
-    series: the tensors, in order of first sight; they number the rows. steps: in order of first sight; `width` neighbours of
-    them are one column. statistics: by name an array, shape (rows, columns), NaN where nothing was recorded and inf where
-    what was recorded is not finite. histograms: by row, shape (64,); step_histograms: by (kind of tensor, column) likewise.
-    bad: by row, in the order in which the tensors ceased to be finite. left_out: names of statistics beyond 24.
+    series: the tensors, in order of first sight; they number the rows. steps: in order of first
+    sight; `width` neighbours of them are one column. statistics: by name an array, shape (rows,
+    columns), NaN where nothing was recorded and inf where what was recorded is not finite.
+    histograms: by row, shape (64,); step_histograms: by (kind of tensor, column) likewise. bad: by
+    row, in the order in which the tensors ceased to be finite. left_out: names of statistics beyond
+    24.
     """
 
     def __init__(self) -> None:
@@ -96,7 +101,10 @@ class Grid:
     @property
     def columns(self) -> list[list[Step]]:
         """The steps of each column."""
-        return [self.steps[start : start + self.width] for start in range(0, len(self.steps), self.width)]
+        return [
+            self.steps[start : start + self.width]
+            for start in range(0, len(self.steps), self.width)
+        ]
 
     @property
     def statistics(self) -> dict[str, Floats]:
@@ -110,12 +118,16 @@ class Grid:
         if not rows:
             return
         places = [self._place(row) for row in rows]
-        while self.width * self._columns < len(self.steps) or (self._columns > 1 and self._columns * len(self.series) > CELLS):
+        while self.width * self._columns < len(self.steps) or (
+            self._columns > 1 and self._columns * len(self.series) > CELLS
+        ):
             self._widen()
         in_row = np.array([row for row, _ in places], dtype=np.int64)
         column = np.array([step for _, step in places], dtype=np.int64) // self.width
         bad = np.zeros(len(rows), dtype=bool)
-        for name in dict.fromkeys(name for row in rows for name in row if name not in _NO_STATISTIC):
+        for name in dict.fromkeys(
+            name for row in rows for name in row if name not in _NO_STATISTIC
+        ):
             values, known = _numbers([row.get(name) for row in rows])
             if not known.any():
                 continue
@@ -136,7 +148,9 @@ class Grid:
                 self._count(number, step // self.width, counts)
 
     def _place(self, row: Row) -> tuple[int, int]:
-        series = Series(row.get("model"), row["module"], row["tensor"], row.get("phase"), row.get("branch"))
+        series = Series(
+            row.get("model"), row["module"], row["tensor"], row.get("phase"), row.get("branch")
+        )
         in_row = self._row_of.get(series)
         if in_row is None:
             in_row = self._row_of[series] = len(self.series)
@@ -199,7 +213,8 @@ class Grid:
 
 
 def rank(name: str, values: Floats) -> Floats:
-    """Of several values of a statistic the one of the highest rank stays: a non-finite one, if there is one.
+    """Of several values of a statistic the one of the highest rank stays: a non-finite one, if
+    there is one.
 
     >>> rank("min", np.array([-3.0, 2.0, math.inf, math.nan])).tolist()
     [3.0, -2.0, inf, -inf]

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_torch.console import say
-from otel_torch.parity.recording import Row, read_metadata
-from otel_torch.progress import Progress
+from otel_torch.recording.reader import Row, read_metadata
 from otel_torch.records import FINGERPRINTS, spell
+from otel_torch.rendering.progress import Progress
+from otel_torch.rendering.table import Line, colourful, escape, paint, render, write
 from otel_torch.settings import STATISTICS
 from otel_torch.show.selection import Selection, place, troubles
-from otel_torch.table import Line, colourful, escape, paint, render, write
 
 SCHEMA = "otel_torch.show/1"
 
-# over several records the extremes are the extremes of all and counts add up; every other statistic is the last one
+# over several records the extremes are the extremes of all and counts add up; every other statistic
+# is the last one
 _SUMMARISE: dict[str, Callable[[float, float], float]] = {
     "min": lambda one, other: math.nan if one != one or other != other else min(one, other),
     "max": lambda one, other: math.nan if one != one or other != other else max(one, other),
@@ -36,11 +37,15 @@ _NAMES = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch"
 
 
 def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
-    """Print the table, or one JSON object. Returns 0, or 2 after one line on stderr where nothing is selected."""
+    """Print the table, or one JSON object. Returns 0, or 2 after one line on stderr where nothing
+    is selected.
+    """
     with progress:
         overview = _read(selection, progress)
     if not overview.groups:
-        say(f"{selection.path}: none of its {selection.records} records is selected; {selection.hint()}")
+        say(
+            f"{selection.path}: none of its {selection.records} records is selected; {selection.hint()}"
+        )
         return 2
     try:
         if as_json:
@@ -48,7 +53,9 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
         else:
             overview.print(colourful(sys.stdout))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; the interpreter's own flush at exit must not fail either
+    except (
+        BrokenPipeError
+    ):  # `| head` has seen enough; the interpreter's own flush at exit must not fail either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -92,7 +99,9 @@ class _Overview:
 
     def add(self, row: Row) -> None:
         """Take a selected record in."""
-        key: tuple[Any, ...] = tuple(row.get(name) for name in ("model", "module", "tensor", "phase", "branch"))
+        key: tuple[Any, ...] = tuple(
+            row.get(name) for name in ("model", "module", "tensor", "phase", "branch")
+        )
         if self.single:
             key = (*key, self.selection.selected)
         group = self.groups.setdefault(key, _Group(row))
@@ -101,7 +110,9 @@ class _Overview:
             self.first_bad = group.first_bad
 
     def ordered(self) -> list[_Group]:
-        """The groups, those with a non-finite value first, each part in the order of the recording."""
+        """The groups, those with a non-finite value first, each part in the order of the
+        recording.
+        """
         return sorted(self.groups.values(), key=lambda group: group.first_bad is None)
 
     def as_json(self) -> dict[str, Any]:
@@ -114,7 +125,8 @@ class _Overview:
             "warnings": self.warnings,
             "first_nonfinite": self.first_bad,
             "rows": [
-                {**_spell(group.row), "records": group.records, "finite": group.first_bad is None} for group in self.ordered()
+                {**_spell(group.row), "records": group.records, "finite": group.first_bad is None}
+                for group in self.ordered()
             ],
         }
 
@@ -124,12 +136,22 @@ class _Overview:
         for warning in self.warnings:
             write(sys.stdout, paint(escape(f"! {warning}"), "yellow", colour))
         if self.first_bad is not None:
-            write(sys.stdout, paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", colour))
+            write(
+                sys.stdout,
+                paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", colour),
+            )
         write(sys.stdout, "")
         groups = self.ordered()
         columns = _columns(groups, self.single)
-        lines = [Line([text(group) for _, text in columns], "red" if group.first_bad is not None else None) for group in groups]
-        left = sum(1 for name, _ in columns if name in ("", "model", "module", "tensor", "phase", "branch"))
+        lines = [
+            Line(
+                [text(group) for _, text in columns], "red" if group.first_bad is not None else None
+            )
+            for group in groups
+        ]
+        left = sum(
+            1 for name, _ in columns if name in ("", "model", "module", "tensor", "phase", "branch")
+        )
         write(sys.stdout, render([name for name, _ in columns], lines, left=left, colour=colour))
 
     def _heading(self) -> str:
@@ -147,7 +169,9 @@ class _Overview:
 
 def _read(selection: Selection, progress: Progress) -> _Overview:
     warnings: list[str] = []
-    overview = _Overview(selection, read_metadata(selection.path, warnings.append), warnings=warnings)
+    overview = _Overview(
+        selection, read_metadata(selection.path, warnings.append), warnings=warnings
+    )
     for row in selection.rows(warnings.append, progress):
         overview.add(row)
     warnings += troubles(overview.meta)
@@ -162,25 +186,50 @@ def _columns(groups: Sequence[_Group], single: bool) -> list[_Column]:
     columns: list[_Column] = [("", lambda group: "!" if group.first_bad is not None else "")]
     if _differ(groups, "model"):
         columns.append(("model", _text("model")))
-    columns += [("module", lambda group: group.row["module"] or "(root)"), ("tensor", _text("tensor"))]
+    columns += [
+        ("module", lambda group: group.row["module"] or "(root)"),
+        ("tensor", _text("tensor")),
+    ]
     columns += [(name, _text(name)) for name in ("phase", "branch") if _differ(groups, name)]
     if single:
-        columns += [(name, _text(name)) for name in ("loop", "step", "call") if name == "step" or _differ(groups, name)]
+        columns += [
+            (name, _text(name))
+            for name in ("loop", "step", "call")
+            if name == "step" or _differ(groups, name)
+        ]
     else:
         columns.append(("records", lambda group: str(group.records)))
         if any(group.first_bad for group in groups):
             columns.append(("bad since", lambda group: _since(group.first_bad)))
     recorded = {name for group in groups for name in group.row}
-    columns += [(name, _text(name)) for name in STATISTICS if name in recorded and name not in _NO_COLUMN]
+    columns += [
+        (name, _text(name)) for name in STATISTICS if name in recorded and name not in _NO_COLUMN
+    ]
     known = {*STATISTICS, *_NAMES}
     further = dict.fromkeys(
-        name for group in groups for name, value in group.row.items() if name not in known and _is_number(value)
+        name
+        for group in groups
+        for name, value in group.row.items()
+        if name not in known and _is_number(value)
     )
-    columns += [(name, _text(name)) for name in further if name not in ("value", "storage", "order", "parent")]
+    columns += [
+        (name, _text(name))
+        for name in further
+        if name not in ("value", "storage", "order", "parent")
+    ]
     if "shape" in recorded:
-        columns.append(("shape", lambda group: _shape(group.row.get("shape")) + (" ..." if len(group.shapes) > 1 else "")))
+        columns.append(
+            (
+                "shape",
+                lambda group: (
+                    _shape(group.row.get("shape")) + (" ..." if len(group.shapes) > 1 else "")
+                ),
+            )
+        )
     if "dtype" in recorded:
-        columns.append(("dtype", lambda group: str(group.row.get("dtype", "")).removeprefix("torch.")))
+        columns.append(
+            ("dtype", lambda group: str(group.row.get("dtype", "")).removeprefix("torch."))
+        )
     return columns
 
 

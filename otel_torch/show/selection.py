@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from otel_torch.parity.recording import Row, iterate_rows
+from otel_torch.recording.reader import Row, iterate_rows
 from otel_torch.records import Losses
+from otel_torch.rendering.table import escape
 from otel_torch.settings import Numbers
-from otel_torch.table import escape
 
 _TOLD_EVERY = 4096  # records
 
@@ -19,7 +19,8 @@ _TOLD_EVERY = 4096  # records
 class Selection:
     """A recording's rows, and which of them are asked for. modules, steps: None for all.
 
-    After `rows`: records is how many there are, selected how many were asked for; seen_modules and seen_steps name them.
+    After `rows`: records is how many there are, selected how many were asked for; seen_modules and
+    seen_steps name them.
     """
 
     path: str
@@ -30,7 +31,9 @@ class Selection:
     seen_modules: dict[str, None] = field(default_factory=dict)
     seen_steps: set[int] = field(default_factory=set)
 
-    def rows(self, problem: Callable[[str], None], progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+    def rows(
+        self, problem: Callable[[str], None], progress: Callable[[str], None] = lambda text: None
+    ) -> Iterator[Row]:
         """The rows that are asked for, in the order of the recording. Raises RecordingError."""
         for row in iterate_rows(self.path, problem):
             if self.records and not self.records % _TOLD_EVERY:
@@ -49,8 +52,12 @@ class Selection:
     def hint(self) -> str:
         """What could have been selected."""
         modules, steps = list(self.seen_modules), sorted(self.seen_steps)
-        named = ", ".join(escape(name) or "the root" for name in modules[:3]) + (", ..." if len(modules) > 3 else "")
-        return f"it has {len(modules)} modules ({named})" + (f" and steps {steps[0]} to {steps[-1]}" if steps else "")
+        named = ", ".join(escape(name) or "the root" for name in modules[:3]) + (
+            ", ..." if len(modules) > 3 else ""
+        )
+        return f"it has {len(modules)} modules ({named})" + (
+            f" and steps {steps[0]} to {steps[-1]}" if steps else ""
+        )
 
 
 def lost(meta: dict[str, Any]) -> str:
@@ -78,6 +85,8 @@ def place(row: Row) -> str:
     """Where a record stands in the run, in words."""
     parts = [f"{row.get('model', '')} {row['module'] or '(root)'} {row['tensor']}".strip()]
     parts += [
-        f"{name} {row[name]}" for name in ("phase", "branch", "loop", "step", "call") if row.get(name) not in (None, "forward")
+        f"{name} {row[name]}"
+        for name in ("phase", "branch", "loop", "step", "call")
+        if row.get(name) not in (None, "forward")
     ]
     return ", ".join(parts)

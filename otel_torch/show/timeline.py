@@ -1,22 +1,31 @@
-"""Regions and steps over time, as the page of a recording draws them: each span below what it lies in."""
+"""Regions and steps over time, as the page of a recording draws them: each span below what it lies
+in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from otel_torch.page import plot_of, sentence
+from otel_torch.rendering.page import plot_of, sentence
+from otel_torch.rendering.table import escape
 from otel_torch.show.traces import Span, lanes
-from otel_torch.table import escape
 
 SPANS = 2000  # of the timeline
 DEEPEST = 24  # lines of the timeline
 ATTRIBUTES, WIDEST = 12, 200  # of a span, and characters of each
-_SPAN_COLOURS = {"step": "var(--dtype)", "forward": "var(--healed)", "region": "var(--layout)", "other": "var(--right)"}
+_SPAN_COLOURS = {
+    "step": "var(--dtype)",
+    "forward": "var(--healed)",
+    "region": "var(--layout)",
+    "other": "var(--right)",
+}
 
 
 def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, Any]]:
-    """Regions and steps over time: lines of HTML, and the plot. spans: at most SPANS of the `count` that there are."""
+    """Regions and steps over time: lines of HTML, and the plot. spans: at most SPANS of the `count`
+    that there are.
+    """
     if not spans:
         hint = (
             "A recording holds no times. To see here when each region and step began and ended, record with "
@@ -37,7 +46,9 @@ def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, An
             "to": (span.end_ns - start) / 1e9,
             "line": below[lane] + depth,
             "kind": span.kind(),
-            "name": escape(span.title()) if (span.end_ns - span.start_ns) / whole * 175 > len(span.title()) + 1 else "",
+            "name": escape(span.title())
+            if (span.end_ns - span.start_ns) / whole * 175 > len(span.title()) + 1
+            else "",
             "failed": span.failed,
             "text": _span_text(span, start),
         }
@@ -54,7 +65,9 @@ def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, An
         for event in span.events
         if below[lane] + depth < DEEPEST
     ]
-    said = ["Regions and steps of this process, each below what it lies in. Drag to move, shift and wheel to zoom."]
+    said = [
+        "Regions and steps of this process, each below what it lies in. Drag to move, shift and wheel to zoom."
+    ]
     if len(values) < count:
         said.append(f"The {len(values):,} longest of {count:,} spans are drawn.")
     if len(marks) > SPANS:
@@ -125,4 +138,6 @@ def _span_text(span: Span, start: int) -> str:
 
 def _details(attributes: dict[str, Any]) -> str:
     """Attributes, a line each, as many and as much of each as fits beside a pointer."""
-    return "\n".join(escape(f"{name} {value}"[:WIDEST]) for name, value in list(attributes.items())[:ATTRIBUTES])
+    return "\n".join(
+        escape(f"{name} {value}"[:WIDEST]) for name, value in list(attributes.items())[:ATTRIBUTES]
+    )

@@ -1,7 +1,8 @@
-"""When regions and steps began and ended: the spans in files of OpenTelemetry's file format, which a recording does not hold.
+"""When regions and steps began and ended: the spans in files of OpenTelemetry's file format, which
+a recording does not hold.
 
-A line is one message, as OTEL_TORCH_OTLP_FILE and the Collector's file exporter write it. A last line that a kill cut off is
-left out. Nothing here needs the SDK.
+A line is one message, as OTEL_TORCH_OTLP_FILE and the Collector's file exporter write it. A last
+line that a kill cut off is left out. Nothing here needs the SDK.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from otel_torch.parity.recording import RecordingError, metadata_path, read_metadata
+from otel_torch.recording.reader import RecordingError, metadata_path, read_metadata
 
 ACTIVATION = "torch.module.activation"
 _TOLD_EVERY = 256  # lines
@@ -34,7 +35,12 @@ class Process(msgspec.Struct, frozen=True):
         ('rank 3 (process 71 on node-4)', 'a process')
         """
         where = " ".join(
-            word for word in (f"process {self.pid}" if self.pid else "", f"on {self.host}" if self.host else "") if word
+            word
+            for word in (
+                f"process {self.pid}" if self.pid else "",
+                f"on {self.host}" if self.host else "",
+            )
+            if word
         )
         name = "a process" if self.rank is None else f"rank {self.rank}"
         return f"{name} ({where})" if where else name
@@ -51,7 +57,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time: a region, a step, a forward. start_ns, end_ns: Unix nanoseconds. trace, id, parent: as hex."""
+    """A stretch of time: a region, a step, a forward. start_ns, end_ns: Unix nanoseconds. trace,
+    id, parent: as hex.
+    """
 
     name: str
     start_ns: int
@@ -79,7 +87,11 @@ class Span:
         """`step`, `forward`, `region`, or `other`."""
         if self.name in ("torch.step", "torch.forward"):
             return self.name.removeprefix("torch.")
-        return "region" if "torch.region" in self.attributes or self.name.startswith("fastvideo.") else "other"
+        return (
+            "region"
+            if "torch.region" in self.attributes or self.name.startswith("fastvideo.")
+            else "other"
+        )
 
 
 class _KeyValue(msgspec.Struct, gc=False):
@@ -90,7 +102,9 @@ class _KeyValue(msgspec.Struct, gc=False):
 class _Event(msgspec.Struct, gc=False):
     name: str = ""
     timeUnixNano: str | int = 0
-    attributes: msgspec.Raw = msgspec.Raw(b"[]")  # most are of activations, which are not always wanted
+    attributes: msgspec.Raw = msgspec.Raw(
+        b"[]"
+    )  # most are of activations, which are not always wanted
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -137,7 +151,8 @@ def iterate_spans(
     *,
     activations: bool = True,
 ) -> Iterator[Span]:
-    """The spans of a file in its order, a line in memory at a time. activations: with the events of activations.
+    """The spans of a file in its order, a line in memory at a time. activations: with the events of
+    activations.
 
     Raises RecordingError, of one line, for a file that is missing or holds something else.
     """
@@ -151,9 +166,17 @@ def iterate_spans(
                 try:
                     data = _decode(line)
                     spans = list(_spans(data, activations))
-                except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError):
+                except (
+                    msgspec.MsgspecError,
+                    ValueError,
+                    TypeError,
+                    AttributeError,
+                    RecursionError,
+                ):
                     if not line.endswith(b"\n") and number > 1:
-                        problem(f"{path}: line {number} was cut off and is left out; the traces end early")
+                        problem(
+                            f"{path}: line {number} was cut off and is left out; the traces end early"
+                        )
                         continue
                     raise RecordingError(
                         f"{path}: line {number} holds no spans: --traces takes a traces.jsonl as OTEL_TORCH_OTLP_FILE writes it"
@@ -164,8 +187,10 @@ def iterate_spans(
 
 
 def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
-    """The files with the spans of a recording's run: those given (of a folder all in it), else those beside the recording and
-    where its run wrote them, as long as their first line is of that run. Raises RecordingError for a folder without any."""
+    """The files with the spans of a recording's run: those given (of a folder all in it), else
+    those beside the recording and where its run wrote them, as long as their first line is of that
+    run. Raises RecordingError for a folder without any.
+    """
     found: list[Path] = []
     for path in given:
         inside = sorted(path.glob("*traces*.jsonl")) if path.is_dir() else [path]
@@ -180,9 +205,13 @@ def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
     folders = [metadata_path(recording).parent]
     if isinstance(named, str) and named:
         for placeholder in ("run_id", "rank", "pid"):
-            named = named.replace(f"<{placeholder.removesuffix('_id')}>", str(meta.get(placeholder)))
+            named = named.replace(
+                f"<{placeholder.removesuffix('_id')}>", str(meta.get(placeholder))
+            )
         folders.append(Path(named).expanduser())
-    beside = {path.resolve(): path for folder in folders for path in sorted(folder.glob("*traces*.jsonl"))}
+    beside = {
+        path.resolve(): path for folder in folders for path in sorted(folder.glob("*traces*.jsonl"))
+    }
     return [path for path in beside.values() if _is_of(path, meta)]
 
 
@@ -193,8 +222,9 @@ def is_of_run(span: Span, meta: dict[str, Any]) -> bool:
 
 
 def lanes(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """A place for each span, (lane, depth): within a lane spans of one process stand below what they lie in, and never overlap
-    otherwise. A training step begins in one region and ends in another, so that one lane is not always enough.
+    """A place for each span, (lane, depth): within a lane spans of one process stand below what
+    they lie in, and never overlap otherwise. A training step begins in one region and ends in
+    another, so that one lane is not always enough.
 
     >>> here = Process(None, 0, 1, "h")
     >>> lanes([Span("a", 0, 9, here), Span("b", 1, 3, here), Span("c", 2, 12, here)])
@@ -251,7 +281,11 @@ def _spans(data: _TracesData, activations: bool) -> Iterator[Span]:
                     span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"),
                     _attributes(span.attributes),
                     [
-                        Event(event.name, int(event.timeUnixNano), _attributes(_decode_pairs(event.attributes)))
+                        Event(
+                            event.name,
+                            int(event.timeUnixNano),
+                            _attributes(_decode_pairs(event.attributes)),
+                        )
                         for event in span.events
                         if activations or event.name != ACTIVATION
                     ],
@@ -267,7 +301,9 @@ def _attributes(pairs: Iterable[_KeyValue]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """An attribute's value, which stands in an object that names its type; 64-bit integers stand there as text."""
+    """An attribute's value, which stands in an object that names its type; 64-bit integers stand
+    there as text.
+    """
     if not isinstance(value, dict) or not value:
         return None
     kind, content = next(iter(value.items()))

@@ -1,7 +1,8 @@
-"""What the numbers did: outputs, inputs, gradients and parameters of the selected modules become records.
+"""What the numbers did: outputs, inputs, gradients and parameters of the selected modules become
+records.
 
-Statistics are taken the moment a tensor exists, because what comes next may change it in place; they stay on its device
-and are read once a step.
+Statistics are taken the moment a tensor exists, because what comes next may change it in place;
+they stay on its device and are read once a step.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.identity import Identities, Identity
+from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, Site
-from otel_torch.sources.names import class_name
 from otel_torch.sources.steps import Moment
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
 from otel_torch.statistics import native
@@ -45,8 +46,9 @@ _SMALL = 2**15
 class _Call:
     """One call of a module: what the records of its tensors have in common.
 
-    entered, left: when, in the order of all calls; None where nobody told. parent: when the call was entered in which
-    this one was made. taken: what entered. recording: whether its tensors are recorded.
+    entered, left: when, in the order of all calls; None where nobody told. parent: when the call
+    was entered in which this one was made. taken: what entered. recording: whether its tensors are
+    recorded.
     """
 
     model: str
@@ -91,7 +93,15 @@ class _Seen:
             return None
         storage = None if identity.storage is None else identity.storage.number
         shard = None if self.measured.shard is None else self.measured.shard._asdict()
-        return Place(call.cls, self.argument, identity.number, storage, (call.entered, call.left), call.parent, shard)
+        return Place(
+            call.cls,
+            self.argument,
+            identity.number,
+            storage,
+            (call.entered, call.left),
+            call.parent,
+            shard,
+        )
 
     def as_record(self, stats: dict[str, Statistic]) -> Record:
         call = self.call
@@ -139,7 +149,9 @@ class _InputObserver(_Observer):
 
     __slots__ = ()
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
             if not torch_private.is_exporting():
                 compiled.inputs(self._number, args, kwargs)
@@ -149,7 +161,9 @@ class _InputObserver(_Observer):
 
 
 class Activations:
-    """Attaches to the selected modules and measures what passes. Nothing in here raises into a forward."""
+    """Attaches to the selected modules and measures what passes. Nothing in here raises into a
+    forward.
+    """
 
     def __init__(self, running: Session) -> None:
         settings = running.settings
@@ -157,29 +171,42 @@ class Activations:
         self._settings = settings
         self._recorder = running.recorder
         self._parity = "parity" in settings.capture
-        self._stats = tuple(dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if self._parity else ()))))
+        self._stats = tuple(
+            dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if self._parity else ())))
+        )
         self._primitives = primitives_of(self._stats)
         self._identities = Identities()
         self._order = itertools.count()
         self._open = _Open()
-        self._arguments: Any = WeakIdKeyDictionary()  # the parameters of a module's forward, by module
-        self._in_graphs: dict[tuple[str, str], _Call] = {}  # by model and module: the call that a compiled program is in
-        self.told_of_graphs: list[Callable[[Site], None]] = []  # who wants to know that a call ran inside a compiled graph
+        self._arguments: Any = (
+            WeakIdKeyDictionary()
+        )  # the parameters of a module's forward, by module
+        self._in_graphs: dict[
+            tuple[str, str], _Call
+        ] = {}  # by model and module: the call that a compiled program is in
+        self.told_of_graphs: list[
+            Callable[[Site], None]
+        ] = []  # who wants to know that a call ran inside a compiled graph
         self.keeps_tensors = settings.tensors is not None and can_write_tensors()
         self._inputs = "inputs" in settings.capture
         self._outputs = "outputs" in settings.capture
         self._gradients = "gradients" in settings.capture
         self._parameters = "parameters" in settings.capture
         self._attached: Any = WeakIdKeyDictionary()
-        self._on_leaves: dict[tuple[str, str], tuple[tuple[int, int], dict[tuple[int, str], _GradientHook]]] = {}
+        self._on_leaves: dict[
+            tuple[str, str], tuple[tuple[int, int], dict[tuple[int, str], _GradientHook]]
+        ] = {}
         self._unguard = compiled.guard_hooks() if settings.activations else lambda: None
         self._unproven: list[Model] = []
         self._matched = 0
 
-    # -- attaching -----------------------------------------------------------------------------------------------------
+    # -- attaching
+    # ----------------------------------------------------------------------------------------------
 
     def attach(self, model: Model, sites: list[Site]) -> None:
-        """Put a hook on every selected module of `sites`; a selection that matches nothing says so."""
+        """Put a hook on every selected module of `sites`; a selection that matches nothing says
+        so.
+        """
         settings = self._settings
         if settings.models is not None and not settings.models.search(model.name):
             return
@@ -203,7 +230,9 @@ class Activations:
             self._unproven.append(model)
             root = model.root()
             prepare(() if root is None else root.parameters(), self._primitives)
-        if not chosen and not any(self.selects(name) for site in model.sites.values() for name, _ in site.names):
+        if not chosen and not any(
+            self.selects(name) for site in model.sites.values() for name, _ in site.names
+        ):
             example = next((name for site in reversed(sites) for name, _ in site.names if name), "")
             say(
                 f"no module of {model.name} is selected ({len(sites)} modules, for example {example!r}); "
@@ -216,13 +245,17 @@ class Activations:
             )
 
     def chosen(self, model: Model, sites: list[Site]) -> list[Site]:
-        """Those of a model's sites that OTEL_TORCH_MODELS, OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE select."""
+        """Those of a model's sites that OTEL_TORCH_MODELS, OTEL_TORCH_MODULES and
+        OTEL_TORCH_EXCLUDE select.
+        """
         if self._settings.models is not None and not self._settings.models.search(model.name):
             return []
         return [site for site in sites if any(self.selects(name) for name, _ in site.names)]
 
     def selects(self, name: str) -> bool:
-        """Whether a canonical module name is selected by OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE."""
+        """Whether a canonical module name is selected by OTEL_TORCH_MODULES and
+        OTEL_TORCH_EXCLUDE.
+        """
         return selects(self._settings, name)
 
     def observes(self, module: nn.Module) -> bool:
@@ -240,16 +273,24 @@ class Activations:
         self._unguard()
 
     def say_what_never_matched(self) -> None:
-        """At the end: a run of models that recorded nothing has probably a typing mistake in its selection."""
+        """At the end: a run of models that recorded nothing has probably a typing mistake in its
+        selection.
+        """
         self.say_what_did_not_fire()
         if not self._matched and self._settings.models is not None:
-            say(f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran")
+            say(
+                f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran"
+            )
 
     def say_what_did_not_fire(self) -> None:
-        """After a model's first forward: modules in a graph that was compiled before they had hooks never call them."""
+        """After a model's first forward: modules in a graph that was compiled before they had hooks
+        never call them.
+        """
         for model in [model for model in self._unproven if model.completed]:
             self._unproven.remove(model)
-            parts = compiled.silent_parts(model, lambda site: bool(site.names) and site.module() in self._attached)
+            parts = compiled.silent_parts(
+                model, lambda site: bool(site.names) and site.module() in self._attached
+            )
             if parts:
                 (name, inside), modules = parts[0], sum(len(inside) for _, inside in parts)
                 say_once(
@@ -258,7 +299,8 @@ class Activations:
                     "Begin before its first call, or call torch._dynamo.reset()"
                 )
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls
+    # ----------------------------------------------------------------------------------------------
 
     def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run on these arguments."""
@@ -305,10 +347,16 @@ class Activations:
         return call if call is not None and call.recording else None
 
     def taker(self, site: Site) -> Callable[[str, torch.Tensor], None] | None:
-        """What records a tensor, with its label, that is made inside the call of a site that is going on; None where that
-        is not recorded. Modules tell which tensors are one: such a tensor is one by itself."""
+        """What records a tensor, with its label, that is made inside the call of a site that is
+        going on; None where that is not recorded. Modules tell which tensors are one: such a tensor
+        is one by itself.
+        """
         call = self.going_on(site)
-        return None if call is None else lambda label, tensor: self._add(call, [(label, tensor)], known=False)
+        return (
+            None
+            if call is None
+            else lambda label, tensor: self._add(call, [(label, tensor)], known=False)
+        )
 
     def _enter(self, site: Site, call: _Call) -> None:
         calls, call.depth = self._open.calls, len(modules.running())
@@ -345,12 +393,23 @@ class Activations:
             names = self._arguments[module] = argument_names(module)
         return names
 
-    def seen(self, site: Site, tensors: list[tuple[str, torch.Tensor]], *, entering: bool, differentiable: bool) -> None:
-        """A compiled program hands over the tensors of a call: those that enter it, or those that leave."""
+    def seen(
+        self,
+        site: Site,
+        tensors: list[tuple[str, torch.Tensor]],
+        *,
+        entering: bool,
+        differentiable: bool,
+    ) -> None:
+        """A compiled program hands over the tensors of a call: those that enter it, or those that
+        leave.
+        """
         try:
             model, place = site.model, (site.model.name, site.name)
             if differentiable and self._gradients:
-                say_once(f"{model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly")
+                say_once(
+                    f"{model.name}: gradients inside compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
+                )
             begins = entering or not self._inputs
             call = None if begins else self._in_graphs.get(place)
             if begins:
@@ -367,15 +426,23 @@ class Activations:
                 if self._inputs:
                     self._in_graphs[place] = call
                 if self._parity:
-                    call.cls, call.entered, call.parent = self._class_of(site), next(self._order), self._holder_in_graph(call)
+                    call.cls, call.entered, call.parent = (
+                        self._class_of(site),
+                        next(self._order),
+                        self._holder_in_graph(call),
+                    )
             if call.recording and tensors and (self._outputs or entering):
                 # a compiled program uses memory again as it likes: there no tensor is known by it
-                self._add(call, tensors, self._names_of_arguments(site) if entering else None, known=False)
+                self._add(
+                    call, tensors, self._names_of_arguments(site) if entering else None, known=False
+                )
         except Exception as error:
             self._failed(site.model.name, error)
 
     def _holder_in_graph(self, call: _Call) -> int | None:
-        """The enclosing call, by names: a compiler may change the order in which a graph tells of its calls."""
+        """The enclosing call, by names: a compiler may change the order in which a graph tells of
+        its calls.
+        """
         name = call.module
         while name:
             name = name.rpartition(".")[0]
@@ -391,17 +458,37 @@ class Activations:
         return self._calls_of(site.model, moment)[1].so_far(site.name) - 1
 
     def parameters(self, model: Model) -> None:
-        """Record the parameters of a model, once: right before its first forward, when its weights are loaded."""
-        if not self._parameters or (self._settings.models is not None and not self._settings.models.search(model.name)):
+        """Record the parameters of a model, once: right before its first forward, when its weights
+        are loaded.
+        """
+        if not self._parameters or (
+            self._settings.models is not None and not self._settings.models.search(model.name)
+        ):
             return
         for name, module in self._selected(model):
             call = _Call(model.name, name, 0, 0, 0, "attach", None, cls=class_name(module))
-            self._add(call, [(f"param.{key}", tensor) for key, tensor in module._parameters.items() if tensor is not None])
+            self._add(
+                call,
+                [
+                    (f"param.{key}", tensor)
+                    for key, tensor in module._parameters.items()
+                    if tensor is not None
+                ],
+            )
             if self._parity:  # a port may keep as a parameter what its original keeps as a buffer
-                self._add(call, [(f"buffer.{key}", tensor) for key, tensor in module._buffers.items() if tensor is not None])
+                self._add(
+                    call,
+                    [
+                        (f"buffer.{key}", tensor)
+                        for key, tensor in module._buffers.items()
+                        if tensor is not None
+                    ],
+                )
 
     def parameter_gradients(self, model: Model, held: frozenset[int], step: int, loop: int) -> None:
-        """Record the gradients with which an optimizer is about to step, of the parameters that it holds."""
+        """Record the gradients with which an optimizer is about to step, of the parameters that it
+        holds.
+        """
         if not (self._parameters and self._gradients) or step not in self._settings.steps:
             return
         calls = model.calls.of("parameters", loop, step)
@@ -418,7 +505,8 @@ class Activations:
             if module is not None and site.names and self.selects(site.names[0][0]):
                 yield site.names[0][0], module
 
-    # -- records -------------------------------------------------------------------------------------------------------
+    # -- records
+    # ----------------------------------------------------------------------------------------------
 
     def read(self, pending: list[_Seen]) -> _Reading:
         """Begin to bring what was seen to the host, all tensors of a device at once."""
@@ -432,7 +520,11 @@ class Activations:
             # a sketch stands with the first role only
             names = tuple(name for name in self._stats if name not in FINGERPRINTS)
             return seen.as_record(derive(names, row, seen.measured))
-        names = (*self._stats, "row_sketch") if seen.call.phase == "attach" and self._parity else self._stats
+        names = (
+            (*self._stats, "row_sketch")
+            if seen.call.phase == "attach" and self._parity
+            else self._stats
+        )
         return seen.as_record(derive(names, row, seen.measured))
 
     @staticmethod
@@ -443,7 +535,9 @@ class Activations:
         return "recompute", model.calls.of("recompute", moment.loop, moment.step)
 
     def _begin(self, site: Site, number: int | None = None) -> _Call | None:
-        """The call of a site that is beginning (or, with `number`, going on); None where the step is not recorded."""
+        """The call of a site that is beginning (or, with `number`, going on); None where the step
+        is not recorded.
+        """
         model = site.model
         moment = model.moment
         if moment is None:
@@ -455,7 +549,9 @@ class Activations:
         if not moment.recording:
             return None
         recording = len(site.names) == 1 or self.selects(name)
-        return _Call(model.name, name, moment.step, number, moment.loop, phase, moment.branch, recording)
+        return _Call(
+            model.name, name, moment.step, number, moment.loop, phase, moment.branch, recording
+        )
 
     def _add(
         self,
@@ -464,9 +560,15 @@ class Activations:
         arguments: Sequence[str] | None = None,
         known: bool = True,
     ) -> None:
-        """Measure the tensors of a call. arguments: of tensors that enter, what forward's signature calls its parameters."""
+        """Measure the tensors of a call. arguments: of tensors that enter, what forward's signature
+        calls its parameters.
+        """
         now = time.time_ns()
-        primitives = (*self._primitives, "row_sketch") if call.phase == "attach" and self._parity else self._primitives
+        primitives = (
+            (*self._primitives, "row_sketch")
+            if call.phase == "attach" and self._parity
+            else self._primitives
+        )
         for label, tensor in tensors:
             try:
                 identity, argument = None, None
@@ -476,15 +578,29 @@ class Activations:
                         argument = argument_name(label, arguments)
                         call.taken |= {identity}
                     elif identity in call.taken:
-                        identity.measured = None  # the module may have changed it with a kernel of its own
+                        identity.measured = (
+                            None  # the module may have changed it with a kernel of its own
+                        )
                 measured = self._measure(tensor, primitives, identity)
                 copy = self._copy(tensor) if self.keeps_tensors else None
-                self._recorder.add(_Seen(call, label, measured, now, copy, identity if self._parity else None, argument))
+                self._recorder.add(
+                    _Seen(
+                        call,
+                        label,
+                        measured,
+                        now,
+                        copy,
+                        identity if self._parity else None,
+                        argument,
+                    )
+                )
             except Exception as error:
                 self._failed(call.model, error)
 
     @staticmethod
-    def _measure(tensor: torch.Tensor, primitives: tuple[str, ...], identity: Identity | None) -> Measured:
+    def _measure(
+        tensor: torch.Tensor, primitives: tuple[str, ...], identity: Identity | None
+    ) -> Measured:
         """The tensor's numbers, taken once where it is known to be the same."""
         if identity is None or not identity.counted:
             return measure(tensor, primitives)
@@ -500,19 +616,34 @@ class Activations:
 
     @torch_private.unseen_by_function_modes
     def _watch_gradients(self, call: _Call, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Tensor-level hooks: they work for dicts and dataclasses, and where the next module changes its input in place."""
-        backward = _Call(call.model, call.module, call.step, call.call, call.loop, "backward", call.branch, cls=call.cls)
+        """Tensor-level hooks: they work for dicts and dataclasses, and where the next module
+        changes its input in place.
+        """
+        backward = _Call(
+            call.model,
+            call.module,
+            call.step,
+            call.call,
+            call.loop,
+            "backward",
+            call.branch,
+            cls=call.cls,
+        )
         for label, tensor in tensors:
             if tensor.requires_grad:
                 hook = _GradientHook(self, backward, "grad" + label.removeprefix("out"))
                 if not tensor.is_leaf:
                     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-                elif hook.key not in self._on_leaves_of(call):  # a recomputation hands the leaf out once more
+                elif hook.key not in self._on_leaves_of(
+                    call
+                ):  # a recomputation hands the leaf out once more
                     hook.remove = tensor.register_hook(hook).remove  # type: ignore[no-untyped-call]
                     self._on_leaves_of(call)[hook.key] = hook
 
     def _on_leaves_of(self, call: _Call) -> dict[tuple[int, str], _GradientHook]:
-        """The hooks on leaves (a parameter that its module returns), which outlive the graph: those of this step."""
+        """The hooks on leaves (a parameter that its module returns), which outlive the graph: those
+        of this step.
+        """
         step, hooks = self._on_leaves.get((call.model, call.module), (None, {}))
         if step != (call.loop, call.step):
             for hook in hooks.values():
@@ -527,12 +658,16 @@ class Activations:
 
 
 def _is_worth_knowing(tensor: torch.Tensor) -> bool:
-    """Whether to measure a tensor again would take longer than to find out that it has been measured."""
+    """Whether to measure a tensor again would take longer than to find out that it has been
+    measured.
+    """
     return not (torch_private.is_plain_memory(tensor) and tensor.numel() < _SMALL)
 
 
 class _GradientHook:
-    """Records a tensor's gradient. A further backward pass through the same call gives `grad#2`, `grad#3`."""
+    """Records a tensor's gradient. A further backward pass through the same call gives `grad#2`,
+    `grad#3`.
+    """
 
     def __init__(self, activations: Activations, call: _Call, label: str) -> None:
         self.call = call
@@ -553,7 +688,9 @@ class _GradientHook:
 
 
 class _Reading:
-    """The numbers of tensors on their way to the host; their records are made in the order in which they were seen."""
+    """The numbers of tensors on their way to the host; their records are made in the order in which
+    they were seen.
+    """
 
     def __init__(self, activations: Activations, pending: list[_Seen]) -> None:
         self._activations, self._pending = activations, pending
@@ -562,7 +699,10 @@ class _Reading:
 
     def records(self) -> list[Record]:
         as_record = self._activations._as_record
-        return [as_record(seen, row) for seen, row in zip(self._pending, self._rows.fetch(), strict=True)]
+        return [
+            as_record(seen, row)
+            for seen, row in zip(self._pending, self._rows.fetch(), strict=True)
+        ]
 
 
 def selects(settings: Settings, name: str) -> bool:

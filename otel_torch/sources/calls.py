@@ -1,16 +1,21 @@
-"""How often has a module already run in this step? That number tells a record from those of the same module and step."""
+"""How often has a module already run in this step? That number tells a record from those of the
+same module and step.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
 
-# so many steps of each phase are counted at a time: optimizers, threads and pipelines work at several in turn
+# so many steps of each phase are counted at a time: optimizers, threads and pipelines work at
+# several in turn
 _KEPT = 8
 
 
 class StepCalls(dict[str, int]):
-    """How often each module has run in one step so far. begin: where a module's numbers begin that has not run in it."""
+    """How often each module has run in one step so far. begin: where a module's numbers begin that
+    has not run in it.
+    """
 
     __slots__ = ("begin",)
 
@@ -24,7 +29,9 @@ class StepCalls(dict[str, int]):
 
 
 class _Phase:
-    """What is counted in one phase. most: of each module, behind which number all calls of forgotten steps are."""
+    """What is counted in one phase. most: of each module, behind which number all calls of
+    forgotten steps are.
+    """
 
     __slots__ = ("begin", "highest", "most", "steps")
 
@@ -35,8 +42,10 @@ class _Phase:
         self.highest = -1, -1
 
     def step(self, when: tuple[int, int]) -> StepCalls:
-        """A step that is not counted. One that was forgotten and comes again (a new optimizer counts from 0) begins a pass
-        through the steps: from there on all go on behind every call of before."""
+        """A step that is not counted. One that was forgotten and comes again (a new optimizer
+        counts from 0) begins a pass through the steps: from there on all go on behind every call of
+        before.
+        """
         if when <= self.highest:
             for counted in list(self.steps):
                 self.forget(counted)

@@ -14,15 +14,18 @@ from otel_torch.torch_private import unobserved
 def can_write_tensors() -> bool:
     """Whether safetensors is installed, without which no tensor is kept; says so where it is not."""
     if find_spec("safetensors") is None:
-        say_once("OTEL_TORCH_TENSORS needs safetensors, so no tensor is written: pip install 'otel-torch[tensors]'")
+        say_once(
+            "OTEL_TORCH_TENSORS needs safetensors, so no tensor is written: pip install 'otel-torch[tensors]'"
+        )
         return False
     return True
 
 
 @unobserved
 def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A dense copy of the tensor (of a DTensor, of its local shard) on its device; None where it cannot be had, and while a
-    CUDA graph is captured: it would become a part of the graph."""
+    """A dense copy of the tensor (of a DTensor, of its local shard) on its device; None where it
+    cannot be had, and while a CUDA graph is captured: it would become a part of the graph.
+    """
     if tensor.is_cuda and capturing():
         return None
     try:

@@ -1,13 +1,17 @@
-"""The natural regions of a diffusion program: before, during and after denoising, found from pipeline and schedule."""
+"""The natural regions of a diffusion program: before, during and after denoising, found from
+pipeline and schedule.
+"""
 
 from __future__ import annotations
 
 from otel_torch.records import Scope
-from otel_torch.sources import regions
+from otel_torch.regions import entry
 
 
 class Denoising:
-    """At most one of the three regions is open. A loop without a pipeline around it has only the middle one."""
+    """At most one of the three regions is open. A loop without a pipeline around it has only the
+    middle one.
+    """
 
     def __init__(self) -> None:
         self._open: tuple[str, Scope | None] | None = None
@@ -41,5 +45,5 @@ class Denoising:
 
     def _switch(self, name: str | None, error: BaseException | None = None) -> None:
         if self._open is not None:
-            regions.close_region(self._open[1], error)
-        self._open = (name, regions.open_region(name, lexical=False)) if name is not None else None
+            entry.close_region(self._open[1], error)
+        self._open = (name, entry.open_region(name, lexical=False)) if name is not None else None

@@ -1,7 +1,9 @@
-"""The one way to attach to a module: forward hooks in FastVideo's contract, on torch's own hooks underneath.
+"""The one way to attach to a module: forward hooks in FastVideo's contract, on torch's own hooks
+underneath.
 
-FastVideo replaces `module.forward`, which a compiler specialises per instance and a deep copy drags along. Torch's own hooks
-are traced once for all layers; a copy or a pickle of the module carries in their place a callable that does nothing.
+FastVideo replaces `module.forward`, which a compiler specialises per instance and a deep copy drags
+along. Torch's own hooks are traced once for all layers; a copy or a pickle of the module carries in
+their place a callable that does nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ class ForwardHook:
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
         output = hook.post_forward(module, module.forward(*args, **kwargs))
 
-    Several hooks of a module nest: A then B appended means A.pre, B.pre, forward, B.post, A.post. What a hook raises
-    reaches the caller of the module; when forward raises, no post_forward runs.
+    Several hooks of a module nest: A then B appended means A.pre, B.pre, forward, B.post, A.post.
+    What a hook raises reaches the caller of the module; when forward raises, no post_forward runs.
     """
 
     __slots__ = ()
-    # whether all others are to see what this one makes of a value: it runs before them, in front of forward and behind it
+    # whether all others are to see what this one makes of a value: it runs before them, in front of
+    # forward and behind it
     intervenes = False
 
     @classmethod
@@ -39,9 +42,13 @@ class ForwardHook:
         """Called once when the hook is attached."""
 
     def on_detach(self, module: nn.Module) -> None:
-        """Called once when the hook is removed; not when the module is deleted while the hook is on it."""
+        """Called once when the hook is removed; not when the module is deleted while the hook is on
+        it.
+        """
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Called before forward; returns the arguments that forward gets."""
         return args, kwargs
 
@@ -49,13 +56,16 @@ class ForwardHook:
         """Called after forward; returns the output that the caller gets."""
         return output
 
-    def post_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def post_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Called once all is done, with what forward got and what the caller gets."""
 
 
 class TorchHook:
-    """What torch calls. A copied or pickled module gets a callable that takes anything and returns None instead, and
-    needs none of our code to be loaded."""
+    """What torch calls. A copied or pickled module gets a callable that takes anything and returns
+    None instead, and needs none of our code to be loaded.
+    """
 
     __slots__ = ("call",)
 
@@ -70,14 +80,15 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-# by identity, for modules may be equal; each goes with its module. A `WeakIdKeyDictionary` asks a module for an attribute that it
-# has not whenever it looks one up: 12 us
+# by identity, for modules may be equal; each goes with its module. A `WeakIdKeyDictionary` asks a
+# module for an attribute that it has not whenever it looks one up: 12 us
 _managers: dict[int, ModuleHookManager] = {}
 
 
 class _Module(ref[nn.Module]):
-    """A module that may go, and where its manager is found. What stays for each module is kept to few objects: the more there
-    are, the more often the garbage collector walks the whole program."""
+    """A module that may go, and where its manager is found. What stays for each module is kept to
+    few objects: the more there are, the more often the garbage collector walks the whole program.
+    """
 
     __slots__ = ("identity",)
 
@@ -146,19 +157,25 @@ class ModuleHookManager:
         self._arrange(module)
         hook.on_attach(module)
 
-    def replace_forward_hook(self, name: str, hook: ForwardHook, run_on_attach: bool = True) -> None:
-        """Put a hook in another's place. `run_on_attach` decides whether the old one's `on_detach` runs, as in
-        FastVideo. Raises ValueError when there is no hook of that name."""
+    def replace_forward_hook(
+        self, name: str, hook: ForwardHook, run_on_attach: bool = True
+    ) -> None:
+        """Put a hook in another's place. `run_on_attach` decides whether the old one's `on_detach`
+        runs, as in FastVideo. Raises ValueError when there is no hook of that name.
+        """
         module = self._module()
         old = self.module_hooks.get(name)
         if old is None:
             raise ValueError(f"{type(module).__name__} has no forward hook named {name!r}")
         if hook.name() != name and hook.name() in self.module_hooks:
-            raise ValueError(f"{type(module).__name__} already has a forward hook named {hook.name()!r}")
+            raise ValueError(
+                f"{type(module).__name__} already has a forward hook named {hook.name()!r}"
+            )
         if run_on_attach:
             old.on_detach(module)
         self.module_hooks = {
-            (hook.name() if key == name else key): (hook if key == name else value) for key, value in self.module_hooks.items()
+            (hook.name() if key == name else key): (hook if key == name else value)
+            for key, value in self.module_hooks.items()
         }
         self._arrange(module)
         hook.on_attach(module)
@@ -177,10 +194,14 @@ class ModuleHookManager:
         module = self._reference()
         if module is not None and _managers.get(id(module)) is self:
             return module
-        raise ValueError("this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)")
+        raise ValueError(
+            "this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)"
+        )
 
     def _arrange(self, module: nn.Module) -> None:
-        """Have torch call just what is overridden: a module whose inputs nobody wants pays for no pre-hook."""
+        """Have torch call just what is overridden: a module whose inputs nobody wants pays for no
+        pre-hook.
+        """
         before: list[ForwardHook] = []
         after: list[ForwardHook] = []
         called: list[ForwardHook] = []
@@ -203,7 +224,9 @@ def _comes_second(hook: ForwardHook) -> bool:
 
 
 def remove_hook(module: nn.Module, name: str) -> None:
-    """Remove the forward hook of that name if the module has it, and its manager with the last of its hooks."""
+    """Remove the forward hook of that name if the module has it, and its manager with the last of
+    its hooks.
+    """
     manager = _managers.get(id(module))
     if manager is not None:
         if name in manager.module_hooks:
@@ -212,16 +235,20 @@ def remove_hook(module: nn.Module, name: str) -> None:
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
-    """Remove the forward hooks of these names from all modules that have them, and managers with their last hook."""
+    """Remove the forward hooks of these names from all modules that have them, and managers with
+    their last hook.
+    """
     for module in list(modules):
         for name in names:
             remove_hook(module, name)
 
 
 class _Hooks(TorchHook):
-    """What torch calls for all hooks of a module, once registered until none is left: a forward under way has taken up what is
-    registered, so a hook that comes or goes changes what is called here. A compiled program looks at every attribute on the way
-    to a hook before each call: so there are few."""
+    """What torch calls for all hooks of a module, once registered until none is left: a forward
+    under way has taken up what is registered, so a hook that comes or goes changes what is called
+    here. A compiled program looks at every attribute on the way to a hook before each call: so
+    there are few.
+    """
 
     __slots__ = ("called", "handle", "hooks")
 
@@ -246,8 +273,12 @@ class _Before(_Hooks):
         return module.register_forward_pre_hook(self, with_kwargs=True)
 
     @torch_private.keep_out_of_frames
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        if kwargs is None:  # torch gives none to a hook that was taken off by one before it, and calls it all the same
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if (
+            kwargs is None
+        ):  # torch gives none to a hook that was taken off by one before it, and calls it all the same
             return None
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
@@ -261,7 +292,9 @@ class _After(_Hooks):
         return module.register_forward_hook(self, with_kwargs=True)
 
     @torch_private.keep_out_of_frames
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any
+    ) -> Any:
         if not outputs:  # the same
             return None
         (output,) = outputs
@@ -272,7 +305,9 @@ class _After(_Hooks):
         return output
 
 
-def _arranged(known: _Hooks | None, kind: type[_Hooks], module: nn.Module, *hooks: Sequence[ForwardHook]) -> _Hooks | None:
+def _arranged(
+    known: _Hooks | None, kind: type[_Hooks], module: nn.Module, *hooks: Sequence[ForwardHook]
+) -> _Hooks | None:
     """What is registered once these are all that are to be called."""
     if not any(hooks):
         if known is not None:

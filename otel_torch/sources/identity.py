@@ -1,9 +1,10 @@
-"""Which tensors are one: the output of a module is the input of the next, and is measured and counted once.
+"""Which tensors are one: the output of a module is the input of the next, and is measured and
+counted once.
 
-An address is no identity, for memory is used again, and neither is the Python object, for a view is another one. A tensor
-is the same while its memory lives, lies alike and has not been changed in place. Torch does not count every change
-(collectives, kernels of the program's own, inference mode): where one is likely, a tensor is measured again and its
-numbers decide.
+An address is no identity, for memory is used again, and neither is the Python object, for a view is
+another one. A tensor is the same while its memory lives, lies alike and has not been changed in
+place. Torch does not count every change (collectives, kernels of the program's own, inference
+mode): where one is likely, a tensor is measured again and its numbers decide.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from typing import Any
 
 import torch
 
-from otel_torch.statistics.columns import WIDE
 from otel_torch.statistics.measure import Measured
+from otel_torch.statistics.row_layout import WIDE
 from otel_torch.torch_private import StorageLife, several_ranks, unobserved, version_of
 
 
 class Identity:
-    """One tensor by identity. `number` and the numbers of its memory are given when it is read, in order of first sight.
+    """One tensor by identity. `number` and the numbers of its memory are given when it is read, in
+    order of first sight.
 
-    measured: what was seen of it in this step, where that may still be believed. counted: whether torch counts what
-    changes it in place; if not, it is measured at every sight.
+    measured: what was seen of it in this step, where that may still be believed. counted: whether
+    torch counts what changes it in place; if not, it is measured at every sight.
     """
 
     __slots__ = ("content", "counted", "measured", "number", "storage")
@@ -58,7 +60,9 @@ class Identities:
 
     @unobserved
     def of(self, tensor: torch.Tensor) -> Identity:
-        """The identity of a tensor; one of its own for a tensor without memory that could be known again."""
+        """The identity of a tensor; one of its own for a tensor without memory that could be known
+        again.
+        """
         try:
             if hasattr(tensor, "to_local"):  # a DTensor
                 with torch.no_grad():
@@ -76,11 +80,16 @@ class Identities:
             storage.tensors.clear()
         identity = storage.tensors.get(place)
         if identity is None:
-            identity = storage.tensors[place] = Identity(storage, version is not None and not several_ranks())
+            identity = storage.tensors[place] = Identity(
+                storage, version is not None and not several_ranks()
+            )
         return identity
 
-    def first_sight(self, identity: Identity, measured: Measured, numbers: Sequence[float] | None) -> bool:
-        """Number the identity, to be called in order of sight; whether this is a tensor that was not there before.
+    def first_sight(
+        self, identity: Identity, measured: Measured, numbers: Sequence[float] | None
+    ) -> bool:
+        """Number the identity, to be called in order of sight; whether this is a tensor that was
+        not there before.
 
         numbers: the row of `measured`, on the host.
         """
@@ -95,8 +104,9 @@ class Identities:
         return True
 
     def forget(self) -> None:
-        """Let go of the tensors whose memory has been given back; what lives on is measured again in the next step, for a
-        replayed graph fills its memory anew and tells nobody."""
+        """Let go of the tensors whose memory has been given back; what lives on is measured again
+        in the next step, for a replayed graph fills its memory anew and tells nobody.
+        """
         for key, storage in list(self._storages.items()):
             if storage.life.over:
                 del self._storages[key]
@@ -106,7 +116,9 @@ class Identities:
 
 
 def _content(measured: Measured, numbers: Sequence[float] | None) -> bytes:
-    """Sixteen bytes that stand for a tensor's numbers; of those that every sight has, so not of a parameter's rows."""
+    """Sixteen bytes that stand for a tensor's numbers; of those that every sight has, so not of a
+    parameter's rows.
+    """
     if numbers is None:
         return b""
     common = len(numbers) - (WIDE["row_sketch"] if "row_sketch" in measured.primitives else 0)

@@ -1,7 +1,9 @@
-"""Every module of a port computes from the reference's inputs, and what it hands on is the reference's output.
+"""Every module of a port computes from the reference's inputs, and what it hands on is the
+reference's output.
 
-One wrong module makes all after it wrong. Here nothing is inherited: what a module is about to be given is recorded and then
-put right, what it returns is recorded and then put right, so that each recorded error was made where it is seen.
+One wrong module makes all after it wrong. Here nothing is inherited: what a module is about to be
+given is recorded and then put right, what it returns is recorded and then put right, so that each
+recorded error was made where it is seen.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.console import say, say_once
 from otel_torch.parity.isolation import Pairing, Slot
-from otel_torch.parity.tensors import Stored, TensorFolder, tensor_key
+from otel_torch.recording.tensor_files import Stored, TensorFolder, tensor_key
 from otel_torch.sources import modules
-from otel_torch.sources.fitting import Stays, fitted
+from otel_torch.sources.conform_tensor import Stays, fitted
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, Site
 from otel_torch.sources.values import walk
@@ -67,7 +69,9 @@ class _Open(threading.local):
 
 
 class _PutRight(torch.autograd.Function):
-    """The reference's numbers in place of the port's; gradients go on to where the port's came from."""
+    """The reference's numbers in place of the port's; gradients go on to where the port's came
+    from.
+    """
 
     @staticmethod
     def forward(context: Any, own: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -88,7 +92,9 @@ class _Inputs(ForwardHook):
     def name(cls) -> str:
         return "otel_torch.isolation.inputs"
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
             return args, kwargs
         return self._isolation.entered(self._site, args, kwargs)
@@ -113,12 +119,15 @@ class _Outputs(ForwardHook):
 class Isolation:
     """Feeds the observed modules of a port.
 
-    folder: the reference's whole tensors, with the pairing in it. rank: which process this is, None where there is one;
-    asked when the first model runs. call_of: says which call of a site is going on, None where it is not observed. Where
-    the folder does not do, one line says so and nothing is fed.
+    folder: the reference's whole tensors, with the pairing in it. rank: which process this is, None
+    where there is one; asked when the first model runs. call_of: says which call of a site is going
+    on, None where it is not observed. Where the folder does not do, one line says so and nothing is
+    fed.
     """
 
-    def __init__(self, folder: str, rank: Callable[[], int | None], call_of: Callable[[Site], Call | None]) -> None:
+    def __init__(
+        self, folder: str, rank: Callable[[], int | None], call_of: Callable[[Site], Call | None]
+    ) -> None:
         self._folder, self._rank, self._call_of = folder, rank, call_of
         self._open = _Open()
         self._attached: Any = WeakIdKeyDictionary()
@@ -130,19 +139,26 @@ class Isolation:
         self._outside = 0  # tensors of steps that the reference does not have
         self._lock = threading.Lock()
 
-    # -- attaching -----------------------------------------------------------------------------------------------------
+    # -- attaching
+    # ----------------------------------------------------------------------------------------------
 
     def attach_around(self, model: Model, sites: list[Site]) -> None:
-        """To be called before the observers are attached: what is put right after them must be outside of them."""
+        """To be called before the observers are attached: what is put right after them must be
+        outside of them.
+        """
         if self._is_ready():
             self._attach(model, sites, _Outputs)
 
     def attach_within(self, model: Model, sites: list[Site]) -> None:
-        """To be called after the observers were attached, and before anything that changes what a module computes."""
+        """To be called after the observers were attached, and before anything that changes what a
+        module computes.
+        """
         if self._is_ready():
             self._attach(model, sites, _Inputs)
 
-    def _attach(self, model: Model, sites: list[Site], hook: type[_Inputs] | type[_Outputs]) -> None:
+    def _attach(
+        self, model: Model, sites: list[Site], hook: type[_Inputs] | type[_Outputs]
+    ) -> None:
         for site in sites:
             module = site.module()
             if module is None or not site.names:
@@ -161,7 +177,9 @@ class Isolation:
                 self._pairing = Pairing.load(self._folder)
                 self._tensors = TensorFolder(self._folder, self._rank())
                 self._ready = True
-                say_once(f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's values, not from their own")
+                say_once(
+                    f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's values, not from their own"
+                )
             except (ValueError, OSError) as error:
                 self._ready = False
                 say(f"OTEL_TORCH_ISOLATE: {error}. Nothing is isolated")
@@ -172,9 +190,12 @@ class Isolation:
         remove_hooks(self._attached, _Inputs.name(), _Outputs.name())
         self._attached.clear()
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls
+    # ----------------------------------------------------------------------------------------------
 
-    def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def entered(
+        self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the module is to be given instead."""
         try:
             calls, depth = self._open.calls, len(modules.running())
@@ -184,8 +205,12 @@ class Isolation:
             if call is None:
                 return args, kwargs
             calls.append(_Entered(site, call, depth))
-            right = tuple(self._put_right(call, f"in[{index}]", value) for index, value in enumerate(args))
-            return right, {key: self._put_right(call, f"in.{key}", value) for key, value in kwargs.items()}
+            right = tuple(
+                self._put_right(call, f"in[{index}]", value) for index, value in enumerate(args)
+            )
+            return right, {
+                key: self._put_right(call, f"in.{key}", value) for key, value in kwargs.items()
+            }
         except Exception as error:
             self._failed(site, error)
             return args, kwargs
@@ -214,7 +239,9 @@ class Isolation:
                 return own
             except Exception as error:
                 self._stays(slot, "error")
-                say_once(f"{call.model}: a tensor could not be put right: {type(error).__name__}: {error}")
+                say_once(
+                    f"{call.model}: a tensor could not be put right: {type(error).__name__}: {error}"
+                )
                 return own
             with self._lock:
                 self._fed["input" if label.startswith("in") else "output"] += 1
@@ -222,7 +249,12 @@ class Isolation:
 
         if not walk(value, label):
             return value
-        return rebuilt(value, label, swap, lambda label: self._stays((call.model, call.module, label), "structure"))
+        return rebuilt(
+            value,
+            label,
+            swap,
+            lambda label: self._stays((call.model, call.module, label), "structure"),
+        )
 
     def _right(self, call: Call, slot: Slot, own: torch.Tensor) -> torch.Tensor:
         assert self._pairing is not None and self._tensors is not None
@@ -234,7 +266,9 @@ class Isolation:
         (model, module, tensor), (loop, step, number) = partner
         if not self._tensors.has(loop, step):
             raise Stays("step")
-        stored = self._tensors.find(loop, step, tensor_key(model, module, tensor, number, call.phase))
+        stored = self._tensors.find(
+            loop, step, tensor_key(model, module, tensor, number, call.phase)
+        )
         if stored is None:
             raise Stays("unrecorded")
         right = _read_fitted(stored, own)
@@ -245,9 +279,12 @@ class Isolation:
     def met_in_graph(self, site: Site) -> None:
         """A compiled program runs a call of the site, where nothing can be exchanged."""
         if self._ready:
-            say_once(f"{site.model.name}: what is compiled is not isolated; TORCHDYNAMO_DISABLE=1 runs it eagerly")
+            say_once(
+                f"{site.model.name}: what is compiled is not isolated; TORCHDYNAMO_DISABLE=1 runs it eagerly"
+            )
 
-    # -- what is said --------------------------------------------------------------------------------------------------
+    # -- what is said
+    # ----------------------------------------------------------------------------------------------
 
     def _stays(self, slot: Slot, reason: str) -> None:
         with self._lock:
@@ -261,8 +298,9 @@ class Isolation:
         self._stays((site.model.name, site.name, ""), "error")
 
     def describe(self) -> dict[str, Any]:
-        """For the recording's metadata: how many tensors were put right; how many are of steps that the reference does not
-        have; and which places were not put right, with the reason."""
+        """For the recording's metadata: how many tensors were put right; how many are of steps that
+        the reference does not have; and which places were not put right, with the reason.
+        """
         with self._lock:
             return {
                 "inputs": self._fed["input"],
@@ -281,15 +319,22 @@ class Isolation:
             said += f", {self._outside} tensors are of steps that it does not have"
         if reasons:
             most = reasons.most_common()
-            model, module, tensor = next(slot for slot, reason in self._stayed.items() if reason == most[0][0])
+            model, module, tensor = next(
+                slot for slot, reason in self._stayed.items() if reason == most[0][0]
+            )
             why = ", ".join(f"{count} {_REASONS.get(reason, reason)}" for reason, count in most)
             said += f"; of the other places {why} (for example {module or model} {tensor})"
         say(f"OTEL_TORCH_ISOLATE: {said}")
 
 
-def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Tensor], refuse: Callable[[str], None]) -> Any:
-    """The value with `swap(label, tensor)` in each tensor's place; labels are those of `values.walk`. What is not of
-    tuples, lists, dicts and dataclasses is told to `refuse`.
+def rebuilt(
+    value: Any,
+    label: str,
+    swap: Callable[[str, torch.Tensor], torch.Tensor],
+    refuse: Callable[[str], None],
+) -> Any:
+    """The value with `swap(label, tensor)` in each tensor's place; labels are those of
+    `values.walk`. What is not of tuples, lists, dicts and dataclasses is told to `refuse`.
 
     >>> rebuilt([(torch.zeros(1),)], "out", lambda label, tensor: tensor + 1, print)
     [(tensor([1.]),)]
@@ -300,9 +345,16 @@ def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Te
         return value
     kind = type(value)
     if issubclass(kind, tuple) and len(names := getattr(kind, "_fields", ())) == len(value):
-        return kind(*(rebuilt(item, f"{label}.{name}", swap, refuse) for name, item in zip(names, value, strict=True)))
+        return kind(
+            *(
+                rebuilt(item, f"{label}.{name}", swap, refuse)
+                for name, item in zip(names, value, strict=True)
+            )
+        )
     if kind in (tuple, list):
-        return kind(rebuilt(item, f"{label}[{index}]", swap, refuse) for index, item in enumerate(value))
+        return kind(
+            rebuilt(item, f"{label}[{index}]", swap, refuse) for index, item in enumerate(value)
+        )
     try:
         if isinstance(value, Mapping):
             copied: Any = value.copy()  # type: ignore[attr-defined]
@@ -313,7 +365,9 @@ def rebuilt(value: Any, label: str, swap: Callable[[str, torch.Tensor], torch.Te
             copied = copy.copy(value)
             for one in fields(value):
                 item = getattr(value, one.name)
-                object.__setattr__(copied, one.name, rebuilt(item, f"{label}.{one.name}", swap, refuse))
+                object.__setattr__(
+                    copied, one.name, rebuilt(item, f"{label}.{one.name}", swap, refuse)
+                )
             return copied
     except Exception:
         pass
@@ -330,5 +384,7 @@ def _opened(path: Path) -> Any:
 
 @unobserved
 def _read_fitted(stored: Stored, own: torch.Tensor) -> torch.Tensor:
-    """The reference's tensor with the port's shape, type and device. Raises Stays where it is another thing."""
+    """The reference's tensor with the port's shape, type and device. Raises Stays where it is
+    another thing.
+    """
     return fitted(_opened(stored.path).get_tensor(stored.key), own)

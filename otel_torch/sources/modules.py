@@ -1,8 +1,9 @@
-"""Finds every model that runs, without being told: which root owns a module, and by what name it goes.
+"""Finds every model that runs, without being told: which root owns a module, and by what name it
+goes.
 
-Torch tells when a module is registered in another, which gives the way up to the owner; and every call of a module passes
-`nn.Module.__call__`, where the first call of an unknown one is seen. A global forward hook would see it too, but breaks
-every compiled graph.
+Torch tells when a module is registered in another, which gives the way up to the owner; and every
+call of a module passes `nn.Module.__call__`, where the first call of an unknown one is seen. A
+global forward hook would see it too, but breaks every compiled graph.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import Calls
-from otel_torch.sources.entry import Entry
-from otel_torch.sources.holders import held_as
 from otel_torch.sources.hooks import TorchHook
-from otel_torch.sources.names import class_name, core, named_modules
+from otel_torch.sources.model_attributes import held_as
+from otel_torch.sources.module_names import class_name, core, named_modules
 from otel_torch.sources.steps import Clock, Moment
+from otel_torch.sources.uncalled_roots import Entry
 
 
 class Model:
-    """An outermost owner and what is known of it. `name` is its class, `Name#2` for the second instance that is used."""
+    """An outermost owner and what is known of it. `name` is its class, `Name#2` for the second
+    instance that is used.
+    """
 
     def __init__(self, root: nn.Module, name: str, met_in_graph: Callable[[Site], None]) -> None:
         self.root = weakref.ref(root)
@@ -54,7 +57,9 @@ class Model:
 
     @property
     def moment(self) -> Moment | None:
-        """The newest outermost forward of this thread; of any, for a thread (autograd's) that began none."""
+        """The newest outermost forward of this thread; of any, for a thread (autograd's) that began
+        none.
+        """
         return getattr(self._moments, "own", None) or self._newest
 
     @moment.setter
@@ -72,7 +77,8 @@ class Model:
 class Site:
     """One module of one model: the place that records name.
 
-    names: (canonical name, key of the module that holds it), several where the module is shared; none on a wrapper.
+    names: (canonical name, key of the module that holds it), several where the module is shared;
+    none on a wrapper.
     """
 
     __slots__ = ("__weakref__", "key", "model", "module", "names")
@@ -86,7 +92,9 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The name by which this call goes: of a shared module's names, the one whose holder is running."""
+        """The name by which this call goes: of a shared module's names, the one whose holder is
+        running.
+        """
         if len(self.names) > 1:
             for above in reversed(_thread.stack):
                 for name, holder in self.names:
@@ -99,7 +107,9 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.unwatched = False
         self.stack: list[Site] = []
-        self.unsettled: tuple[Model, Moment] | None = None  # a forward of which nobody tells the end
+        self.unsettled: tuple[Model, Moment] | None = (
+            None  # a forward of which nobody tells the end
+        )
         self.first_in_graph: Site | None = None
 
 
@@ -113,7 +123,9 @@ def running() -> list[Site]:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Models that this thread meets for the first time in here stay unknown: the twins that `scan` runs."""
+    """Models that this thread meets for the first time in here stay unknown: the twins that `scan`
+    runs.
+    """
     before, _thread.unwatched = _thread.unwatched, True
     try:
         yield
@@ -124,8 +136,8 @@ def unwatched() -> Iterator[None]:
 class Registry:
     """The models of a process, found as they run.
 
-    attach(model, sites): gets each new site once; starting(model): each model right before its first forward;
-    ended(): after every outermost forward.
+    attach(model, sites): gets each new site once; starting(model): each model right before its
+    first forward; ended(): after every outermost forward.
     """
 
     def __init__(
@@ -143,11 +155,14 @@ class Registry:
         self._attach = attach
         self._starting = starting
         self._ended = ended
-        self._holders: Any = WeakIdKeyDictionary()  # by identity: equal modules are two; -> list of weak references
+        self._holders: Any = (
+            WeakIdKeyDictionary()
+        )  # by identity: equal modules are two; -> list of weak references
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
 
-    # -- watching ------------------------------------------------------------------------------------------------------
+    # -- watching
+    # ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Watch registrations and calls from here on, and take in the modules that exist already."""
@@ -177,7 +192,9 @@ class Registry:
             return self._outermost(original_call, module, site, args, kwargs)
 
         def meet(context: Any) -> None:
-            """Run by the compiler when it comes to a call: a new module has its hooks before the compiler looks for them."""
+            """Run by the compiler when it comes to a call: a new module has its hooks before the
+            compiler looks for them.
+            """
             module = torch_private.local_while_tracing(context, "module")
             if isinstance(module, nn.Module) and id(module) not in sites:
                 self._discover(module, [])
@@ -211,14 +228,18 @@ class Registry:
             self._restore.pop()()
 
     def forked(self) -> None:
-        """In a forked child another thread of the parent may hold a lock for ever, and what was open is the parent's."""
+        """In a forked child another thread of the parent may hold a lock for ever, and what was
+        open is the parent's.
+        """
         self._lock = threading.RLock()
         for model in self.models:
             model.calls.forked()
         _thread.unsettled = None
 
     def _take_in(self, holder: nn.Module) -> None:
-        """Learn which modules `holder` holds: one that was built before us, copied or unpickled registered nothing."""
+        """Learn which modules `holder` holds: one that was built before us, copied or unpickled
+        registered nothing.
+        """
         for name, child in (holder.__dict__.get("_modules") or {}).items():
             self._registered(holder, name, child)
 
@@ -229,18 +250,31 @@ class Registry:
                 known[:] = [reference for reference in known if reference() is not None]
                 if all(reference() is not holder for reference in known):
                     known.append(weakref.ref(holder))
-            except TypeError:  # a module that cannot be hashed or referenced weakly has no owner that we know
+            except (
+                TypeError
+            ):  # a module that cannot be hashed or referenced weakly has no owner that we know
                 pass
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls
+    # ----------------------------------------------------------------------------------------------
 
     @partial(torch_private.keep_out_of_frames, with_callees=False)
     def _outermost(
-        self, original: Callable[..., Any], module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        site: Site,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         stack = _thread.stack
-        # a checkpoint's recomputation is called by autograd, not by the program: no forward of its own begins
-        moment = None if not stack and torch_private.graph_task_id() != -1 else self._begin(site.model, module)
+        # a checkpoint's recomputation is called by autograd, not by the program: no forward of its
+        # own begins
+        moment = (
+            None
+            if not stack and torch_private.graph_task_id() != -1
+            else self._begin(site.model, module)
+        )
         scope = self._open_scope(site.model, moment) if moment is not None else None
         error: BaseException | None = None
         stack.append(site)
@@ -267,7 +301,12 @@ class Registry:
                 self._starting(model)
             model.moment = moment = self._clock.begin_forward(model)
             root = model.root()
-            if module is not None and root is not None and core(module) is not root and model.entry.enter():
+            if (
+                module is not None
+                and root is not None
+                and core(module) is not root
+                and model.entry.enter()
+            ):
                 _thread.unsettled = model, moment
             return moment
         except Exception as error:
@@ -276,12 +315,18 @@ class Registry:
 
     @torch_private.keep_out_of_frames
     def _open_scope(self, model: Model, moment: Moment) -> Scope:
-        scope = Scope("forward", "torch.forward", attributes={"torch.model": model.name, "torch.phase": moment.phase})
+        scope = Scope(
+            "forward",
+            "torch.forward",
+            attributes={"torch.model": model.name, "torch.phase": moment.phase},
+        )
         self._recorder.open(scope)
         return scope
 
     @torch_private.keep_out_of_frames
-    def _end(self, model: Model, moment: Moment, error: BaseException | None, scope: Scope | None) -> None:
+    def _end(
+        self, model: Model, moment: Moment, error: BaseException | None, scope: Scope | None
+    ) -> None:
         try:
             if scope is not None:
                 self._recorder.close(scope, error)
@@ -289,15 +334,23 @@ class Registry:
                 self._clock.end_forward(model, moment, error)
             self._ended()
         except Exception as raised:
-            say_once(f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}")
+            say_once(
+                f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}"
+            )
 
     def _met_in_graph(self, site: Site) -> None:
-        """A compiled program is in a call of `site`. Where the graph is a function's that calls the model, no call of the
-        model was seen: its forward begins with the first of its modules and ends before that comes again."""
+        """A compiled program is in a call of `site`. Where the graph is a function's that calls the
+        model, no call of the model was seen: its forward begins with the first of its modules and
+        ends before that comes again.
+        """
         model = site.model
         if any(above.model is model for above in _thread.stack):
             return
-        if _thread.unsettled is not None and _thread.unsettled[0] is model and _thread.first_in_graph is not site:
+        if (
+            _thread.unsettled is not None
+            and _thread.unsettled[0] is model
+            and _thread.first_in_graph is not site
+        ):
             return
         self.settle()
         _thread.first_in_graph = None
@@ -306,18 +359,23 @@ class Registry:
             _thread.unsettled, _thread.first_in_graph = (model, moment), site
 
     def settle(self) -> None:
-        """End the forward of a model whose method has returned: nobody tells when `vae.decode` does."""
+        """End the forward of a model whose method has returned: nobody tells when `vae.decode`
+        does.
+        """
         unsettled, _thread.unsettled = _thread.unsettled, None
         if unsettled is not None:
             unsettled[0].entry.leave()
             self._clock.end_forward(*unsettled)
 
-    # -- owners --------------------------------------------------------------------------------------------------------
+    # -- owners
+    # ----------------------------------------------------------------------------------------------
 
     @torch_private.keep_out_of_frames
     def _discover(self, module: nn.Module, stack: list[Site]) -> Site | None:
-        """The site of a module that is called for the first time, with its whole model attached; None for glue: a
-        stateless module that nobody holds, made and called inside another's forward (`nn.Softmax(-1)(x)`)."""
+        """The site of a module that is called for the first time, with its whole model attached;
+        None for glue: a stateless module that nobody holds, made and called inside another's
+        forward (`nn.Softmax(-1)(x)`).
+        """
         if _thread.unwatched:
             return None
         try:
@@ -337,20 +395,34 @@ class Registry:
             return None
 
     def _viewed(self, container: nn.Module) -> nn.Module | None:
-        """The model that a slice of a Sequential (`vgg.features[:16](x)`, made anew for every call) shows a part of: all
-        that it holds belongs elsewhere. Calls pass through it; no record names it."""
+        """The model that a slice of a Sequential (`vgg.features[:16](x)`, made anew for every call)
+        shows a part of: all that it holds belongs elsewhere. Calls pass through it; no record names
+        it.
+        """
         if type(container) is not nn.Sequential or not container._modules:
             return None
-        owners = {self._owner(child, besides=container) for child in container._modules.values() if child is not None}
+        owners = {
+            self._owner(child, besides=container)
+            for child in container._modules.values()
+            if child is not None
+        }
         owner = owners.pop()
-        return owner if not owners and all(owner is not child for child in container._modules.values()) else None
+        return (
+            owner
+            if not owners and all(owner is not child for child in container._modules.values())
+            else None
+        )
 
     def _owner(self, module: nn.Module, besides: nn.Module | None = None) -> nn.Module:
         seen = {id(module), id(besides)}
         while True:
             for reference in self._holders.get(module, ()):
                 holder = reference()
-                if holder is not None and id(holder) not in seen and any(c is module for c in holder._modules.values()):
+                if (
+                    holder is not None
+                    and id(holder) not in seen
+                    and any(c is module for c in holder._modules.values())
+                ):
                     break
             else:
                 return module
@@ -374,23 +446,38 @@ class Registry:
             # a module that ran before it came into this container stays with the model that it was
             if site.model is model and all(name != known for known, _ in site.names):
                 site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
-        for module in outermost.modules():  # the wrappers: calls pass through them, but no record names them
+        for (
+            module
+        ) in outermost.modules():  # the wrappers: calls pass through them, but no record names them
             if id(module) not in self.sites and id(module) not in model.sites:
                 self._make_site(model, module)
         if new:
             model.size += len(new)
             self._attach(model, new)
         # only now: another thread that calls the model meanwhile waits for its hooks
-        self.sites.update((key, site) for key, site in list(model.sites.items()) if key not in self.sites)
+        self.sites.update(
+            (key, site) for key, site in list(model.sites.items()) if key not in self.sites
+        )
 
     def _model_of(self, root: nn.Module) -> Model | None:
-        """The model of a root that is known; stateless loose modules of one class (losses made anew) are one model."""
+        """The model of a root that is known; stateless loose modules of one class (losses made
+        anew) are one model.
+        """
         for model in self.models:
             known = model.root()
-            if known is root or (model.stateless and _stateless(root) and model.name == class_name(root)):
+            if known is root or (
+                model.stateless and _stateless(root) and model.name == class_name(root)
+            ):
                 return model
-            if known is None and model.leaf and _leaf(root) and model.name.partition("#")[0] == class_name(root):
-                model.root = weakref.ref(root)  # a loss with class weights, made anew for every step
+            if (
+                known is None
+                and model.leaf
+                and _leaf(root)
+                and model.name.partition("#")[0] == class_name(root)
+            ):
+                model.root = weakref.ref(
+                    root
+                )  # a loss with class weights, made anew for every step
                 return model
         return None
 
@@ -404,7 +491,11 @@ class Registry:
 
     def _name(self, root: nn.Module) -> str:
         name = class_name(root)
-        used = [int(model.name.partition("#")[2] or 1) for model in self.models if model.name.partition("#")[0] == name]
+        used = [
+            int(model.name.partition("#")[2] or 1)
+            for model in self.models
+            if model.name.partition("#")[0] == name
+        ]
         return f"{name}#{max(used) + 1}" if used else name
 
 

@@ -1,7 +1,9 @@
-"""Half a unit in the last place on every leaf's output: how far legal arithmetic alone takes a model from itself.
+"""Half a unit in the last place on every leaf's output: how far legal arithmetic alone takes a
+model from itself.
 
-A reference that is recorded once more like this gives the floor below which a difference means nothing. The noise is of its
-own generators, so that the program's random numbers stay what they were.
+A reference that is recorded once more like this gives the floor below which a difference means
+nothing. The noise is of its own generators, so that the program's random numbers stay what they
+were.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class _LeafHook(ForwardHook):
 
     def __init__(self, seed: int, place: str) -> None:
         # 32 bits: torch's generator on the CPU takes no more
-        self._seed = int.from_bytes(hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest(), "little")
+        self._seed = int.from_bytes(
+            hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest(), "little"
+        )
         self._place = place
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -42,12 +46,16 @@ class _LeafHook(ForwardHook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling():
-                torch._dynamo.comptime.comptime(_say_compiled)  # run by the compiler, not a part of the graph
+                torch._dynamo.comptime.comptime(
+                    _say_compiled
+                )  # run by the compiler, not a part of the graph
             return output
         try:
             return self._jittered(output)
         except Exception as error:
-            say_once(f"{self._place} gets no noise: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            say_once(
+                f"{self._place} gets no noise: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            )
             return output
 
     def _jittered(self, value: Any) -> Any:
@@ -69,9 +77,12 @@ class _LeafHook(ForwardHook):
             return tensor
         signs = self._signs(tensor)
         if signs is None:
-            say_once(f"{self._place} gets no noise: nothing can be added to its {type(tensor).__name__} ({tensor.layout})")
+            say_once(
+                f"{self._place} gets no noise: nothing can be added to its {type(tensor).__name__} ({tensor.layout})"
+            )
             return tensor
-        # half a unit of the largest mantissa, rounded in the tensor's own type: no element moves by more than one unit
+        # half a unit of the largest mantissa, rounded in the tensor's own type: no element moves by
+        # more than one unit
         moved = tensor + tensor * signs.mul_(torch.finfo(tensor.dtype).eps / 2)
         # infinities stay, and the largest number, with which masks are made, does not become one
         return torch.where(moved.isfinite(), moved, tensor)
@@ -81,7 +92,11 @@ class _LeafHook(ForwardHook):
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
             return self._draw(tensor) if not (tensor.is_cuda and capturing()) else None
         distributed = sys.modules.get("torch.distributed.tensor")
-        if distributed is None or not isinstance(tensor, distributed.DTensor) or any(p.is_partial() for p in tensor.placements):
+        if (
+            distributed is None
+            or not isinstance(tensor, distributed.DTensor)
+            or any(p.is_partial() for p in tensor.placements)
+        ):
             return None
         with torch.no_grad():
             local = self._draw(tensor.to_local())
@@ -94,7 +109,9 @@ class _LeafHook(ForwardHook):
     def _draw(self, like: torch.Tensor) -> torch.Tensor:
         generator = self._generators.get(like.device)
         if generator is None:
-            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
+            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(
+                self._seed
+            )
         signs = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
 
@@ -111,17 +128,21 @@ def _say_compiled(context: Any) -> None:
 
 
 class Jitter:
-    """Puts the noise on the leaves of every model that runs, recorded or not: what enters a recorded one had it too.
-    seed: of the noise, from 1 on."""
+    """Puts the noise on the leaves of every model that runs, recorded or not: what enters a
+    recorded one had it too. seed: of the noise, from 1 on.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._attached: Any = WeakIdKeyDictionary()
 
     def attach(self, model: Model, sites: list[Site]) -> None:
-        """Have the leaves among `sites` jitter their outputs; to be called after their observers were attached, which then
-        see what the program gets."""
-        say_once(f"OTEL_TORCH_NOISE={self._seed}: outputs of leaf modules are changed by half a unit in the last place")
+        """Have the leaves among `sites` jitter their outputs; to be called after their observers
+        were attached, which then see what the program gets.
+        """
+        say_once(
+            f"OTEL_TORCH_NOISE={self._seed}: outputs of leaf modules are changed by half a unit in the last place"
+        )
         for site in sites:
             module = site.module()
             if module is None or module._modules or not site.names:
@@ -131,7 +152,9 @@ class Jitter:
                 ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
                 self._attached[module] = True
             except Exception as error:
-                say_once(f"{model.name}: {type(module).__name__} takes no hook and gets no noise ({type(error).__name__})")
+                say_once(
+                    f"{model.name}: {type(module).__name__} takes no hook and gets no noise ({type(error).__name__})"
+                )
 
     def detach(self) -> None:
         """Take the noise off again."""

@@ -1,8 +1,10 @@
-"""Which step is it? Said by `trace_step` or a framework, else found: optimizer steps, denoise schedules, forwards.
+"""Which step is it? Said by `trace_step` or a framework, else found: optimizer steps, denoise
+schedules, forwards.
 
-Telling steps apart is what makes two recordings comparable, so the rules are few and every record goes through them:
-`trace_step`, then the framework, then the busiest optimizer that holds the model's parameters, then the busiest running
-schedule, then the model's own completed outermost forwards.
+Telling steps apart is what makes two recordings comparable, so the rules are few and every record
+goes through them: `trace_step`, then the framework, then the busiest optimizer that holds the
+model's parameters, then the busiest running schedule, then the model's own completed outermost
+forwards.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import session
 from otel_torch.records import Scope
-from otel_torch.sources import regions
+from otel_torch.regions import entry
 from otel_torch.sources.cadence import Cadence, Kind
 from otel_torch.sources.calls import Calls, StepCalls
 from otel_torch.sources.denoising import Denoising
@@ -36,7 +38,8 @@ class Hint:
     bounded: bool = True
 
 
-# asked in order, in the calling thread, at the start of every outermost forward; the first that knows is believed
+# asked in order, in the calling thread, at the start of every outermost forward; the first that
+# knows is believed
 providers: list[Callable[[], Hint | None]] = []
 
 
@@ -52,7 +55,9 @@ class Forwards(Protocol):
 
 @dataclass(slots=True)
 class Moment:
-    """When an outermost forward runs: the part of a record's key that its modules share. calls: what is counted in its step."""
+    """When an outermost forward runs: the part of a record's key that its modules share. calls:
+    what is counted in its step.
+    """
 
     step: int
     loop: int
@@ -86,21 +91,24 @@ class _Schedule:
         return self.done < self.length
 
 
-# the `trace_step` blocks of a thread or task; `newest` is shared, so that a worker thread inside one is not blind
+# the `trace_step` blocks of a thread or task; `newest` is shared, so that a worker thread inside
+# one is not blind
 _traced: ContextVar[tuple[int, ...]] = ContextVar("otel_torch.trace_step", default=())
 _newest: list[int] = []
 
 
 def current_step_idx() -> int | None:
-    """The step of the innermost `trace_step` around this thread, or around another one if this has none; else None."""
+    """The step of the innermost `trace_step` around this thread, or around another one if this has
+    none; else None.
+    """
     if stack := _traced.get():
         return stack[-1]
     return _newest[-1] if _newest else None
 
 
 class trace_step:  # a context manager that reads as a verb, as in FastVideo
-    """Says which step the block is: `with trace_step(i): ...`. Nests, restores the step before, and counts loops: a step
-    not larger than the last begins the next loop.
+    """Says which step the block is: `with trace_step(i): ...`. Nests, restores the step before, and
+    counts loops: a step not larger than the last begins the next loop.
 
     >>> with trace_step(3):
     ...     current_step_idx()
@@ -119,7 +127,12 @@ class trace_step:  # a context manager that reads as a verb, as in FastVideo
         if (clock := _clock) is not None:
             self._scope = clock.enter_traced(self._step, len(_traced.get()))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if (clock := _clock) is not None and self._scope is not None:
             clock.end_turn(self._scope, error)
         _traced.set(_traced.get()[:-1])
@@ -138,8 +151,12 @@ class Clock:
         self._budget = running.settings.budget
         self.cadence = Cadence(self._budget) if self._budget is not None else None
         self.denoising = Denoising()
-        self.settle: Callable[[], None] = lambda: None  # ends a forward whose end nobody told; the registry's
-        self.collect: Callable[[], None] = lambda: None  # reads what was watched in a step that was not recorded; the watch's
+        self.settle: Callable[[], None] = lambda: (
+            None
+        )  # ends a forward whose end nobody told; the registry's
+        self.collect: Callable[[], None] = lambda: (
+            None
+        )  # reads what was watched in a step that was not recorded; the watch's
         self._lock = threading.RLock()
         self._turn: _Turn | None = None
         self._optimizers: Any = WeakIdKeyDictionary()
@@ -151,7 +168,8 @@ class Clock:
         self.seen_steps = 0
         self.recorded_steps = 0
 
-    # -- what the program does ---------------------------------------------------------------------------------------
+    # -- what the program does
+    # ---------------------------------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:
         """An optimizer was constructed: its steps count from here."""
@@ -162,11 +180,18 @@ class Clock:
         with self._lock:
             self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
             turn = self._turn
-            if turn and turn.rule == "optimizer" and turn.model and self._holds(optimizer, turn.model):
+            if (
+                turn
+                and turn.rule == "optimizer"
+                and turn.model
+                and self._holds(optimizer, turn.model)
+            ):
                 self.end_turn(turn)
 
     def schedule_set(self, schedule: Any, length: int) -> None:
-        """A denoise schedule of `length` steps was set: a new loop, if the one before has made a step."""
+        """A denoise schedule of `length` steps was set: a new loop, if the one before has made a
+        step.
+        """
         with self._lock:
             if self._advanced:
                 self._next_loop()
@@ -174,7 +199,9 @@ class Clock:
             self._schedules[schedule] = _Schedule(length)
 
     def schedule_stepped(self, schedule: Any, *, last: bool = False) -> None:
-        """A denoise schedule has completed a step; `last` where it says so itself, because it began half-way."""
+        """A denoise schedule has completed a step; `last` where it says so itself, because it began
+        half-way.
+        """
         with self._lock:
             state = self._schedules.setdefault(schedule, _Schedule(0))
             state.done += 1
@@ -212,11 +239,15 @@ class Clock:
         if self.cadence is not None:
             self.cadence.saw(place, finite)
 
-    # -- trace_step ----------------------------------------------------------------------------------------------------
+    # -- trace_step
+    # ----------------------------------------------------------------------------------------------
 
     def enter_traced(self, step: int, depth: int) -> _Turn | None:
         with self._lock:
-            place = threading.get_ident(), depth  # threads that trace at the same time each count for themselves
+            place = (
+                threading.get_ident(),
+                depth,
+            )  # threads that trace at the same time each count for themselves
             last = self._last_traced.get(place)
             if last is not None and step <= last:
                 self._next_loop()
@@ -231,7 +262,8 @@ class Clock:
         self._advanced = False
         self._last_traced.clear()
 
-    # -- forwards ------------------------------------------------------------------------------------------------------
+    # -- forwards
+    # ----------------------------------------------------------------------------------------------
 
     def begin_forward(self, model: Forwards) -> Moment:
         """An outermost forward of `model` begins in this thread."""
@@ -247,48 +279,78 @@ class Clock:
             elif optimizer_steps is not None:
                 rule, step = "optimizer", optimizer_steps
             elif self.schedule_running():
-                rule, step = "schedule", max(s.done for s in list(self._schedules.values()) if s.running)
+                rule, step = (
+                    "schedule",
+                    max(s.done for s in list(self._schedules.values()) if s.running),
+                )
             else:
                 rule, step = "forward", model.completed
-            phase = "eval" if optimizer_steps is not None and not torch.is_grad_enabled() else "forward"
+            phase = (
+                "eval" if optimizer_steps is not None and not torch.is_grad_enabled() else "forward"
+            )
             branch = hint.branch if hint else None
-            moment = Moment(step, loop, phase, branch, rule, step in self._steps, model.calls.of(phase, loop, step))
+            moment = Moment(
+                step,
+                loop,
+                phase,
+                branch,
+                rule,
+                step in self._steps,
+                model.calls.of(phase, loop, step),
+            )
             turn = self._turn
-            if turn is not None and (turn.step, turn.loop) != (step, loop) and self._ends(turn, rule, model):
+            if (
+                turn is not None
+                and (turn.step, turn.loop) != (step, loop)
+                and self._ends(turn, rule, model)
+            ):
                 self.end_turn(turn)
                 turn = None
             if turn is None:
                 if rule == "schedule":
                     self.denoising.step_begins()
-                bounded = rule in ("trace_step", "schedule") or (rule == "framework" and hint is not None and hint.bounded)
+                bounded = rule in ("trace_step", "schedule") or (
+                    rule == "framework" and hint is not None and hint.bounded
+                )
                 turn = self._begin_turn(rule, step, loop, model, bounded=bounded)
                 moment.opened_turn = True
             elif turn.model is None:
                 turn.model = model
                 turn.scope.attributes.setdefault("torch.model", model.name)
             if turn.rule == "optimizer" and turn.region is None and phase == "forward":
-                turn.region = regions.open_region("training_step", lexical=False)
+                turn.region = entry.open_region("training_step", lexical=False)
             if self.cadence is not None:
-                moment.recording = self.cadence.choose(Kind(rule, model.name, phase), step, loop, moment.recording)
+                moment.recording = self.cadence.choose(
+                    Kind(rule, model.name, phase), step, loop, moment.recording
+                )
             self.recorded_steps += moment.recording
             self.seen_steps += 1
             return moment
 
     @staticmethod
     def _ends(turn: _Turn, rule: str, model: Forwards) -> bool:
-        """Whether a forward of another step ends the open one: a framework's step is one for all models, any other is
-        its model's own, and `trace_step` ends by itself."""
+        """Whether a forward of another step ends the open one: a framework's step is one for all
+        models, any other is its model's own, and `trace_step` ends by itself.
+        """
         if turn.rule == "framework":
             return rule == "framework"
         return turn.rule != "trace_step" and turn.model is model
 
-    def end_forward(self, model: Forwards, moment: Moment, error: BaseException | None = None) -> None:
+    def end_forward(
+        self, model: Forwards, moment: Moment, error: BaseException | None = None
+    ) -> None:
         """The outermost forward is over; a forward that is a step of its own ends that step."""
         with self._lock:
             model.completed += error is None
             turn = self._turn
-            # a forward opens a `trace_step` turn itself only where the block's own is over: in a thread, or before `start`
-            if turn and moment.opened_turn and turn.rule in ("forward", "trace_step") and turn.model is model:
+            # a forward opens a `trace_step` turn itself only where the block's own is over: in a
+            # thread, or before `start`
+            if (
+                turn
+                and moment.opened_turn
+                and turn.rule in ("forward", "trace_step")
+                and turn.model is model
+            ):
                 self.end_turn(turn, error)
             elif self._recorder.due:
                 self._flush(turn.scope if turn else None)
@@ -314,9 +376,12 @@ class Clock:
         self.denoising = Denoising()
         self.cadence = Cadence(self._budget) if self._budget is not None else None
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    # -- turns
+    # ----------------------------------------------------------------------------------------------
 
-    def _begin_turn(self, rule: str, step: int, loop: int, model: Forwards | None, *, bounded: bool) -> _Turn:
+    def _begin_turn(
+        self, rule: str, step: int, loop: int, model: Forwards | None, *, bounded: bool
+    ) -> _Turn:
         if self._turn:
             self.end_turn(self._turn)
         if self.cadence is not None:
@@ -325,7 +390,14 @@ class Clock:
         if model is not None:
             attributes["torch.model"] = model.name
         training = rule == "optimizer"
-        scope = Scope("step", "torch.step", lexical=False, attributes=attributes, bounded=bounded, training=training)
+        scope = Scope(
+            "step",
+            "torch.step",
+            lexical=False,
+            attributes=attributes,
+            bounded=bounded,
+            training=training,
+        )
         self._turn = turn = _Turn(scope, rule, step, loop, model)
         self._recorder.open(scope)
         return turn
@@ -337,7 +409,7 @@ class Clock:
                 return
             self._turn = None
             self._flush(turn.scope)
-            regions.close_region(turn.region, error)
+            entry.close_region(turn.region, error)
             self._recorder.close(turn.scope, error)
             if self.cadence is not None:
                 self.cadence.end()
@@ -353,7 +425,8 @@ class Clock:
             self.cadence.read(time.perf_counter() - started)
         self.collect()
 
-    # -- rules ---------------------------------------------------------------------------------------------------------
+    # -- rules
+    # ----------------------------------------------------------------------------------------------
 
     def _hint(self) -> Hint | None:
         for provider in providers:
@@ -366,15 +439,23 @@ class Clock:
         return None
 
     def optimizer_steps(self, model: Forwards) -> int | None:
-        """The completed steps of the busiest optimizer that holds parameters of `model`, None where none does."""
-        holding = [steps for optimizer, steps in list(self._optimizers.items()) if self._holds(optimizer, model)]
+        """The completed steps of the busiest optimizer that holds parameters of `model`, None where
+        none does.
+        """
+        holding = [
+            steps
+            for optimizer, steps in list(self._optimizers.items())
+            if self._holds(optimizer, model)
+        ]
         return max(holding, default=None)
 
     def _holds(self, optimizer: Any, model: Forwards) -> bool:
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         known = self._held.get(optimizer)
         if known is None or known[0] != size:
-            ids = frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            ids = frozenset(
+                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+            )
             self._held[optimizer] = known = (size, ids)
         return not known[1].isdisjoint(model.parameter_ids())
 

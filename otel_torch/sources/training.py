@@ -1,4 +1,6 @@
-"""What a training loop does between forwards: optimizers that are made and step, and backward passes."""
+"""What a training loop does between forwards: optimizers that are made and step, and backward
+passes.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.records import Scope
-from otel_torch.sources import regions
+from otel_torch.regions import entry
 from otel_torch.sources.steps import Clock
 
 
 class Training:
     """Watches every optimizer and `backward` of the process, for one session.
 
-    stepping(optimizer, step): told right before an optimizer's step, when the gradients are complete.
+    stepping(optimizer, step): told right before an optimizer's step, when the gradients are
+    complete.
     """
 
     def __init__(self, clock: Clock, stepping: Callable[[Optimizer, int], None]) -> None:
@@ -42,16 +49,16 @@ class Training:
         def traced_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return backward(*args, **kwargs)
-            scope = regions.open_region("training_backward")
+            scope = entry.open_region("training_backward")
             try:
                 backward(*args, **kwargs)
             except BaseException as error:
-                regions.close_region(scope, error)
+                entry.close_region(scope, error)
                 raise
-            regions.close_region(scope)
+            entry.close_region(scope)
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
-        for inside in (regions.open_region, regions.close_region):
+        for inside in (entry.open_region, entry.close_region):
             torch_private.keep_out_of_frames(inside)
 
         def restore() -> None:
@@ -79,7 +86,7 @@ class Training:
     @torch_private.keep_out_of_frames
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _leave_graph()
-        self._scopes[id(optimizer)] = regions.open_region("training_optimizer", lexical=False)
+        self._scopes[id(optimizer)] = entry.open_region("training_optimizer", lexical=False)
         try:
             self._stepping(optimizer, self._clock.steps_of(optimizer))
         except Exception as error:
@@ -88,14 +95,18 @@ class Training:
     @torch_private.keep_out_of_frames
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _leave_graph()
-        regions.close_region(self._scopes.pop(id(optimizer), None))
+        entry.close_region(self._scopes.pop(id(optimizer), None))
         try:
             self._clock.optimizer_stepped(optimizer)
         except Exception as error:
-            say_once(f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}")
+            say_once(
+                f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"
+            )
 
 
 def _leave_graph() -> None:
-    """Traced: have the compiler call the caller as it is. Torch breaks the graph around every optimizer's step anyway."""
+    """Traced: have the compiler call the caller as it is. Torch breaks the graph around every
+    optimizer's step anyway.
+    """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()

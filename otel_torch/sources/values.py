@@ -1,7 +1,9 @@
-"""Which tensors a structured value holds, and what each is called: `out`, `out[0]`, `out.key`, `out.a[1][0]`.
+"""Which tensors a structured value holds, and what each is called: `out`, `out[0]`, `out.key`,
+`out.a[1][0]`.
 
-FastVideo's own walk gives no record for a dataclass and loses the field names of a named tuple. What runs here is never
-the program's code (no property, no lazy attribute), and a compiler can trace it.
+FastVideo's own walk gives no record for a dataclass and loses the field names of a named tuple.
+What runs here is never the program's code (no property, no lazy attribute), and a compiler can
+trace it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _MAX_VALUES = 100_000
 def walk(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     """(label, tensor) of every tensor in `value`, in order; never raises.
 
-    Tuples and lists are walked by index, named tuples and dataclasses by field, mappings (Hugging Face's `ModelOutput`
-    among them) by key; any other object gives nothing.
+    Tuples and lists are walked by index, named tuples and dataclasses by field, mappings (Hugging
+    Face's `ModelOutput` among them) by key; any other object gives nothing.
 
     >>> [name for name, _ in walk({"a": [torch.ones(1), (torch.ones(1), None)]}, "out")]
     ['out.a[0]', 'out.a[1][0]']
@@ -40,7 +42,8 @@ def walk(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """(label, tensor) of a call's arguments: `in[0]` for positional ones, `in.key` for those given by keyword.
+    """(label, tensor) of a call's arguments: `in[0]` for positional ones, `in.key` for those given
+    by keyword.
 
     >>> [name for name, _ in walk_inputs((torch.ones(1),), {"mask": torch.ones(1)})]
     ['in[0]', 'in.mask']
@@ -54,12 +57,18 @@ def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[st
 
 
 def argument_names(module: torch.nn.Module) -> list[str]:
-    """The names of a forward's positional parameters, in order; none where its signature cannot be read."""
+    """The names of a forward's positional parameters, in order; none where its signature cannot be
+    read.
+    """
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except Exception:  # a signature may be of the program's own making
         return []
-    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [
+        one.name
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def argument_name(label: str, names: Sequence[str]) -> str | None:
@@ -74,7 +83,8 @@ def argument_name(label: str, names: Sequence[str]) -> str | None:
     return names[int(number)] + rest if int(number) < len(names) else None
 
 
-# what most often stands beside tensors; asked first, because older compilers cannot look for attributes of these
+# what most often stands beside tensors; asked first, because older compilers cannot look for
+# attributes of these
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -86,7 +96,9 @@ class _Search:
         self.left = _MAX_VALUES
 
     def enter_flat(self, values: tuple[Any, ...], label: str) -> bool:
-        """The usual case, a layer's output and its bias, in a fifth of the time; False, and nothing, for any other."""
+        """The usual case, a layer's output and its bias, in a fifth of the time; False, and
+        nothing, for any other.
+        """
         found = []
         for index, value in enumerate(values):
             if type(value) is torch.Tensor:
@@ -105,9 +117,13 @@ class _Search:
             return
         if kind in _PLAIN:
             return
-        if not (issubclass(kind, (tuple, list, dict, UserDict)) or hasattr(kind, "__dataclass_fields__")):
+        if not (
+            issubclass(kind, (tuple, list, dict, UserDict)) or hasattr(kind, "__dataclass_fields__")
+        ):
             return
-        if not torch.compiler.is_compiling():  # older ones cannot compare dicts by identity; the depth is bounded anyway
+        if (
+            not torch.compiler.is_compiling()
+        ):  # older ones cannot compare dicts by identity; the depth is bounded anyway
             for outer in above:
                 if value is outer:
                     return
@@ -118,7 +134,9 @@ class _Search:
         self.left -= len(children)
         if self.left < 0 or len(above) == _MAX_DEPTH:
             if not torch.compiler.is_compiling():
-                say_once(f"a value holds more than {_MAX_VALUES} values or {_MAX_DEPTH} levels; what lies beyond is not recorded")
+                say_once(
+                    f"a value holds more than {_MAX_VALUES} values or {_MAX_DEPTH} levels; what lies beyond is not recorded"
+                )
             return
         for name, child in children:
             self.enter(child, label + name, (*above, value))
@@ -140,9 +158,14 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
         return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
     children = []
     for field in dataclasses.fields(value):
-        # older compilers cannot look a slot up on its class, and none runs a property that it does not trace
+        # older compilers cannot look a slot up on its class, and none runs a property that it does
+        # not trace
         computed = None if torch.compiler.is_compiling() else getattr(kind, field.name, None)
-        if computed is not None and hasattr(type(computed), "__set__") and type(computed) is not MemberDescriptorType:
+        if (
+            computed is not None
+            and hasattr(type(computed), "__set__")
+            and type(computed) is not MemberDescriptorType
+        ):
             continue  # a property that stands for the field
         try:
             children.append((f".{field.name}", getattr(value, field.name)))

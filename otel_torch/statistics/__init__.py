@@ -1,1 +1,3 @@
-"""Statistics of tensors: measured while they exist (`measure`), read once a step (`read`), named by a table (`table`)."""
+"""Statistics of tensors: measured while they exist (`measure`), read once a step (`read`), named by
+a table (`table`).
+"""

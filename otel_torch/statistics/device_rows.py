@@ -1,7 +1,8 @@
-"""Rows on a device: side by side in memory that is there already, so that a step's rows are one copy to the host.
+"""Rows on a device: side by side in memory that is there already, so that a step's rows are one
+copy to the host.
 
-A tensor a row would be an allocation a record, and a copy each; and a copy that is waited for stops the program until the
-device has done all that was queued before it.
+A tensor a row would be an allocation a record, and a copy each; and a copy that is waited for stops
+the program until the device has done all that was queued before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _PIECE = 8192
 
 
 class _Memory:
-    """The piece that rows of one device and type are taken from. A piece that is used up lives as long as its rows."""
+    """The piece that rows of one device and type are taken from. A piece that is used up lives as
+    long as its rows.
+    """
 
     def __init__(self) -> None:
         self.piece: Tensor | None = None
@@ -44,7 +47,9 @@ def take(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device)
             if memory.streams.setdefault(stream.stream_id, stream) is stream:
-                memory.piece.record_stream(stream)  # it must not be given to others before this stream is done with it
+                memory.piece.record_stream(
+                    stream
+                )  # it must not be given to others before this stream is done with it
         return row
 
 
@@ -60,12 +65,16 @@ def _streams_of(device: torch.device) -> list[Any]:
 
 
 class Copy:
-    """Rows of one device and type on their way to the host. The rows may lie anywhere; neighbours are copied at once."""
+    """Rows of one device and type on their way to the host. The rows may lie anywhere; neighbours
+    are copied at once.
+    """
 
     def __init__(self, rows: list[Tensor]) -> None:
         self._rows = rows
         self._device = rows[0].device
-        self._host: dict[int, tuple[int, Tensor]] = {}  # by storage: where in it the copy begins, and the copy
+        self._host: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # by storage: where in it the copy begins, and the copy
         self._arrival: Any = None
         if self._device.type == "cuda":
             with beside_captures():
@@ -78,13 +87,17 @@ class Copy:
             stream.wait_stream(writer)
         with torch.cuda.stream(stream):
             for key, (start, memory) in _pieces(self._rows).items():
-                host = torch.empty(memory.numel(), dtype=memory.dtype, device="cpu", pin_memory=True)
+                host = torch.empty(
+                    memory.numel(), dtype=memory.dtype, device="cpu", pin_memory=True
+                )
                 self._host[key] = start, host.copy_(memory, non_blocking=True)
             self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrival.record(stream)
 
     def ready(self) -> bool:
-        """Whether `fetch` would return at once; of a device whose copies cannot be watched, always."""
+        """Whether `fetch` would return at once; of a device whose copies cannot be watched,
+        always.
+        """
         if self._arrival is None:
             return True
         with beside_captures():
@@ -96,7 +109,9 @@ class Copy:
             with beside_captures():
                 self._arrival.synchronize()
         else:
-            self._host = {key: (start, memory.cpu()) for key, (start, memory) in _pieces(self._rows).items()}
+            self._host = {
+                key: (start, memory.cpu()) for key, (start, memory) in _pieces(self._rows).items()
+            }
         numbers = {key: (start, host.tolist()) for key, (start, host) in self._host.items()}
         fetched = []
         for row in self._rows:
@@ -118,7 +133,10 @@ def _pieces(rows: list[Tensor]) -> dict[int, tuple[int, Tensor]]:
         last = first + row.numel()
         low, high, _ = stretches.get(_key(row), (first, last, row))
         stretches[_key(row)] = min(low, first), max(high, last), row
-    return {key: (low, row.as_strided((high - low,), (1,), low)) for key, (low, high, row) in stretches.items()}
+    return {
+        key: (low, row.as_strided((high - low,), (1,), low))
+        for key, (low, high, row) in stretches.items()
+    }
 
 
 _copy_streams: dict[torch.device, Any] = {}

@@ -1,4 +1,6 @@
-"""The frequencies of a row sketch: what records and what compares must agree on them, and the latter knows no torch."""
+"""The frequencies of a row sketch: what records and what compares must agree on them, and the
+latter knows no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def make_turns() -> tuple[float, ...]:
     (32, True, True)
     """
     stream = hashlib.shake_256(b"otel_torch rows").digest(3 * FREQUENCIES)
-    return tuple(int.from_bytes(stream[3 * j : 3 * j + 3], "little") / 2**24 for j in range(FREQUENCIES))
+    return tuple(
+        int.from_bytes(stream[3 * j : 3 * j + 3], "little") / 2**24 for j in range(FREQUENCIES)
+    )
 
 
 TURNS = make_turns()

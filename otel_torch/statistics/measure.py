@@ -1,9 +1,10 @@
-"""The numbers of one tensor, taken while it exists: nothing here waits for a device, copies it whole or is seen.
+"""The numbers of one tensor, taken while it exists: nothing here waits for a device, copies it
+whole or is seen.
 
-FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a forward, and a wrong standard
-deviation where the mean is large. Here a tensor becomes one row of numbers. On a CPU a compiled kernel reads its memory
-once; on a GPU a Triton kernel does, and elsewhere torch's operators; the row stays on the device and is read with all
-others of its step.
+FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a
+forward, and a wrong standard deviation where the mean is large. Here a tensor becomes one row of
+numbers. On a CPU a compiled kernel reads its memory once; on a GPU a Triton kernel does, and
+elsewhere torch's operators; the row stays on the device and is read with all others of its step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from otel_torch.console import say_once
 from otel_torch.statistics import gpu, native
-from otel_torch.statistics.columns import MAX, MIN, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.device_rows import take
 from otel_torch.statistics.graph_capture import capturing
 from otel_torch.statistics.histogram import histogram
-from otel_torch.statistics.plain import Plain, Shard, plain
 from otel_torch.statistics.reduce import split, sums
+from otel_torch.statistics.row_layout import MAX, MIN, PRIMITIVES, SUMS, WIDE
 from otel_torch.statistics.sketch import prepare as prepare_sketches
 from otel_torch.statistics.sketch import row_sketch, sketch
+from otel_torch.statistics.unwrap_tensor import Plain, Shard, plain
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # what numbers without their positions do not have
@@ -36,12 +37,13 @@ _POSITIONED = frozenset({"sketch", "row_sketch"})
 class Measured:
     """One tensor's numbers, on the host or on their way to it.
 
-    row: as `columns.py` lays it out: the numbers, or, of a tensor on a device, a float64 tensor there (float32 on devices
-    without it), 1-D; None where the tensor holds no numbers that could be read (meta, fake, inside vmap) or none at all
-    (empty). primitives: which of the columns were asked for and are there.
-    stored: how many elements the row is of; numel: how many the tensor has (more, if it is sparse: the rest are zeros).
-    shape: ragged or symbolic sizes are -1; None for a tensor without one. dtype: as `str(tensor.dtype)`.
-    shard: which part of a distributed tensor the numbers are of, None for all of it.
+    row: as `columns.py` lays it out: the numbers, or, of a tensor on a device, a float64 tensor
+    there (float32 on devices without it), 1-D; None where the tensor holds no numbers that could be
+    read (meta, fake, inside vmap) or none at all (empty). primitives: which of the columns were
+    asked for and are there. stored: how many elements the row is of; numel: how many the tensor has
+    (more, if it is sparse: the rest are zeros). shape: ragged or symbolic sizes are -1; None for a
+    tensor without one. dtype: as `str(tensor.dtype)`. shard: which part of a distributed tensor the
+    numbers are of, None for all of it.
     """
 
     row: Tensor | Sequence[float] | None
@@ -55,8 +57,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a set of primitives asks for. columns: in the row's order. sums: those that are one number. wanted: what of
-    them the compiled kernel takes; whole: whether that is all."""
+    """What a set of primitives asks for. columns: in the row's order. sums: those that are one
+    number. wanted: what of them the compiled kernel takes; whole: whether that is all.
+    """
 
     columns: tuple[str, ...]
     sums: tuple[str, ...]
@@ -79,14 +82,20 @@ def _plan(primitives: tuple[str, ...]) -> _Plan:
 
 @unseen_by_function_modes
 def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
-    """Have all that is needed for tensors like these lie on their GPUs, and on the current one, so that `measure` never waits
-    for one in a forward: the sketch's tables, and the compiled and tested kernel, if it was chosen. Waits for those devices;
-    where there are none this costs nothing."""
+    """Have all that is needed for tensors like these lie on their GPUs, and on the current one, so
+    that `measure` never waits for one in a forward: the sketch's tables, and the compiled and
+    tested kernel, if it was chosen. Waits for those devices; where there are none this costs
+    nothing.
+    """
     sketches = "sketch" in primitives
     if not (sketches or gpu.chosen()) or not torch.cuda.is_initialized() or capturing():  # type: ignore[no-untyped-call]
         return
-    # the current one too: of a model that is kept on the host no parameter shows it, nor does any show mixed precision
-    dtypes, devices = {torch.float32, torch.bfloat16}, {torch.device("cuda", torch.cuda.current_device())}
+    # the current one too: of a model that is kept on the host no parameter shows it, nor does any
+    # show mixed precision
+    dtypes, devices = (
+        {torch.float32, torch.bfloat16},
+        {torch.device("cuda", torch.cuda.current_device())},
+    )
     for tensor in tensors:
         if tensor.is_cuda:
             dtypes.add(tensor.dtype)
@@ -100,10 +109,12 @@ def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
 
 
 def measure(tensor: Tensor, primitives: Sequence[str] = SUMS) -> Measured:
-    """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the program.
+    """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the
+    program.
 
-    primitives: which columns the row has, by default those of one number, always in the table's order. A DTensor is
-    measured by its local shard, without a collective. `statistics.read.read_rows` brings rows to the host.
+    primitives: which columns the row has, by default those of one number, always in the table's
+    order. A DTensor is measured by its local shard, without a collective.
+    `statistics.read.read_rows` brings rows to the host.
     """
     plan = _plan(primitives if type(primitives) is tuple else tuple(primitives))
     if plan.whole and (kernel := native.load()) is not None:
@@ -129,11 +140,15 @@ def _measure(tensor: Tensor, plan: _Plan) -> Measured:
             row = _row(facts.values, plan, facts.shard) if stored and plan.columns else None
         else:
             stored = facts.numel
-        return Measured(row, plan.columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard)
+        return Measured(
+            row, plan.columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard
+        )
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")
-        return Measured(None, plan.columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype))
+        return Measured(
+            None, plan.columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype)
+        )
 
 
 def _row(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | list[float]:
@@ -145,19 +160,30 @@ def _row(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | list[floa
     return row.tolist() if row.is_cpu else row
 
 
-def _row_of_kernel(kernel: native.Kernel, values: Tensor, plan: _Plan, shard: Shard | None) -> list[float]:
-    values = values.resolve_neg()  # the kernel reads memory, where a view of an imaginary part has another sign
+def _row_of_kernel(
+    kernel: native.Kernel, values: Tensor, plan: _Plan, shard: Shard | None
+) -> list[float]:
+    values = (
+        values.resolve_neg()
+    )  # the kernel reads memory, where a view of an imaginary part has another sign
     code, threads = native.CODES[values.dtype], torch.get_num_threads()
     if plan.wanted & native.SKETCH:
         placed, start = _positioned(values, shard)
         placed = placed.contiguous()
-        row: list[float] = kernel.measure(placed.data_ptr(), placed.numel(), code, plan.wanted, start, threads)
+        row: list[float] = kernel.measure(
+            placed.data_ptr(), placed.numel(), code, plan.wanted, start, threads
+        )
         if placed.numel() != values.numel():  # the zeros around a shard are the sketch's only
             row[: -WIDE["sketch"]] = _row_of_kernel(kernel, values, _without_sketch(plan), None)
     else:
         # dense memory is one piece, whatever its order; any other is copied, a bit at a time
-        pieces = [values] if values.is_contiguous() else [piece.contiguous() for piece in split(values)]
-        rows = [kernel.measure(piece.data_ptr(), piece.numel(), code, plan.wanted, 0, threads) for piece in pieces]
+        pieces = (
+            [values] if values.is_contiguous() else [piece.contiguous() for piece in split(values)]
+        )
+        rows = [
+            kernel.measure(piece.data_ptr(), piece.numel(), code, plan.wanted, 0, threads)
+            for piece in pieces
+        ]
         row = rows[0] if len(rows) == 1 else _combine(rows)
     if "row_sketch" in plan.columns:
         row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
@@ -175,7 +201,9 @@ def _combine(rows: Sequence[Sequence[float]]) -> list[float]:
     combined = [sum(column) for column in columns]
     for index, extreme in ((MIN, min), (MAX, max)):
         column = columns[index]
-        combined[index] = math.nan if any(number != number for number in column) else extreme(column)
+        combined[index] = (
+            math.nan if any(number != number for number in column) else extreme(column)
+        )
     return combined
 
 
@@ -202,11 +230,20 @@ def _row_of_torch(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor:
 
 
 def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tuple[Tensor, int]:
-    """The values with the position of the first one, so that the sketches of all shards add up to the whole's."""
+    """The values with the position of the first one, so that the sketches of all shards add up to
+    the whole's.
+    """
     if shard is None or not shard.shape:
         return values, 0
-    if list(shard.shape[1:]) == list(values.shape[1:]):  # cut along the first dimension: one stretch of positions
+    if list(shard.shape[1:]) == list(
+        values.shape[1:]
+    ):  # cut along the first dimension: one stretch of positions
         return values, shard.offset[0] if rows else shard.offset[0] * math.prod(shard.shape[1:])
     whole = torch.zeros(shard.shape, dtype=values.dtype, device=values.device)
-    whole[tuple(slice(start, start + size) for start, size in zip(shard.offset, values.shape, strict=True))] = values
+    whole[
+        tuple(
+            slice(start, start + size)
+            for start, size in zip(shard.offset, values.shape, strict=True)
+        )
+    ] = values
     return whole, 0

@@ -1,8 +1,10 @@
-"""Calls the compiled kernel: a tensor's numbers for about a microsecond, where torch's dispatcher alone takes ten times that.
+"""Calls the compiled kernel: a tensor's numbers for about a microsecond, where torch's dispatcher
+alone takes ten times that.
 
-The kernel is a plain shared library beside this file, built from `kernel.c` and `tensor.c` when the package is installed. An
-ordinary tensor of torch is handed to it as it is; else it is called with a pointer through ctypes. Where it is missing, old or
-wrong, there is none, and torch does the same work.
+The kernel is a plain shared library beside this file, built from `kernel.c` and `tensor.c` when the
+package is installed. An ordinary tensor of torch is handed to it as it is; else it is called with a
+pointer through ctypes. Where it is missing, old or wrong, there is none, and torch does the same
+work.
 """
 
 from __future__ import annotations
@@ -33,16 +35,40 @@ FOLDER = Path(__file__).parent
 SOURCES = ("kernel.c", "tensor.c")
 LIBRARY = FOLDER / ("kernel.dylib" if sys.platform == "darwin" else "kernel.so")
 
-# in the order of the kernel's enumeration; those of one byte are read by a table of their 256 values
-_WIDER = ("float32", "float64", "float16", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-_BYTES = ("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+# in the order of the kernel's enumeration; those of one byte are read by a table of their 256
+# values
+_WIDER = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+)
+_BYTES = (
+    "bool",
+    "int8",
+    "uint8",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
 CODES: dict[torch.dtype, int] = {
-    getattr(torch, name): code for code, name in enumerate((*_WIDER, *_BYTES)) if hasattr(torch, name)
+    getattr(torch, name): code
+    for code, name in enumerate((*_WIDER, *_BYTES))
+    if hasattr(torch, name)
 }
 
 _NAMES = {dtype: str(dtype) for dtype in CODES}
 
-# Up to here the interpreter's lock is kept: to get it back from another thread takes longer than the work (some 0.1 ms)
+# Up to here the interpreter's lock is kept: to get it back from another thread takes longer than
+# the work (some 0.1 ms)
 _KEEPS_LOCK = 2**18
 # from here on several threads are worth waking, as torch itself holds
 _PARALLEL = 2**18
@@ -78,13 +104,17 @@ class Unusable(Exception):
 
 
 class _Request:
-    """The memory that one thread shares with the kernel: position and shifts of a sketch, and room for the numbers."""
+    """The memory that one thread shares with the kernel: position and shifts of a sketch, and room
+    for the numbers.
+    """
 
     __slots__ = ("address", "numbers", "position")
 
     def __init__(self) -> None:
         memory = array("d", bytes(8 * (2 + sum(_NUMBERS.values()))))
-        sizes = [sum(size for want, size in _NUMBERS.items() if wanted & want) for wanted in range(8)]
+        sizes = [
+            sum(size for want, size in _NUMBERS.items() if wanted & want) for wanted in range(8)
+        ]
         self.address = memory.buffer_info()[0]
         self.position = memoryview(memory).cast("B").cast("q")
         self.numbers = [memoryview(memory)[2 : 2 + size] for size in sizes]  # of each choice
@@ -93,9 +123,9 @@ class _Request:
 class Kernel:
     """A loaded and tested kernel.
 
-    processor: which of its variants this machine runs (`avx512`, `avx2`, `neon`, …). direct: as `indirect`, in a fifth of the
-    time, for ordinary tensors that are not large; None for any other. Raises Unusable if the library cannot be loaded, is not of
-    this source, or computes wrongly.
+    processor: which of its variants this machine runs (`avx512`, `avx2`, `neon`, …). direct: as
+    `indirect`, in a fifth of the time, for ordinary tensors that are not large; None for any other.
+    Raises Unusable if the library cannot be loaded, is not of this source, or computes wrongly.
     """
 
     def __init__(self, library: Path = LIBRARY, folder: Path = FOLDER) -> None:
@@ -108,7 +138,12 @@ class Kernel:
             built_from, processor = keeping.kernel_source(), keeping.kernel_processor()
         except (OSError, AttributeError) as error:
             raise Unusable(f"{library.name} cannot be loaded: {error}") from None
-        if built_from != hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest().encode():
+        if (
+            built_from
+            != hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES))
+            .hexdigest()
+            .encode()
+        ):
             raise Unusable(f"{library.name} is not of this version; install again")
         self.processor: str = processor.decode()
         self._library = keeping
@@ -122,15 +157,21 @@ class Kernel:
             function.restype = None
         _set_byte_types(keeping)
         _set_parallel(keeping)
-        self.direct: Callable[[torch.Tensor, int], Found | None] = _direct(keeping) or (lambda tensor, wanted: None)
+        self.direct: Callable[[torch.Tensor, int], Found | None] = _direct(keeping) or (
+            lambda tensor, wanted: None
+        )
         self._test()
 
-    def measure(self, pointer: int, numel: int, code: int, wanted: int, start: int = 0, threads: int = 1) -> list[float]:
-        """The numbers of `numel` elements (1 or more) that lie at `pointer` without gaps, in logical order.
+    def measure(
+        self, pointer: int, numel: int, code: int, wanted: int, start: int = 0, threads: int = 1
+    ) -> list[float]:
+        """The numbers of `numel` elements (1 or more) that lie at `pointer` without gaps, in
+        logical order.
 
-        code: of their dtype, from `CODES`. wanted: SUMS (min, max, sum, squares, magnitudes, nonfinite, zeros: as
-        `measure`), HISTOGRAM (64 counts), SKETCH (64 numbers), added up; they are returned in this order. start: flat
-        position of the first element, for the sketch. threads: how many may work, which changes no bit of the result.
+        code: of their dtype, from `CODES`. wanted: SUMS (min, max, sum, squares, magnitudes,
+        nonfinite, zeros: as `measure`), HISTOGRAM (64 counts), SKETCH (64 numbers), added up; they
+        are returned in this order. start: flat position of the first element, for the sketch.
+        threads: how many may work, which changes no bit of the result.
         """
         try:
             request = self._local.request
@@ -148,18 +189,32 @@ class Kernel:
         return numbers
 
     def indirect(self, tensor: torch.Tensor, wanted: int) -> Found | None:
-        """The numbers of a tensor, as `measure` returns them, with its number of elements, shape and dtype; None for one that is
-        not of a CPU's memory as it is, has gaps or another order, no elements, or a dtype that is not in `CODES`."""
+        """The numbers of a tensor, as `measure` returns them, with its number of elements, shape
+        and dtype; None for one that is not of a CPU's memory as it is, has gaps or another order,
+        no elements, or a dtype that is not in `CODES`.
+        """
         if not is_plain_memory(tensor):
             return None
         code, numel = CODES.get(tensor.dtype), tensor.numel()
-        if code is None or not numel or not tensor.is_contiguous() or not (pointer := tensor.data_ptr()):
+        if (
+            code is None
+            or not numel
+            or not tensor.is_contiguous()
+            or not (pointer := tensor.data_ptr())
+        ):
             return None
         threads = 1 if numel < _PARALLEL else torch.get_num_threads()
-        return self.measure(pointer, numel, code, wanted, 0, threads), numel, list(tensor.shape), _NAMES[tensor.dtype]
+        return (
+            self.measure(pointer, numel, code, wanted, 0, threads),
+            numel,
+            list(tensor.shape),
+            _NAMES[tensor.dtype],
+        )
 
     def _more_shifts(self, last: int) -> array[int]:
-        """The shifts and signs of the sketch's pieces up to `last` at least; the signs of elements with the first ones."""
+        """The shifts and signs of the sketch's pieces up to `last` at least; the signs of elements
+        with the first ones.
+        """
         with self._lock:
             known = self._shifts
             if known is None:
@@ -167,9 +222,12 @@ class Kernel:
                 self._library.kernel_set_signs(*(table.translate(_FLIPPED) for table in tables))
                 known = array("i")
             if last >= len(known):
-                # a new one, for another thread's call may be reading the old one, which that call holds
+                # a new one, for another thread's call may be reading the old one, which that call
+                # holds
                 numbers = range(len(known), max(last + 1, 2 * len(known), 64))
-                known = known + array("i", [2 * places + (sign > 0) for places, sign in map(shift, numbers)])
+                known = known + array(
+                    "i", [2 * places + (sign > 0) for places, sign in map(shift, numbers)]
+                )
             if self._first_shifts is None:
                 self._first_shifts = known
                 self._library.tensor_set_shifts(ctypes.c_void_p(known.buffer_info()[0]))
@@ -179,12 +237,26 @@ class Kernel:
     def _test(self) -> None:
         numbers = [float(number - 20) for number in range(40)]
         count = len(numbers)
-        sums = [-20.0, 19.0, sum(numbers), sum(n * n for n in numbers), sum(map(abs, numbers)), 0.0, 1.0]
+        sums = [
+            -20.0,
+            19.0,
+            sum(numbers),
+            sum(n * n for n in numbers),
+            sum(map(abs, numbers)),
+            0.0,
+            1.0,
+        ]
         counts = [0.0] * BINS
         for number in numbers:
             counts[math.frexp(number)[1] + 41 if number else 0] += 1
-        halves = array("H", [struct.unpack("<I", struct.pack("<f", number))[0] >> 16 for number in numbers])
-        tests = {torch.float32: array("f", numbers), torch.float64: array("d", numbers), torch.bfloat16: halves}
+        halves = array(
+            "H", [struct.unpack("<I", struct.pack("<f", number))[0] >> 16 for number in numbers]
+        )
+        tests = {
+            torch.float32: array("f", numbers),
+            torch.float64: array("d", numbers),
+            torch.bfloat16: halves,
+        }
         tests[torch.int64] = array("q", map(int, numbers))
         for dtype, values in tests.items():
             row = self.measure(values.buffer_info()[0], count, CODES[dtype], SUMS | HISTOGRAM)
@@ -194,26 +266,43 @@ class Kernel:
 
 
 def _direct(library: ctypes.PyDLL) -> Callable[[torch.Tensor, int], Found | None] | None:
-    """The function that `tensor.c` makes; None where torch (before 2.10) or Python lacks what it calls."""
+    """The function that `tensor.c` makes; None where torch (before 2.10) or Python lacks what it
+    calls.
+    """
     python = ctypes.pythonapi
     try:
         functions = [ctypes.cast(getattr(python, name), ctypes.c_void_p).value for name in _PYTHON]
         python.PyCapsule_GetPointer.restype = ctypes.c_void_p
         python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        exchange = python.PyCapsule_GetPointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
-        objects = (None, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg, count_function_modes)
+        exchange = python.PyCapsule_GetPointer(
+            torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"
+        )
+        objects = (
+            None,
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch.Tensor.is_neg,
+            count_function_modes,
+        )
     except (AttributeError, ValueError):
         return None
     make = library.tensor_measure
     make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, *(ctypes.py_object for _ in objects)]
+    make.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        *(ctypes.py_object for _ in objects),
+    ]
     direct: Callable[[torch.Tensor, int], Found | None] | None = make(
         (ctypes.c_void_p * len(functions))(*functions), exchange, _KEEPS_LOCK, *objects
     )
     for dtype, code in CODES.items():
         kind = _KINDS.get(_NAMES[dtype].removeprefix("torch.").rstrip("0123456789"))
         if kind is not None:
-            library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(_NAMES[dtype]))
+            library.tensor_set_dtype(
+                code, kind, 8 * dtype.itemsize, ctypes.py_object(_NAMES[dtype])
+            )
     return direct
 
 
@@ -226,9 +315,13 @@ def _set_byte_types(library: ctypes.PyDLL) -> None:
 
 
 def _set_parallel(library: ctypes.PyDLL) -> None:
-    """Let the kernel use the threads of the OpenMP that torch has loaded; where it has none, one thread does the work."""
+    """Let the kernel use the threads of the OpenMP that torch has loaded; where it has none, one
+    thread does the work.
+    """
     try:
-        torch_itself = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / f"libtorch_cpu{LIBRARY.suffix}"))
+        torch_itself = ctypes.CDLL(
+            str(Path(torch.__file__).with_name("lib") / f"libtorch_cpu{LIBRARY.suffix}")
+        )
         function = ctypes.cast(torch_itself.GOMP_parallel, ctypes.c_void_p)
     except (OSError, AttributeError):
         return
@@ -250,7 +343,9 @@ _chosen = "auto"
 
 
 def choose(choice: str) -> None:
-    """From here on this process measures with the kernel where there is one (`auto`, `native`, `triton`), or never (`torch`)."""
+    """From here on this process measures with the kernel where there is one (`auto`, `native`,
+    `triton`), or never (`torch`).
+    """
     global _chosen
     _chosen = choice
     if choice == "native" and _loaded()[0] is None:
@@ -263,12 +358,16 @@ def chosen() -> str:
 
 
 def load() -> Kernel | None:
-    """The kernel, loaded once; None where there is none that works, or `torch` was chosen. Never raises."""
+    """The kernel, loaded once; None where there is none that works, or `torch` was chosen. Never
+    raises.
+    """
     return None if _chosen == "torch" else _loaded()[0]
 
 
 def describe() -> str:
-    """What measures tensors of a CPU, and why, in a few words: `native (avx512)`, or `torch (no compiled kernel: …)`."""
+    """What measures tensors of a CPU, and why, in a few words: `native (avx512)`, or `torch (no
+    compiled kernel: …)`.
+    """
     if _chosen == "torch":
         return "torch (as chosen)"
     kernel, reason = _loaded()

@@ -1,7 +1,7 @@
 """Brings the rows of many tensors to the host at once, while the program goes on.
 
-Asking a device for a number makes the program wait for everything that was queued before it. Here one copy a device is
-queued behind the rows, and looked at when it has been made.
+Asking a device for a number makes the program wait for everything that was queued before it. Here
+one copy a device is queued behind the rows, and looked at when it has been made.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from otel_torch.torch_private import unobserved
 
 
 class Rows:
-    """The rows of `measured` on their way to the host; while a CUDA graph is captured they stay where they are."""
+    """The rows of `measured` on their way to the host; while a CUDA graph is captured they stay
+    where they are.
+    """
 
     def __init__(self, measured: Sequence[Measured]) -> None:
-        self._rows: list[Sequence[float] | None] = [None if isinstance(one.row, Tensor) else one.row for one in measured]
+        self._rows: list[Sequence[float] | None] = [
+            None if isinstance(one.row, Tensor) else one.row for one in measured
+        ]
         on_device: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
         for index, one in enumerate(measured):
             if isinstance(one.row, Tensor):
@@ -49,8 +53,9 @@ class Rows:
 
     @unobserved
     def fetch(self) -> list[Sequence[float] | None]:
-        """The rows as floats, in order, None where a tensor has none. Raises what the device raises, and RuntimeError while a
-        CUDA graph is captured, which to wait for them would spoil."""
+        """The rows as floats, in order, None where a tensor has none. Raises what the device
+        raises, and RuntimeError while a CUDA graph is captured, which to wait for them would spoil.
+        """
         if not self.ready() and capturing():
             raise RuntimeError("a CUDA graph is being captured")
         for indices, copy in self._copies:
@@ -61,5 +66,7 @@ class Rows:
 
 
 def read_rows(measured: Sequence[Measured]) -> list[Sequence[float] | None]:
-    """The rows of `measured` as floats, in order, None where a tensor has none; waits for their devices."""
+    """The rows of `measured` as floats, in order, None where a tensor has none; waits for their
+    devices.
+    """
     return Rows(measured).fetch()

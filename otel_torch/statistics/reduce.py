@@ -1,6 +1,8 @@
-"""A tensor's sums in plain torch: on every device, of every type, without a compiler and without a full-size fp64 copy.
+"""A tensor's sums in plain torch: on every device, of every type, without a compiler and without a
+full-size fp64 copy.
 
-Where the compiled kernel can read the tensor this is not used; it is what that kernel must agree with.
+Where the compiled kernel can read the tensor this is not used; it is what that kernel must agree
+with.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otel_torch.statistics.columns import SUMS
+from otel_torch.statistics.row_layout import SUMS
 
 # how the columns of several pieces become one; all others add up
 _COMBINE: dict[str, Callable[[Tensor], Tensor]] = {"min": torch.amin, "max": torch.amax}
 
-# a piece whose fp64 copy stays in a core's cache, and one that keeps an accelerator busy: 2 MB a thread pair, 64 MB
+# a piece whose fp64 copy stays in a core's cache, and one that keeps an accelerator busy: 2 MB a
+# thread pair, 64 MB
 _PIECE_PER_THREAD, _PIECE_CPU_LEAST, _PIECE_CPU_MOST, _PIECE_DEVICE = 2**17, 2**18, 2**21, 2**23
 
 # from here on the extremes are faster in the tensor's own type, where it has vectorised ones
@@ -29,8 +32,9 @@ _local = threading.local()
 
 
 def sums(values: Tensor, wanted: Sequence[str]) -> Tensor:
-    """The numbers of `SUMS`: float64 (float32 on devices without it), shape (7,), on the device of `values`; NaN where
-    one is not in `wanted`. values: strided, at least one element."""
+    """The numbers of `SUMS`: float64 (float32 on devices without it), shape (7,), on the device of
+    `values`; NaN where one is not in `wanted`. values: strided, at least one element.
+    """
     if not wanted:
         dtype = torch.float32 if values.device.type == "mps" else torch.float64
         return torch.full((len(SUMS),), math.nan, dtype=dtype, device=values.device)
@@ -38,12 +42,15 @@ def sums(values: Tensor, wanted: Sequence[str]) -> Tensor:
     if len(pieces) == 1:
         return torch.stack(pieces[0])
     columns = zip(SUMS, zip(*pieces, strict=True), strict=True)
-    return torch.stack([_COMBINE.get(name, torch.sum)(torch.stack(parts)) for name, parts in columns])
+    return torch.stack(
+        [_COMBINE.get(name, torch.sum)(torch.stack(parts)) for name, parts in columns]
+    )
 
 
 def split(values: Tensor, limit: int | None = None) -> Sequence[Tensor]:
-    """Views of at most `limit` elements (by default as many as suit the device) that hold each element once: flat where
-    memory is dense, whatever the order."""
+    """Views of at most `limit` elements (by default as many as suit the device) that hold each
+    element once: flat where memory is dense, whatever the order.
+    """
     limit = limit or _limit(values)
     if values.numel() <= limit:
         return [values]
@@ -59,7 +66,9 @@ def split(values: Tensor, limit: int | None = None) -> Sequence[Tensor]:
 
 def _limit(values: Tensor) -> int:
     if values.is_cpu:
-        return min(max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST)
+        return min(
+            max(_PIECE_PER_THREAD * torch.get_num_threads(), _PIECE_CPU_LEAST), _PIECE_CPU_MOST
+        )
     return _PIECE_DEVICE
 
 
@@ -67,9 +76,15 @@ def _columns_of(piece: Tensor, columns: Sequence[str]) -> list[Tensor]:
     wide = _widen(piece)
     found: dict[str, Tensor] = {}
     if "min" in columns or "max" in columns:
-        own = piece.numel() > _EXTREMES_IN_OWN_TYPE and piece.dtype in _FAST_EXTREMES and piece.is_contiguous()
+        own = (
+            piece.numel() > _EXTREMES_IN_OWN_TYPE
+            and piece.dtype in _FAST_EXTREMES
+            and piece.is_contiguous()
+        )
         low, high = torch.aminmax(piece if own else wide)
-        found["min"], found["max"] = (low.to(wide.dtype), high.to(wide.dtype)) if own else (low, high)
+        found["min"], found["max"] = (
+            (low.to(wide.dtype), high.to(wide.dtype)) if own else (low, high)
+        )
     if "sum" in columns:
         found["sum"] = wide.sum()
     found |= _columns_of_cpu(wide, columns) if wide.is_cpu else _columns_of_device(wide, columns)
@@ -88,7 +103,8 @@ def _columns_of_cpu(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
         found["zeros"] = (wide.numel() - torch.count_nonzero(wide)).to(wide.dtype)
     if "magnitudes" in columns or "nonfinite" in columns:
         found["magnitudes"] = wide.abs_().sum()
-        # the number is there already, and nothing has to be counted where a sum of magnitudes is finite
+        # the number is there already, and nothing has to be counted where a sum of magnitudes is
+        # finite
         total: Any = found["magnitudes"].tolist()
         if math.isfinite(total):
             found["nonfinite"] = torch.zeros_like(found["magnitudes"])
@@ -98,8 +114,9 @@ def _columns_of_cpu(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _columns_of_device(wide: Tensor, columns: Sequence[str]) -> dict[str, Tensor]:
-    """The same by norms, which are one launch each: for a small tensor launches are all there is to pay. And no BLAS: it would
-    make a handle, and refuse to run in deterministic mode."""
+    """The same by norms, which are one launch each: for a small tensor launches are all there is to
+    pay. And no BLAS: it would make a handle, and refuse to run in deterministic mode.
+    """
     found: dict[str, Tensor] = {}
     norm = torch.linalg.vector_norm
     if "squares" in columns:

@@ -1,8 +1,10 @@
-"""A short linear fingerprint of a tensor: the distance of two sketches estimates the distance of the two tensors.
+"""A short linear fingerprint of a tensor: the distance of two sketches estimates the distance of
+the two tensors.
 
-Statistics do not see order: halves exchanged, heads transposed, tokens permuted leave all of them as they were. A sketch
-does, at 64 numbers a tensor and without keeping it. It is a random projection (Johnson and Lindenstrauss; the folding is
-Charikar's count sketch), linear and indexed by flat position, so that shards and sums add up and views agree.
+Statistics do not see order: halves exchanged, heads transposed, tokens permuted leave all of them
+as they were. A sketch does, at 64 numbers a tensor and without keeping it. It is a random
+projection (Johnson and Lindenstrauss; the folding is Charikar's count sketch), linear and indexed
+by flat position, so that shards and sums add up and views agree.
 """
 
 from __future__ import annotations
@@ -23,23 +25,26 @@ from otel_torch.torch_private import unobserved
 # numbers in a sketch; the estimate of a distance then has a standard deviation of 9 %
 SIZE = 64
 
-# Elements are folded into this many sums, which a dense matrix of signs projects. A prime: what repeats with a tensor's
-# rows (a bias that is missing, one wrong channel) then spreads over all sums and does not add up in one of them.
+# Elements are folded into this many sums, which a dense matrix of signs projects. A prime: what
+# repeats with a tensor's rows (a bias that is missing, one wrong channel) then spreads over all
+# sums and does not add up in one of them.
 FOLD = 1021
 _ROWS = 128
 PIECE = FOLD * _ROWS
-# a device is given many pieces at once (64 MB of fp64), for each operator that it is told to run takes the host's time; their
-# turns are read from a table of so many, which lies there: to send it numbers would make the program wait
+# a device is given many pieces at once (64 MB of fp64), for each operator that it is told to run
+# takes the host's time; their turns are read from a table of so many, which lies there: to send it
+# numbers would make the program wait
 _PIECES_AT_ONCE, _TURNS = 64, 2**14
 
 
 def sketch(values: Tensor, start: int = 0) -> Tensor:
-    """The sketch of `values`: shape (64,), float64 (float32 where a device lacks it), on their device.
+    """The sketch of `values`: shape (64,), float64 (float32 where a device lacks it), on their
+    device.
 
-    values: strided, of any shape and dtype; complex numbers count as pairs. Elements are indexed by flat position in
-    logical order, the first one by `start` (in elements), so that sketches of the parts of a tensor add up to that of
-    the whole.
-    Signs are the same on every device; a value that is not finite makes all numbers non-finite.
+    values: strided, of any shape and dtype; complex numbers count as pairs. Elements are indexed by
+    flat position in logical order, the first one by `start` (in elements), so that sketches of the
+    parts of a tensor add up to that of the whole. Signs are the same on every device; a value that
+    is not finite makes all numbers non-finite.
     """
     dtype = _dtype(values.device)
     folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
@@ -50,7 +55,8 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
             folded += _turned(columns, number)
             continue
         product = wide * signs[offset : offset + piece.numel()]
-        # each piece is folded with a shift and a sign of its own, so that pieces that are alike do not add up either
+        # each piece is folded with a shift and a sign of its own, so that pieces that are alike do
+        # not add up either
         places, sign = shift(number)
         _fold(folded, product, offset + places, sign)
     projection = _projection(values.device, dtype)
@@ -59,12 +65,13 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
 
 
 def row_sketch(values: Tensor, start: int = 0) -> Tensor:
-    """32 complex sums over the rows r of a parameter, of w_j^(start + r) times the signed sum of row r, as 64 numbers.
+    """32 complex sums over the rows r of a parameter, of w_j^(start + r) times the signed sum of
+    row r, as 64 numbers.
 
-    values: strided; a row is what one index of its first dimension holds, so that 1-D values have rows of one element.
-    The row sketch of `cat((q, k, v))` follows from those of the parts, each turned by w_j^(rows before it): it tells
-    which parts a fused weight has, and in which order. Shape (64,), real parts before imaginary ones, otherwise as
-    `sketch`.
+    values: strided; a row is what one index of its first dimension holds, so that 1-D values have
+    rows of one element. The row sketch of `cat((q, k, v))` follows from those of the parts, each
+    turned by w_j^(rows before it): it tells which parts a fused weight has, and in which order.
+    Shape (64,), real parts before imaginary ones, otherwise as `sketch`.
     """
     dtype = _dtype(values.device)
     rows = _real(values if values.dim() else values[None])
@@ -80,9 +87,13 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
         part = rows[first : first + step].to(dtype)
         sums = (part * signs[:width]).sum(1)
         # the phase of a far row, exact: whole turns are taken off before the angle is taken
-        index = torch.arange(start + first, start + first + part.shape[0], dtype=dtype, device=values.device)
+        index = torch.arange(
+            start + first, start + first + part.shape[0], dtype=dtype, device=values.device
+        )
         phase = torch.frac(index[:, None] * turns) * math.tau
-        total += torch.stack(((phase.cos() * sums[:, None]).sum(0), (phase.sin() * sums[:, None]).sum(0)))
+        total += torch.stack(
+            ((phase.cos() * sums[:, None]).sum(0), (phase.sin() * sums[:, None]).sum(0))
+        )
     return total.flatten()
 
 
@@ -112,13 +123,16 @@ def _at_once(values: Tensor) -> int:
 
 
 def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
-    """(number of the piece, offset in it, elements) of flat positions `start` and on; of a device also several whole pieces
-    at once."""
+    """(number of the piece, offset in it, elements) of flat positions `start` and on; of a device
+    also several whole pieces at once.
+    """
     flat = _real(values).reshape(-1)  # a copy where memory has another order
     start, done = 2 * start if values.is_complex() else start, 0
     while done < flat.numel():
         number, offset = divmod(start + done, PIECE)
-        whole = 0 if offset else min((flat.numel() - done) // PIECE, _at_once(flat), _TURNS - number)
+        whole = (
+            0 if offset else min((flat.numel() - done) // PIECE, _at_once(flat), _TURNS - number)
+        )
         length = whole * PIECE if whole > 1 else min(PIECE - offset, flat.numel() - done)
         yield number, offset, flat[done : done + length]
         done += length
@@ -138,14 +152,17 @@ def _fold(folded: Tensor, product: Tensor, position: int, sign: float) -> None:
 
 
 def _turned(columns: Tensor, number: int) -> Tensor:
-    """The sum of the columns of pieces `number` and on, shape (pieces, FOLD), each shifted and with its sign: shape (FOLD,)."""
+    """The sum of the columns of pieces `number` and on, shape (pieces, FOLD), each shifted and with
+    its sign: shape (FOLD,).
+    """
     places, signs = _turns(columns.device, columns.dtype)
     first, last = number, number + len(columns)
     column = torch.arange(FOLD, device=columns.device) - places[first:last, None]
     return (columns.gather(1, column.remainder_(FOLD)) * signs[first:last, None]).sum(0)
 
 
-# -- signs: bits of SHAKE-256, which is the same everywhere and for ever; torch's generators are not ------------------------
+# -- signs: bits of SHAKE-256, which is the same everywhere and for ever; torch's generators are not
+# ------------------------
 
 
 @functools.cache
@@ -163,13 +180,20 @@ _EIGHT = [bytes(byte >> place & 1 for place in range(8)) for byte in range(256)]
 
 @unobserved
 def prepare(device: torch.device) -> None:
-    """Have all that a device needs lie there, so that no sketch in a forward waits for it; waits for the device."""
+    """Have all that a device needs lie there, so that no sketch in a forward waits for it; waits
+    for the device.
+    """
     for table in (_signs, _projection, _turns):
         table(device, _dtype(device))
 
 
 def _of_bits(purpose: str, count: int, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8).to(dtype).mul_(2).sub_(1)
+    return (
+        torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8)
+        .to(dtype)
+        .mul_(2)
+        .sub_(1)
+    )
 
 
 @functools.cache
@@ -180,18 +204,26 @@ def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
 @functools.cache
 def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
     """(64, FOLD): columns of length 1, so that a sketch is as long as its tensor."""
-    return _of_bits("projection", SIZE * FOLD, dtype).view(SIZE, FOLD).div_(math.sqrt(SIZE)).to(device)
+    return (
+        _of_bits("projection", SIZE * FOLD, dtype).view(SIZE, FOLD).div_(math.sqrt(SIZE)).to(device)
+    )
 
 
 @functools.cache
 def _turns(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The shifts and the signs of the first pieces."""
     places, signs = zip(*map(shift, range(_TURNS)), strict=True)
-    return torch.tensor(places, device="cpu").to(device), torch.tensor(signs, dtype=dtype, device="cpu").to(device)
+    return torch.tensor(places, device="cpu").to(device), torch.tensor(
+        signs, dtype=dtype, device="cpu"
+    ).to(device)
 
 
 @functools.lru_cache(_TURNS)
 def shift(number: int) -> tuple[int, float]:
-    """By how much the positions of a piece are shifted when it is folded, and the sign that it takes."""
-    bits = int.from_bytes(hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little")
+    """By how much the positions of a piece are shifted when it is folded, and the sign that it
+    takes.
+    """
+    bits = int.from_bytes(
+        hashlib.shake_256(f"otel_torch piece {number}".encode()).digest(8), "little"
+    )
     return (bits >> 1) % FOLD, 1.0 if bits & 1 else -1.0

@@ -1,9 +1,11 @@
-"""The numbers of one tensor on a GPU in one read of its memory: what `kernel.c` is for a CPU, in Triton.
+"""The numbers of one tensor on a GPU in one read of its memory: what `kernel.c` is for a CPU, in
+Triton.
 
-Torch's operators read a tensor once for each statistic, through fp64 copies, by many launches. Here there are two:
-`partial`, in which each program adds up its share of the tensor, and `combine`; a tensor of one tile needs the first only.
-Nothing is added up atomically: a row's bits depend on the tensor alone. `gpu.py` compiles, tests and launches this; it is
-the only one to import this file, for Triton may be missing, and takes half a second.
+Torch's operators read a tensor once for each statistic, through fp64 copies, by many launches. Here
+there are two: `partial`, in which each program adds up its share of the tensor, and `combine`; a
+tensor of one tile needs the first only. Nothing is added up atomically: a row's bits depend on the
+tensor alone. `gpu.py` compiles, tests and launches this; it is the only one to import this file,
+for Triton may be missing, and takes half a second.
 """
 # mypy: ignore-errors
 # Python's types are not those of Triton
@@ -14,14 +16,20 @@ import triton
 import triton.language as tl
 
 from otel_torch.statistics import histogram, sketch
-from otel_torch.statistics.columns import SUMS
+from otel_torch.statistics.row_layout import SUMS
 
-FOLD, NUMBERS, BINS = tl.constexpr(sketch.FOLD), tl.constexpr(sketch.SIZE), tl.constexpr(histogram.BINS)
+FOLD, NUMBERS, BINS = (
+    tl.constexpr(sketch.FOLD),
+    tl.constexpr(sketch.SIZE),
+    tl.constexpr(histogram.BINS),
+)
 FIRST_BIN = tl.constexpr(len(SUMS))
-# A tile is 8 rows of the sketch (a column a lane), or, without one, of 1024 elements. A piece of the sketch has 16.
+# A tile is 8 rows of the sketch (a column a lane), or, without one, of 1024 elements. A piece of
+# the sketch has 16.
 LANES, ROWS = tl.constexpr(1024), tl.constexpr(8)
 TILES_A_PIECE = tl.constexpr(sketch.PIECE // sketch.FOLD // 8)
-# programs at most, whatever the device: bits do not depend on it; numbers of a row that one program combines
+# programs at most, whatever the device: bits do not depend on it; numbers of a row that one program
+# combines
 PROGRAMS, COMBINED = tl.constexpr(512), tl.constexpr(8)
 
 
@@ -38,14 +46,28 @@ def _bin(number):
 
 
 @triton.jit
-def _add(state, data, tile, start, end, signs, turns, HISTOGRAM: tl.constexpr, SKETCH: tl.constexpr, WHOLE: tl.constexpr):
-    """Add the elements of a tile; those whose flat position is not from `start` to `end`, unless it is WHOLE, are left out."""
+def _add(
+    state,
+    data,
+    tile,
+    start,
+    end,
+    signs,
+    turns,
+    HISTOGRAM: tl.constexpr,
+    SKETCH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Add the elements of a tile; those whose flat position is not from `start` to `end`, unless it
+    is WHOLE, are left out.
+    """
     low, high, total, squares, magnitudes, nonfinite, zeros, counts, folded = state
     lane = tl.arange(0, LANES)
     width: tl.constexpr = FOLD if SKETCH else LANES
     place = lane
     if SKETCH:
-        # each lane reads the element that its column takes in this piece, so that columns never move
+        # each lane reads the element that its column takes in this piece, so that columns never
+        # move
         piece = tile // TILES_A_PIECE
         turn = tl.load(turns + piece)
         place = lane - (turn >> 1)
@@ -81,11 +103,14 @@ def _add(state, data, tile, start, end, signs, turns, HISTOGRAM: tl.constexpr, S
 
 
 @triton.jit
-def partial(data, out, start, end, signs, turns, projection, HISTOGRAM: tl.constexpr, SKETCH: tl.constexpr):
-    """Write one row a program to `out`: of every so many-th tile of the elements at flat positions `start` to `end`, the
-    first of which is at `data`. signs: a byte a lane and tile of a piece, whose bits are set in rows where a sign is
-    negative. turns: of each piece, twice its shift, and 1 where its sign is positive. projection: of each column 64 bits,
-    set where a sign is negative."""
+def partial(
+    data, out, start, end, signs, turns, projection, HISTOGRAM: tl.constexpr, SKETCH: tl.constexpr
+):
+    """Write one row a program to `out`: of every so many-th tile of the elements at flat positions
+    `start` to `end`, the first of which is at `data`. signs: a byte a lane and tile of a piece,
+    whose bits are set in rows where a sign is negative. turns: of each piece, twice its shift, and
+    1 where its sign is positive. projection: of each column 64 bits, set where a sign is negative.
+    """
     kind: tl.constexpr = tl.float64 if data.dtype.element_ty == tl.float64 else tl.float32
     none, count = tl.zeros([LANES], tl.float64), tl.zeros([LANES], tl.int32)
     low, high = tl.full([LANES], float("inf"), kind), tl.full([LANES], float("-inf"), kind)
@@ -124,12 +149,16 @@ def partial(data, out, start, end, signs, turns, projection, HISTOGRAM: tl.const
 
 @triton.jit
 def combine(partials, row, programs, SIZE: tl.constexpr):
-    """Write the row of SIZE numbers that the rows of all `programs` make up, COMBINED numbers a program of this one."""
+    """Write the row of SIZE numbers that the rows of all `programs` make up, COMBINED numbers a
+    program of this one.
+    """
     number = tl.program_id(0) * COMBINED + tl.arange(0, COMBINED)
     program = tl.arange(0, PROGRAMS)
     inside = (program < programs)[:, None] & (number < SIZE)[None, :]
     parts = tl.load(partials + program[:, None] * SIZE + number[None, :], mask=inside, other=0)
     low, high = tl.where(inside, parts, float("inf")), tl.where(inside, parts, float("-inf"))
-    combined = tl.where(number == 0, tl.min(low, 0), tl.where(number == 1, tl.max(high, 0), tl.sum(parts, 0)))
+    combined = tl.where(
+        number == 0, tl.min(low, 0), tl.where(number == 1, tl.max(high, 0), tl.sum(parts, 0))
+    )
     nan = tl.max(tl.where(parts != parts, 1, 0), 0) > 0
     tl.store(row + number, tl.where(nan & (number < 2), float("nan"), combined), mask=number < SIZE)

@@ -1,4 +1,6 @@
-"""The contract's names: what a record and a scope are called in OpenTelemetry, and values that every backend can carry."""
+"""The contract's names: what a record and a scope are called in OpenTelemetry, and values that
+every backend can carry.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ NO_GAUGE = frozenset({"nonfinite", "numel"})
 
 
 def plain(value: Any) -> Any:
-    """A value as an attribute may hold it: no numpy or torch scalar, no non-finite double, no integer beyond 64 bits.
+    """A value as an attribute may hold it: no numpy or torch scalar, no non-finite double, no
+    integer beyond 64 bits.
 
     >>> plain([1, float("nan")]), plain(2**70), plain(None)
     (['1', 'NaN'], '1180591620717411303424', 'None')
@@ -67,7 +70,9 @@ def describe_activation(record: Record) -> dict[str, Any]:
 
 
 def gauges(record: Record) -> list[tuple[str, float]]:
-    """(statistic, value) of a record's numeric statistics; non-finite ones are left out, the counter has them."""
+    """(statistic, value) of a record's numeric statistics; non-finite ones are left out, the
+    counter has them.
+    """
     return [
         (name, float(value))
         for name, value in record.stats.items()
@@ -80,7 +85,11 @@ def count_nonfinite(record: Record) -> int:
     counted = record.stats.get("nonfinite")
     if isinstance(counted, (int, float)):
         return int(counted)
-    return int(any(isinstance(value, float) and not math.isfinite(value) for value in record.stats.values()))
+    return int(
+        any(
+            isinstance(value, float) and not math.isfinite(value) for value in record.stats.values()
+        )
+    )
 
 
 @lru_cache(1024)
@@ -91,14 +100,26 @@ def _estimate_numbers(names: tuple[str, ...]) -> int:
 def estimate(record: Record) -> int:
     """Bytes that a record takes as an event, no fewer than it really does."""
     names = record.module + record.model + record.tensor
-    size = 310 + (len(names) if names.isascii() else 4 * len(names)) + _estimate_numbers(tuple(record.stats))
+    size = (
+        310
+        + (len(names) if names.isascii() else 4 * len(names))
+        + _estimate_numbers(tuple(record.stats))
+    )
     for value in record.stats.values():
         kind = type(value)
         if kind is not float and kind is not int:
-            size += 14 * len(value) if isinstance(value, list) else len(value) if isinstance(value, str) else 0
+            size += (
+                14 * len(value)
+                if isinstance(value, list)
+                else len(value)
+                if isinstance(value, str)
+                else 0
+            )
     return size
 
 
 def estimate_all(records: Sequence[Record]) -> int:
-    """Bytes that records take as events, more or less: as many times the largest of a few as there are."""
+    """Bytes that records take as events, more or less: as many times the largest of a few as there
+    are.
+    """
     return len(records) * max(map(estimate, records[:: len(records) // 8 + 1]), default=0)

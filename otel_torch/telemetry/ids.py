@@ -1,5 +1,7 @@
-"""Trace and span ids that leave the program's random numbers alone: the SDK's generator draws from the global stream, so a
-seeded program would change its numbers under tracing, and repeat its ids in every run and rank."""
+"""Trace and span ids that leave the program's random numbers alone: the SDK's generator draws from
+the global stream, so a seeded program would change its numbers under tracing, and repeat its ids in
+every run and rank.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class PrivateIds(IdGenerator):
-    """Random ids from a stream of our own. `next_trace_id`, once set, is the id of the next trace, and only of that."""
+    """Random ids from a stream of our own. `next_trace_id`, once set, is the id of the next trace,
+    and only of that.
+    """
 
     def __init__(self) -> None:
         self.next_trace_id: int | None = None

@@ -1,9 +1,11 @@
-"""Spans of the SDK's that cost a third of its own: the parts of a span that nobody looks at are never made.
+"""Spans of the SDK's that cost a third of its own: the parts of a span that nobody looks at are
+never made.
 
-A region's span has a name, two times and a parent; the SDK makes eight more objects for it, asks a sampler whose answer is
-known, and does it all while the program waits. Here a span is the SDK's own class, so that whatever a program or a processor
-does to its current span works as ever, but its containers, its lock and its context come into being when they are first
-used: often in the thread that exports it.
+A region's span has a name, two times and a parent; the SDK makes eight more objects for it, asks a
+sampler whose answer is known, and does it all while the program waits. Here a span is the SDK's own
+class, so that whatever a program or a processor does to its current span works as ever, but its
+containers, its lock and its context come into being when they are first used: often in the thread
+that exports it.
 """
 
 from __future__ import annotations
@@ -21,23 +23,35 @@ from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Span, SpanProcessor, SynchronousMultiSpanProcessor, Tracer
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState, propagation
+from opentelemetry.trace import (
+    Link,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    propagation,
+)
 from opentelemetry.trace import Span as AnySpan
 
-from otel_torch.late import Label, Late, Measured, Stay
+from otel_torch.regions.deferred import Label, Late, Measured, Stay
 from otel_torch.telemetry.ids import PrivateIds, private
 from otel_torch.telemetry.providers import always_samples, counts_spans
 
-# seconds that a thread which exports may wait for the device; a device that let it wait so long is not waited for again
+# seconds that a thread which exports may wait for the device; a device that let it wait so long is
+# not waited for again
 DEVICE_S = 0.5
 
-# -- the current span --------------------------------------------------------------------------------------------------
+# -- the current span
+# --------------------------------------------------------------------------------------------------
 
 # the key of the current span, and the variable that holds the context: private names of the API's
 CURRENT: str = getattr(propagation, "_SPAN_KEY", "")
 _variable = getattr(getattr(context_api, "_RUNTIME_CONTEXT", None), "_current_context", None)
 _by_variable = isinstance(_variable, ContextVar)
-# as `get_current`, `attach` and `detach`; the last raises ValueError where another context goes on than the one that began
+# as `get_current`, `attach` and `detach`; the last raises ValueError where another context goes on
+# than the one that began
 read_context: Callable[[], Context] = _variable.get if _by_variable else context_api.get_current  # type: ignore[union-attr]
 attach: Callable[[Context], Any] = _variable.set if _by_variable else context_api.attach  # type: ignore[union-attr]
 detach: Callable[[Any], None] = _variable.reset if _by_variable else context_api.detach  # type: ignore[union-attr]
@@ -59,7 +73,10 @@ def _make_parent(span: LightSpan) -> SpanContext | None:
 def _make_attributes(span: LightSpan) -> BoundedAttributes:
     limits = span._limits
     return BoundedAttributes(
-        limits.max_span_attributes, span.label.attributes, immutable=False, max_value_len=limits.max_span_attribute_length
+        limits.max_span_attributes,
+        span.label.attributes,
+        immutable=False,
+        max_value_len=limits.max_span_attribute_length,
     )
 
 
@@ -83,12 +100,15 @@ _UNSET = Status(StatusCode.UNSET)
 _new: Any = object.__new__  # the SDK's own refuses what no tracer of its has made
 
 
-# what all spans of a trace share, as they were begun here: its id, its flags and its state (None where it is empty)
+# what all spans of a trace share, as they were begun here: its id, its flags and its state (None
+# where it is empty)
 Trace = tuple[int, TraceFlags, TraceState | None]
 
 
 class LightSpan(Stay, Span):
-    """A stay in a region as a span, made by a `LightTracer`. It has started; its parts are made when they are first used."""
+    """A stay in a region as a span, made by a `LightTracer`. It has started; its parts are made
+    when they are first used.
+    """
 
     _kind = SpanKind.INTERNAL
     _status = _UNSET
@@ -101,7 +121,8 @@ class LightSpan(Stay, Span):
     later = False  # it has ended and was not given to its processors yet
     _asked = False
 
-    # what each has of its own, set by `LightTracer.start`: no constructor runs, as its call would be a fifth of the cost
+    # what each has of its own, set by `LightTracer.start`: no constructor runs, as its call would
+    # be a fifth of the cost
     home: LightTracer
     late: Late
     label: Label
@@ -115,7 +136,9 @@ class LightSpan(Stay, Span):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name not in _OF_NO_WEIGHT:
             self.touched = True
-        return self.__dict__.setdefault(name, make(self))  # of two threads that make a part, both get the first's
+        return self.__dict__.setdefault(
+            name, make(self)
+        )  # of two threads that make a part, both get the first's
 
     # of the tracer, whose resource a fork changes
     @property
@@ -143,11 +166,14 @@ class LightSpan(Stay, Span):
         text: str = super().to_json(indent)
         return text
 
-    # what the thread that exports asks of every span, answered without making the part where nobody has put anything on it
+    # what the thread that exports asks of every span, answered without making the part where nobody
+    # has put anything on it
 
     @property
     def attributes(self) -> Any:
-        """With `torch.device.duration`, once it has ended; the thread that exports it may wait for that for a moment."""
+        """With `torch.device.duration`, once it has ended; the thread that exports it may wait for
+        that for a moment.
+        """
         self._ask_device()
         return super().attributes if self.touched else self.home.attributes_of(self.label)
 
@@ -186,9 +212,16 @@ class LightSpan(Stay, Span):
 
 
 def _has_known_parts(tracer: Any) -> bool:
-    """Whether the SDK's span still consists of what a light one has: asked of one of the SDK's that goes nowhere."""
-    plain = _PlainSpan("", SpanContext(1, 1, False), resource=tracer.resource, limits=tracer._span_limits)
-    return bool(CURRENT) and set(vars(plain)) <= set(dir(LightSpan)) | set(_PARTS) | {"_name", "_start_time"}
+    """Whether the SDK's span still consists of what a light one has: asked of one of the SDK's that
+    goes nowhere.
+    """
+    plain = _PlainSpan(
+        "", SpanContext(1, 1, False), resource=tracer.resource, limits=tracer._span_limits
+    )
+    return bool(CURRENT) and set(vars(plain)) <= set(dir(LightSpan)) | set(_PARTS) | {
+        "_name",
+        "_start_time",
+    }
 
 
 class _PlainSpan(Span):
@@ -196,13 +229,21 @@ class _PlainSpan(Span):
 
 
 def _overrides(processor: Any, method: str) -> bool:
-    """Whether a processor does something of its own in a method; the SDK's two do nothing when a span starts."""
-    known = [getattr(cls, method, None) for cls in (SpanProcessor, BatchSpanProcessor, SimpleSpanProcessor)]
-    return getattr(type(processor), method, None) not in known or method in getattr(processor, "__dict__", ())
+    """Whether a processor does something of its own in a method; the SDK's two do nothing when a
+    span starts.
+    """
+    known = [
+        getattr(cls, method, None)
+        for cls in (SpanProcessor, BatchSpanProcessor, SimpleSpanProcessor)
+    ]
+    return getattr(type(processor), method, None) not in known or method in getattr(
+        processor, "__dict__", ()
+    )
 
 
 class LightTracer:
-    """Makes light spans where an SDK's tracer would make its own, with its ids, its limits, resource and processors.
+    """Makes light spans where an SDK's tracer would make its own, with its ids, its limits,
+    resource and processors.
 
     collects: spans that end are not given to processors here, because somebody fetches them.
     """
@@ -218,17 +259,27 @@ class LightTracer:
         self._root_flags = TraceFlags(TraceFlags.SAMPLED | random)
         own = type(ids) is PrivateIds
         self._draw_bits = private.getrandbits if own else lambda _: ids.generate_span_id()
-        self._draw_trace = functools.partial(private.getrandbits, 128) if own else ids.generate_trace_id
+        self._draw_trace = (
+            functools.partial(private.getrandbits, 128) if own else ids.generate_trace_id
+        )
         self._roots = always_samples(tracer.sampler, "root")
         self._children = always_samples(tracer.sampler, "local_parent_sampled")
-        self._known: tuple[Any, Trace] = (None, (0, self._root_flags, None))  # of the last parent that was no light span
+        self._known: tuple[Any, Trace] = (
+            None,
+            (0, self._root_flags, None),
+        )  # of the last parent that was no light span
         self._starts = any(_overrides(one, "on_start") for one in self.processors)
         self._endings = any(_overrides(one, "_on_ending") for one in self.processors)
-        # a batch processor only puts a span in its queue: its other threads do the rest, and may wait for a device
+        # a batch processor only puts a span in its queue: its other threads do the rest, and may
+        # wait for a device
         queues = [_queue_of(one) for one in self.processors]
         self.can_wait = not self._endings and all(queue is not None for queue in queues)
-        self.queue = queues[0] if self.can_wait and len(queues) == 1 else None  # all there is to do, as nearly always
-        self._ends = [queue or one.on_end for queue, one in zip(queues, self.processors, strict=True)]
+        self.queue = (
+            queues[0] if self.can_wait and len(queues) == 1 else None
+        )  # all there is to do, as nearly always
+        self._ends = [
+            queue or one.on_end for queue, one in zip(queues, self.processors, strict=True)
+        ]
         self._patience_s = DEVICE_S
         self._last: tuple[Label | None, Any] = (None, None)
 
@@ -236,9 +287,16 @@ class LightTracer:
     def of(cls, tracer: Any, *, collects: bool) -> LightTracer | None:
         """None where the tracer is not the SDK's own, or not as this knows it."""
         try:
-            if type(tracer) is not Tracer or type(tracer.span_processor) is not SynchronousMultiSpanProcessor:
+            if (
+                type(tracer) is not Tracer
+                or type(tracer.span_processor) is not SynchronousMultiSpanProcessor
+            ):
                 return None
-            if not tracer._tracer_config.is_enabled or counts_spans() or not _has_known_parts(tracer):
+            if (
+                not tracer._tracer_config.is_enabled
+                or counts_spans()
+                or not _has_known_parts(tracer)
+            ):
                 return None
             return cls(tracer, collects=collects)
         except Exception:  # private names that another version of the SDK does not have
@@ -246,10 +304,17 @@ class LightTracer:
 
     def fresh(self) -> bool:
         """Whether the program has changed nothing about its provider since."""
-        return self.all._span_processors is self.processors and self.tracer._tracer_config is self.config
+        return (
+            self.all._span_processors is self.processors
+            and self.tracer._tracer_config is self.config
+        )
 
-    def start(self, late: Late, label: Label, above: Any, context: Context, start_ns: int) -> LightSpan | None:
-        """A span under `above`, or the root of a trace of its own; not current yet. None where the sampler has to be asked."""
+    def start(
+        self, late: Late, label: Label, above: Any, context: Context, start_ns: int
+    ) -> LightSpan | None:
+        """A span under `above`, or the root of a trace of its own; not current yet. None where the
+        sampler has to be asked.
+        """
         if type(above) is LightSpan:
             if not self._children:
                 return None
@@ -292,12 +357,16 @@ class LightTracer:
         last = self._last
         if last[0] is not label:
             limits = self.limits
-            kept = BoundedAttributes(limits.max_span_attributes, label.attributes, True, limits.max_span_attribute_length)
+            kept = BoundedAttributes(
+                limits.max_span_attributes, label.attributes, True, limits.max_span_attribute_length
+            )
             self._last = last = label, MappingProxyType(kept)
         return last[1]
 
     def end(self, span: LightSpan, end_ns: int) -> None:
-        """End a span that has not ended; it goes to the processors now, or from another thread where they would wait."""
+        """End a span that has not ended; it goes to the processors now, or from another thread
+        where they would wait.
+        """
         span._end_time = end_ns
         if self.collects or (span.device is not None and not self.can_wait):
             span.later = True
@@ -327,7 +396,9 @@ class LightTracer:
 
 
 def _queue_of(processor: Any) -> Callable[[Any], None] | None:
-    """What puts a sampled span into a batch processor's queue; None where the processor is not exactly that."""
+    """What puts a sampled span into a batch processor's queue; None where the processor is not
+    exactly that.
+    """
     if type(processor) is not BatchSpanProcessor or "on_end" in vars(processor):
         return None
     emit = getattr(getattr(processor, "_batch_processor", None), "emit", None)

@@ -1,5 +1,7 @@
-"""Histograms that cost the program an append: samples are kept as they come and counted by many, where the SDK takes five to
-ten microseconds for each. Exponential ones of magnitudes, one a series, and of durations, one a region."""
+"""Histograms that cost the program an append: samples are kept as they come and counted by many,
+where the SDK takes five to ten microseconds for each. Exponential ones of magnitudes, one a series,
+and of durations, one a region.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _KEPT = 32
 class Magnitude:
     """One exponential histogram of values that are finite and not negative.
 
-    Bucket `i` holds the values in (base**i, base**(i + 1)], base = 2 ** 2**-scale; the scale shrinks when they spread.
+    Bucket `i` holds the values in (base**i, base**(i + 1)], base = 2 ** 2**-scale; the scale
+    shrinks when they spread.
 
     >>> histogram = Magnitude()
     >>> for value in (0.0, 1.5, 3.0): histogram.add(value)
@@ -38,7 +41,17 @@ class Magnitude:
     (3, 1, 4.5, 7)
     """
 
-    __slots__ = ("_factor", "_fresh", "buckets", "count", "greatest", "least", "scale", "total", "zeros")
+    __slots__ = (
+        "_factor",
+        "_fresh",
+        "buckets",
+        "count",
+        "greatest",
+        "least",
+        "scale",
+        "total",
+        "zeros",
+    )
 
     def __init__(self) -> None:
         self._fresh: list[float] = []
@@ -88,7 +101,9 @@ class Magnitude:
             self.scale -= shift
             self._factor = 2.0**self.scale / math.log(2)
 
-    def point(self, attributes: Mapping[str, Any], start_ns: int, now_ns: int) -> ExponentialHistogramDataPoint:
+    def point(
+        self, attributes: Mapping[str, Any], start_ns: int, now_ns: int
+    ) -> ExponentialHistogramDataPoint:
         """The data point of all samples since `start_ns`."""
         self.settle()
         low, high = (min(self.buckets), max(self.buckets)) if self.buckets else (0, -1)
@@ -100,10 +115,17 @@ class Magnitude:
 
 
 class Magnitudes(Generic[_Series]):
-    """The histograms of all series of one metric, cumulative or delta. Not safe for several threads by itself."""
+    """The histograms of all series of one metric, cumulative or delta. Not safe for several threads
+    by itself.
+    """
 
     def __init__(self, name: str, description: str, start_ns: int, *, delta: bool) -> None:
-        self._name, self._description, self._start_ns, self._delta = name, description, start_ns, delta
+        self._name, self._description, self._start_ns, self._delta = (
+            name,
+            description,
+            start_ns,
+            delta,
+        )
         self._found: dict[_Series, Magnitude] = {}
 
     def add_all(self, series: Iterable[_Series], values: Iterable[float]) -> None:
@@ -115,13 +137,25 @@ class Magnitudes(Generic[_Series]):
                 histogram = found[one] = Magnitude()
             histogram.add(value)
 
-    def collect(self, attributes: Mapping[_Series, Mapping[str, Any]], now_ns: int) -> Metric | None:
+    def collect(
+        self, attributes: Mapping[_Series, Mapping[str, Any]], now_ns: int
+    ) -> Metric | None:
         """What has accumulated; None where there is nothing."""
-        points = [histogram.point(attributes[series], self._start_ns, now_ns) for series, histogram in self._found.items()]
+        points = [
+            histogram.point(attributes[series], self._start_ns, now_ns)
+            for series, histogram in self._found.items()
+        ]
         if self._delta:
             self._found, self._start_ns = {}, now_ns
         return (
-            Metric(self._name, self._description, "", ExponentialHistogram(points, _temporality(self._delta))) if points else None
+            Metric(
+                self._name,
+                self._description,
+                "",
+                ExponentialHistogram(points, _temporality(self._delta)),
+            )
+            if points
+            else None
         )
 
 
@@ -136,15 +170,29 @@ class _Duration:
 
 
 class Durations:
-    """Histograms of seconds, one a name, cumulative or delta. `add` may be called by any thread, `collect` by one.
+    """Histograms of seconds, one a name, cumulative or delta. `add` may be called by any thread,
+    `collect` by one.
 
-    bounds: the upper end of each bucket, in seconds, rising. attribute: what the name is called in the metric.
+    bounds: the upper end of each bucket, in seconds, rising. attribute: what the name is called in
+    the metric.
     """
 
     def __init__(
-        self, name: str, description: str, attribute: str, bounds: Sequence[float], start_ns: int, *, delta: bool
+        self,
+        name: str,
+        description: str,
+        attribute: str,
+        bounds: Sequence[float],
+        start_ns: int,
+        *,
+        delta: bool,
     ) -> None:
-        self._name, self._description, self._attribute, self._bounds = name, description, attribute, bounds
+        self._name, self._description, self._attribute, self._bounds = (
+            name,
+            description,
+            attribute,
+            bounds,
+        )
         self._start_ns, self._delta = start_ns, delta
         self._fresh: list[tuple[str, float]] = []
         self._found: dict[str, _Duration] = {}
@@ -166,7 +214,10 @@ class Durations:
             histogram.buckets[bisect_left(self._bounds, seconds)] += 1
             histogram.count += 1
             histogram.total += seconds
-            histogram.least, histogram.greatest = min(histogram.least, seconds), max(histogram.greatest, seconds)
+            histogram.least, histogram.greatest = (
+                min(histogram.least, seconds),
+                max(histogram.greatest, seconds),
+            )
         del self._fresh[:count]
 
     def collect(self, now_ns: int) -> Metric | None:
@@ -182,7 +233,11 @@ class Durations:
             ]  # fmt: skip
             if self._delta:
                 self._found, self._start_ns = {}, now_ns
-        return Metric(self._name, self._description, "s", Histogram(points, _temporality(self._delta))) if points else None
+        return (
+            Metric(self._name, self._description, "s", Histogram(points, _temporality(self._delta)))
+            if points
+            else None
+        )
 
 
 def _temporality(delta: bool) -> AggregationTemporality:

@@ -1,9 +1,10 @@
-"""Every signal as lines of OTLP JSON in a folder, for clusters that reach no collector: `otel-torch send` delivers them later.
+"""Every signal as lines of OTLP JSON in a folder, for clusters that reach no collector: `otel-torch
+send` delivers them later.
 
-A file stands in front of the exporters and not beside them: what is encoded is written first and then handed on, so that both
-hold the same, an endpoint that is slow or gone costs the file nothing, and encoding is paid once. It is written by the queue's
-thread, a line in one piece, twice a second at the latest: a process that is killed leaves its lines, of which only the last can
-be cut off.
+A file stands in front of the exporters and not beside them: what is encoded is written first and
+then handed on, so that both hold the same, an endpoint that is slow or gone costs the file nothing,
+and encoding is paid once. It is written by the queue's thread, a line in one piece, twice a second
+at the latest: a process that is killed leaves its lines, of which only the last can be cut off.
 """
 
 from __future__ import annotations
@@ -23,25 +24,28 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
+from otel_torch.recording.disk_budget import DiskBudget
+from otel_torch.recording.recording_file import claim, replace_metadata, resolve
 from otel_torch.records import Losses
-from otel_torch.sinks.budget import DiskBudget
-from otel_torch.sinks.recording_file import claim, replace_metadata, resolve
-from otel_torch.telemetry import trace_id, wire
-from otel_torch.telemetry.items import Item
+from otel_torch.telemetry import otlp_protobuf, trace_id
 from otel_torch.telemetry.otlp_json import request_class, write_line
 from otel_torch.telemetry.queue import ExportQueue, Patience
+from otel_torch.telemetry.queue_items import Item
 from otel_torch.telemetry.transport import Answer, encode_head
 
 SCHEMA = "otel_torch.otlp_file/1"
-# encoded bytes of a line, which become about two and a half times as many: the Collector's receiver reads lines of 1 MiB where
-# nobody has changed it. A span with all its events stays in one line, whatever its size
+# encoded bytes of a line, which become about two and a half times as many: the Collector's receiver
+# reads lines of 1 MiB where nobody has changed it. A span with all its events stays in one line,
+# whatever its size
 LINE_BYTES = 384 * 2**10
 _METADATA_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An item whose bytes are made. item: itself, for exporters that take objects; None where there are none."""
+    """An item whose bytes are made. item: itself, for exporters that take objects; None where there
+    are none.
+    """
 
     pieces: list[bytes]
     size: int
@@ -63,7 +67,9 @@ class Encoded:
 
 @dataclass(frozen=True)
 class OtlpFiles:
-    """The files of one process in the folder that OTEL_TORCH_OTLP_FILE names, opened when first used."""
+    """The files of one process in the folder that OTEL_TORCH_OTLP_FILE names, opened when first
+    used.
+    """
 
     folder: str
     job: Job
@@ -71,19 +77,36 @@ class OtlpFiles:
     budget: DiskBudget
 
     def open(
-        self, signal: str, resource: Resource, scope: InstrumentationScope, behind: Sequence[ExportQueue], *, keep_items: bool
+        self,
+        signal: str,
+        resource: Resource,
+        scope: InstrumentationScope,
+        behind: Sequence[ExportQueue],
+        *,
+        keep_items: bool,
     ) -> FileTransport:
-        """What writes a signal, and then puts it into the queues `behind`. keep_items: whether these need more than bytes."""
+        """What writes a signal, and then puts it into the queues `behind`. keep_items: whether
+        these need more than bytes.
+        """
         request_class(signal)  # imported where a fork is waited for
-        return FileTransport(self, signal, encode_head(resource, scope), behind, keep_items=keep_items)
+        return FileTransport(
+            self, signal, encode_head(resource, scope), behind, keep_items=keep_items
+        )
 
 
 class FileTransport:
-    """A sender that writes a file. The file is made with the first message; what cannot be written is counted, and handed on
-    all the same."""
+    """A sender that writes a file. The file is made with the first message; what cannot be written
+    is counted, and handed on all the same.
+    """
 
     def __init__(
-        self, files: OtlpFiles, signal: str, head: tuple[bytes, bytes], behind: Sequence[ExportQueue], *, keep_items: bool
+        self,
+        files: OtlpFiles,
+        signal: str,
+        head: tuple[bytes, bytes],
+        behind: Sequence[ExportQueue],
+        *,
+        keep_items: bool,
     ) -> None:
         self.signal = signal
         self.path = resolve(os.path.join(files.folder, f"{signal}.jsonl"), files.job)
@@ -104,7 +127,9 @@ class FileTransport:
         return [Encoded(pieces, size, item.counts, item if self._keep_items else None)], size
 
     def send(self, payload: list[Encoded]) -> Answer:
-        """Write, and hand on. `accepted` even so: what could not be written is counted here, as it may yet arrive elsewhere."""
+        """Write, and hand on. `accepted` even so: what could not be written is counted here, as it
+        may yet arrive elsewhere.
+        """
         for line in _lines(payload):
             with self._lock:
                 if self._closed:
@@ -134,7 +159,7 @@ class FileTransport:
             self._open()
         if self._ended is None:
             pieces = [piece for item in line for piece in item.pieces]
-            self._append(write_line(self.signal, wire.request(*self._head, pieces)))
+            self._append(write_line(self.signal, otlp_protobuf.request(*self._head, pieces)))
         if self._ended is not None:
             for item in line:
                 for what, number in item.counts.items():
@@ -148,11 +173,14 @@ class FileTransport:
 
     def _open(self) -> None:
         try:
-            self.path, self._descriptor = claim(self.path, self._files.job, self._metadata(ended_cleanly=False))
+            self.path, self._descriptor = claim(
+                self.path, self._files.job, self._metadata(ended_cleanly=False)
+            )
         except OSError as error:
             folder = self.path.parent
             self._end(
-                "disk", f"no OTLP files: {folder} cannot be written ({error.strerror}); name another in OTEL_TORCH_OTLP_FILE"
+                "disk",
+                f"no OTLP files: {folder} cannot be written ({error.strerror}); name another in OTEL_TORCH_OTLP_FILE",
             )
 
     def _append(self, data: bytes) -> None:
@@ -164,7 +192,10 @@ class FileTransport:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._bytes)
-            self._end("disk", f"OTLP files in {self.path.parent} end here: the disk takes no more ({error.strerror})")
+            self._end(
+                "disk",
+                f"OTLP files in {self.path.parent} end here: the disk takes no more ({error.strerror})",
+            )
         else:
             self._bytes += done
             self._files.budget.spend(done)
@@ -178,7 +209,9 @@ class FileTransport:
     def _write_metadata(self, *, ended_cleanly: bool) -> None:
         self._metadata_written = time.monotonic()
         try:
-            self.path = replace_metadata(self.path, self._descriptor, self._metadata(ended_cleanly=ended_cleanly))
+            self.path = replace_metadata(
+                self.path, self._descriptor, self._metadata(ended_cleanly=ended_cleanly)
+            )
         except OSError as error:
             if self._ended is None:
                 say_once(f"the metadata of {self.path} cannot be written ({error.strerror})")

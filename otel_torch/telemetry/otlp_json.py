@@ -1,9 +1,11 @@
-"""OTLP messages as lines of JSON and back: the format of OpenTelemetry's file exporter, a request a line.
+"""OTLP messages as lines of JSON and back: the format of OpenTelemetry's file exporter, a request a
+line.
 
-Written from the bytes that are sent, by the tables of opentelemetry-proto, because protobuf's own JSON takes fifty times as
-long as encoding them did, with the interpreter's lock held: the program would pay for it. What comes again every step (names,
-shapes, keys) is written once. Ids are hexadecimal and enumerations are numbers, as OTLP asks; for the rest the JSON is that of
-protobuf: 64-bit numbers and what is not finite are strings, other bytes are base64.
+Written from the bytes that are sent, by the tables of opentelemetry-proto, because protobuf's own
+JSON takes fifty times as long as encoding them did, with the interpreter's lock held: the program
+would pay for it. What comes again every step (names, shapes, keys) is written once. Ids are
+hexadecimal and enumerations are numbers, as OTLP asks; for the rest the JSON is that of protobuf:
+64-bit numbers and what is not finite are strings, other bytes are base64.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from typing import Any
 import msgspec
 
 # (what a line of a signal holds, its service)
-SIGNALS = {"traces": ("resourceSpans", "Trace"), "metrics": ("resourceMetrics", "Metrics"), "logs": ("resourceLogs", "Logs")}
+SIGNALS = {
+    "traces": ("resourceSpans", "Trace"),
+    "metrics": ("resourceMetrics", "Metrics"),
+    "logs": ("resourceLogs", "Logs"),
+}
 _HEXADECIMAL = frozenset({"trace_id", "span_id", "parent_span_id"})
 # attributes: the messages of which most come again
 _REPEATING = "opentelemetry.proto.common.v1.KeyValue"
@@ -36,14 +42,17 @@ class NotOtlp(ValueError):
 def request_class(signal: str) -> Any:
     """The protobuf class of a signal's Export…ServiceRequest."""
     service = SIGNALS[signal][1]
-    module = import_module(f"opentelemetry.proto.collector.{service.lower()}.v1.{service.lower()}_service_pb2")
+    module = import_module(
+        f"opentelemetry.proto.collector.{service.lower()}.v1.{service.lower()}_service_pb2"
+    )
     return getattr(module, f"Export{service}ServiceRequest")
 
 
 _encode = msgspec.json.Encoder().encode  # which writes a double twenty times as fast as `repr`
 _read_double = struct.Struct("<d").unpack_from
 
-# -- scalars -----------------------------------------------------------------------------------------------------------
+# -- scalars
+# --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(4096)
@@ -105,11 +114,12 @@ _SCALARS = {
 _MESSAGE, _BYTES, _ENUM = 11, 12, 14
 _IDS = _Scalar(2, lambda raw: f'"{raw.hex()}"')
 
-# -- bytes to JSON -----------------------------------------------------------------------------------------------------
+# -- bytes to JSON
+# --------------------------------------------------------------------------------------------------
 
 
-# a field as it is found on the wire: its name with quotes and colon, whether it is repeated, what writes its value, and what
-# writes those that follow at once, where there may be many
+# a field as it is found on the wire: its name with quotes and colon, whether it is repeated, what
+# writes its value, and what writes those that follow at once, where there may be many
 _Field = tuple[str, bool, Callable[[Any], str], Callable[[bytes, int, int, list[str]], int] | None]
 
 
@@ -133,7 +143,9 @@ def _packed(data: bytes, scalar: _Scalar) -> str:
             found.append(scalar.write(number))
         return ",".join(found)
     width = 8 if scalar.wire == 1 else 4
-    return ",".join(scalar.write(data[start : start + width]) for start in range(0, len(data), width))
+    return ",".join(
+        scalar.write(data[start : start + width]) for start in range(0, len(data), width)
+    )
 
 
 class _Writer:
@@ -157,7 +169,12 @@ class _Writer:
             scalar = _IDS if field.name in _HEXADECIMAL else _SCALARS[field.type]
             fields[field.number << 3 | scalar.wire] = name, repeated, scalar.write, None
             if repeated and scalar.wire != 2:
-                fields[field.number << 3 | 2] = name, repeated, partial(_packed, scalar=scalar), None
+                fields[field.number << 3 | 2] = (
+                    name,
+                    repeated,
+                    partial(_packed, scalar=scalar),
+                    None,
+                )
         return fields
 
     def __call__(self, data: bytes) -> str:
@@ -219,12 +236,16 @@ class _AttributeWriter(_Writer):
             key = data[:-8]
             before = self._doubles.get(key)
             if before is None:
-                before = _keep(self._doubles, key, super().__call__(key + bytes(8)).removesuffix("0.0}}"))
+                before = _keep(
+                    self._doubles, key, super().__call__(key + bytes(8)).removesuffix("0.0}}")
+                )
             return f"{before}{_number(_read_double(data, size - 8)[0])}}}}}"
         return _keep(self._known, data, super().__call__(data))
 
     def _write_following(self, data: bytes, position: int, tag: int, texts: list[str]) -> int:
-        """Write the attributes that follow with the same tag, and return where they end. The rare long ones are left."""
+        """Write the attributes that follow with the same tag, and return where they end. The rare
+        long ones are left.
+        """
         known, doubles, end = self._known.get, self._doubles.get, len(data) - 1
         while position < end and data[position] == tag:
             length = data[position + 1]
@@ -238,7 +259,9 @@ class _AttributeWriter(_Writer):
                 before = doubles(one[:-8])
                 if before is not None and data[start + 1] == length - 13:
                     value = _read_double(data, position - 8)[0]
-                    text = f"{before}{_encode(value).decode()}}}}}" if isfinite(value) else self(one)
+                    text = (
+                        f"{before}{_encode(value).decode()}}}}}" if isfinite(value) else self(one)
+                    )
                 else:
                     text = self(one)
             texts.append(text)
@@ -259,7 +282,9 @@ def _writer(descriptor: Any) -> _Writer:
 
 def _is_repeated(field: Any) -> bool:
     """Of protobuf's descriptors: newer ones say it themselves."""
-    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+    return bool(
+        field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    )
 
 
 def write_line(signal: str, request: bytes) -> bytes:
@@ -271,7 +296,8 @@ def write_line(signal: str, request: bytes) -> bytes:
     return _writer(request_class(signal).DESCRIPTOR)(request).encode() + b"\n"
 
 
-# -- JSON to messages --------------------------------------------------------------------------------------------------
+# -- JSON to messages
+# --------------------------------------------------------------------------------------------------
 
 
 def _read_text(value: Any) -> str:
@@ -307,7 +333,11 @@ def _read_bytes(value: Any) -> bytes:
 
 def _read_enum(value: Any, *, values: Any) -> int:
     """OTLP asks for numbers; protobuf's own JSON has names."""
-    return int(values[value].number) if isinstance(value, str) and value in values else _read_whole(value)
+    return (
+        int(values[value].number)
+        if isinstance(value, str) and value in values
+        else _read_whole(value)
+    )
 
 
 def _reader_of(field: Any) -> Callable[[Any], Any]:
@@ -318,11 +348,15 @@ def _reader_of(field: Any) -> Callable[[Any], Any]:
         return bytes.fromhex if field.name in _HEXADECIMAL else _read_bytes
     if field.type == _ENUM:
         return partial(_read_enum, values=field.enum_type.values_by_name)
-    return {1: _read_number, 2: _read_number, 8: _read_switch, 9: _read_text}.get(field.type, _read_whole)
+    return {1: _read_number, 2: _read_number, 8: _read_switch, 9: _read_text}.get(
+        field.type, _read_whole
+    )
 
 
 class _Reader:
-    """Makes what the protobuf class of one type takes, out of an object of JSON. What is not known is left out, as OTLP asks."""
+    """Makes what the protobuf class of one type takes, out of an object of JSON. What is not known
+    is left out, as OTLP asks.
+    """
 
     def __init__(self, descriptor: Any) -> None:
         self._descriptor = descriptor
@@ -331,7 +365,11 @@ class _Reader:
     def _make_fields(self) -> dict[str, tuple[str, bool, Callable[[Any], Any]]]:
         fields = self._fields = {}
         for field in self._descriptor.fields:
-            fields[field.json_name] = fields[field.name] = field.name, _is_repeated(field), _reader_of(field)
+            fields[field.json_name] = fields[field.name] = (
+                field.name,
+                _is_repeated(field),
+                _reader_of(field),
+            )
         return fields
 
     def __call__(self, value: Any) -> dict[str, Any]:
@@ -363,7 +401,8 @@ def _brief(value: Any) -> str:
 
 
 def read_line(line: bytes | str) -> tuple[str, Any]:
-    """The signal of a line and its Export…ServiceRequest, as opentelemetry-proto's message. Raises NotOtlp.
+    """The signal of a line and its Export…ServiceRequest, as opentelemetry-proto's message. Raises
+    NotOtlp.
 
     >>> signal, request = read_line('{"resourceLogs": [{"schemaUrl": "x"}]}'); signal, len(request.resource_logs)
     ('logs', 1)
@@ -377,7 +416,9 @@ def read_line(line: bytes | str) -> tuple[str, Any]:
     found = [signal for signal, (key, _) in SIGNALS.items() if key in value]
     if len(found) != 1:
         keys = ", ".join(key for key, _ in SIGNALS.values())
-        raise NotOtlp(f"a line of OTLP JSON holds one of {keys}; this one {'none' if not found else 'several'}")
+        raise NotOtlp(
+            f"a line of OTLP JSON holds one of {keys}; this one {'none' if not found else 'several'}"
+        )
     message = request_class(found[0])
     try:
         return found[0], message(**_reader(message.DESCRIPTOR)(value))
@@ -392,7 +433,8 @@ def _decode(line: bytes | str) -> Any:
         return json.loads(line)  # which takes the bare NaN that others write
 
 
-# -- parts of messages -------------------------------------------------------------------------------------------------
+# -- parts of messages
+# -------------------------------------------------------------------------------------------------
 
 # what a request is nested of, down to what receivers count; of metrics that is one deeper
 _NESTING = {
@@ -426,7 +468,8 @@ def count_items(signal: str, request: Any) -> int:
 
 
 def take_items(signal: str, request: Any, first: int, last: int) -> Any:
-    """A request of the items from `first` up to, and without, `last`, each with its resource and scope.
+    """A request of the items from `first` up to, and without, `last`, each with its resource and
+    scope.
 
     >>> logs = [{"log_records": [{"severity_number": n} for n in range(4)]}]
     >>> request = request_class("logs")(resource_logs=[{"scope_logs": logs}, {"scope_logs": logs}])

@@ -1,4 +1,6 @@
-"""Where each signal goes: to the program's own provider where there is one, else through a queue to our exporters."""
+"""Where each signal goes: to the program's own provider where there is one, else through a queue to
+our exporters.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from otel_torch.console import say_once
 from otel_torch.job import Job
 from otel_torch.records import Losses
 from otel_torch.telemetry import resource
-from otel_torch.telemetry.items import Item
 from otel_torch.telemetry.otlp_file import OtlpFiles
 from otel_torch.telemetry.providers import find_provider
 from otel_torch.telemetry.queue import ExportQueue, Patience
+from otel_torch.telemetry.queue_items import Item
 from otel_torch.telemetry.transport import is_otlp, load_exporter, open_transport
 
 _METRIC_INTERVAL_S = 60.0
-# how much longer the program's end may take where its disk has not kept up: a disk is waited for, a collector is not
+# how much longer the program's end may take where its disk has not kept up: a disk is waited for, a
+# collector is not
 _FILES_S = 8.0
 # ... and what of the end is left for an endpoint then
 _AFTER_FILES_S = 0.5
@@ -45,9 +48,10 @@ def _end(queues: Sequence[ExportQueue], deadline: float) -> None:
 class Pipelines:
     """The queues of one process, made when first used, and the program's providers.
 
-    outlets: exporter names by signal. end_early: told once when a provider of the program's is used.
-    files: where all signals are written, None where they are not. Then each goes there first, and what was encoded for the
-    file goes on to the exporters; the program's providers are left alone, as what they are given cannot be written.
+    outlets: exporter names by signal. end_early: told once when a provider of the program's is
+    used. files: where all signals are written, None where they are not. Then each goes there first,
+    and what was encoded for the file goes on to the exporters; the program's providers are left
+    alone, as what they are given cannot be written.
     """
 
     def __init__(
@@ -60,7 +64,12 @@ class Pipelines:
     ) -> None:
         self.job, self.patience = job, Patience()
         self.scope = InstrumentationScope("otel_torch", otel_torch.__version__)
-        self._losses, self._outlets, self._end_early, self._files = losses, outlets, end_early, files
+        self._losses, self._outlets, self._end_early, self._files = (
+            losses,
+            outlets,
+            end_early,
+            files,
+        )
         self._queues: dict[str, list[ExportQueue]] = {}
         self._behind_files: list[ExportQueue] = []
         self._collect: dict[str, Callable[[], Iterable[Item]]] = {}
@@ -114,7 +123,11 @@ class Pipelines:
         return queues
 
     def _make_all(self, signal: str) -> list[ExportQueue]:
-        collect, names, files = self._collect.get(signal), self._outlets.get(signal, []), self._files
+        collect, names, files = (
+            self._collect.get(signal),
+            self._outlets.get(signal, []),
+            self._files,
+        )
         if files is None:
             return [self._make(signal, name, collect) for name in names]
         behind = [self._make(signal, name, None) for name in names]
@@ -125,19 +138,34 @@ class Pipelines:
         def open_file() -> Any:
             return files.open(signal, *sender, behind, keep_items=keep_items)
 
-        return [ExportQueue(f"{signal} files", open_file, self._losses, collect=collect, interval_s=_metric_interval())]
+        return [
+            ExportQueue(
+                f"{signal} files",
+                open_file,
+                self._losses,
+                collect=collect,
+                interval_s=_metric_interval(),
+            )
+        ]
 
-    def _make(self, signal: str, name: str, collect: Callable[[], Iterable[Item]] | None) -> ExportQueue:
+    def _make(
+        self, signal: str, name: str, collect: Callable[[], Iterable[Item]] | None
+    ) -> ExportQueue:
         try:
             load_exporter(signal, name)
         except ImportError:
             pass  # said where it is opened
-        sender = self.resource, self.scope  # made here and not in the thread: a fork may come in between
+        sender = (
+            self.resource,
+            self.scope,
+        )  # made here and not in the thread: a fork may come in between
 
         def open_sender() -> Any:
             return open_transport(signal, name, *sender)
 
-        return ExportQueue(signal, open_sender, self._losses, collect=collect, interval_s=_metric_interval())
+        return ExportQueue(
+            signal, open_sender, self._losses, collect=collect, interval_s=_metric_interval()
+        )
 
     def drain(self, deadline: float) -> None:
         """Send what is queued now, and wait for it until `deadline`."""

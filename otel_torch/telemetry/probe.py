@@ -1,5 +1,6 @@
-"""Sends one span, one log event and one metric where the standard variables say, and tells whether each was accepted: what
-`otel-torch doctor` asks, before a long run finds out."""
+"""Sends one span, one log event and one metric where the standard variables say, and tells whether
+each was accepted: what `otel-torch doctor` asks, before a long run finds out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What became of one signal's message. endpoint: without credentials; empty where the signal goes nowhere."""
+    """What became of one signal's message. endpoint: without credentials; empty where the signal
+    goes nowhere.
+    """
 
     signal: str
     endpoint: str
@@ -27,10 +30,11 @@ class ProbeResult:
 
 
 def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -> list[ProbeResult]:
-    """Send one item of each signal that has an exporter, all at once; returns after `timeout` seconds at the latest.
+    """Send one item of each signal that has an exporter, all at once; returns after `timeout`
+    seconds at the latest.
 
-    A signal that the variables send nowhere has no result. Exporters read the process's environment, which is `environ`
-    meanwhile.
+    A signal that the variables send nowhere has no result. Exporters read the process's
+    environment, which is `environ` meanwhile.
     """
     chosen = outlets(environ)
     if not chosen:
@@ -39,7 +43,10 @@ def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -
     pairs = [(signal, name) for signal in TRACE_SIGNALS for name in chosen.get(signal, ())]
     with _as_environment(environ):
         threads = [
-            threading.Thread(target=_try, args=(*pair, results), name=f"otel_torch-{pair[0]}", daemon=True) for pair in pairs
+            threading.Thread(
+                target=_try, args=(*pair, results), name=f"otel_torch-{pair[0]}", daemon=True
+            )
+            for pair in pairs
         ]
         for thread in threads:
             thread.start()
@@ -47,14 +54,19 @@ def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
     unanswered = "no answer in time"
-    return [results.get(pair) or ProbeResult(pair[0], "", False, f"{pair[1]}: {unanswered}") for pair in pairs]
+    return [
+        results.get(pair) or ProbeResult(pair[0], "", False, f"{pair[1]}: {unanswered}")
+        for pair in pairs
+    ]
 
 
 def _try(signal: str, name: str, results: dict[tuple[str, str], ProbeResult]) -> None:
     try:
         results[signal, name] = _send(signal, name)
     except Exception as error:
-        results[signal, name] = ProbeResult(signal, "", False, f"{name}: {type(error).__name__}: {error}")
+        results[signal, name] = ProbeResult(
+            signal, "", False, f"{name}: {type(error).__name__}: {error}"
+        )
 
 
 def _send(signal: str, name: str) -> ProbeResult:
@@ -65,16 +77,27 @@ def _send(signal: str, name: str) -> ProbeResult:
     from otel_torch import __version__
     from otel_torch.job import this_job
     from otel_torch.telemetry.ids import PrivateIds
-    from otel_torch.telemetry.items import GaugeItem, Item, LogItem, SpanItem
+    from otel_torch.telemetry.queue_items import GaugeItem, Item, LogItem, SpanItem
     from otel_torch.telemetry.resource import describe
     from otel_torch.telemetry.transport import Answer, explain, open_transport
 
     now = time.time_ns()
     record = Record("", "out", 0, 0, 0, "doctor", "forward", None, {"mean": 0.0}, now)
-    ids, resource, scope = PrivateIds(), describe(this_job()), InstrumentationScope("otel_torch", __version__)
-    context = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
+    ids, resource, scope = (
+        PrivateIds(),
+        describe(this_job()),
+        InstrumentationScope("otel_torch", __version__),
+    )
+    context = SpanContext(
+        ids.generate_trace_id(), ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)
+    )
     span = ReadableSpan(
-        "otel_torch.doctor", context, resource=resource, start_time=now, end_time=now, instrumentation_scope=scope
+        "otel_torch.doctor",
+        context,
+        resource=resource,
+        start_time=now,
+        end_time=now,
+        instrumentation_scope=scope,
     )
     items: dict[str, Item] = {
         "traces": SpanItem(span, [record], 1000),
@@ -88,7 +111,10 @@ def _send(signal: str, name: str) -> ProbeResult:
     if answer.kind == "accepted" and not answer.rejected:
         return ProbeResult(signal, transport.endpoint, True, f"accepted by {transport.endpoint}")
     return ProbeResult(
-        signal, transport.endpoint, False, explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0]
+        signal,
+        transport.endpoint,
+        False,
+        explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0],
     )
 
 

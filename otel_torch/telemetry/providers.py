@@ -1,5 +1,7 @@
-"""The providers that the program itself has installed. It may do so after us, as torch is imported first: they are looked for
-whenever they are needed, and never replaced, nor shut down. What is private to the API's and the SDK's is read here."""
+"""The providers that the program itself has installed. It may do so after us, as torch is imported
+first: they are looked for whenever they are needed, and never replaced, nor shut down. What is
+private to the API's and the SDK's is read here.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _WHERE = {
 
 
 def find_provider(signal: str) -> Any | None:
-    """The program's own provider of a signal, None where it has installed none. Imports nothing, costs a microsecond.
+    """The program's own provider of a signal, None where it has installed none. Imports nothing,
+    costs a microsecond.
 
-    The API's own providers are placeholders; any other is a real one, whether the SDK's or built around it.
+    The API's own providers are placeholders; any other is a real one, whether the SDK's or built
+    around it.
     """
     name, getter = _WHERE[signal]
     api: Any = sys.modules.get(name)
@@ -37,8 +41,9 @@ def find_provider(signal: str) -> Any | None:
 
 
 def watch_tracer_provider() -> Callable[[], object]:
-    """A function whose result tells one provider of the program's from the next, and from none, by identity. It is called
-    where every region begins, so it reads the API's own variable."""
+    """A function whose result tells one provider of the program's from the next, and from none, by
+    identity. It is called where every region begins, so it reads the API's own variable.
+    """
     api = sys.modules.get("opentelemetry.trace")
     name = "_TRACER_PROVIDER"
     if api is None:
@@ -49,7 +54,8 @@ def watch_tracer_provider() -> Callable[[], object]:
 
 
 def read_event_limit(span: Any) -> int | None:
-    """How many events a span of the program's keeps before it drops the oldest in silence; None is no limit.
+    """How many events a span of the program's keeps before it drops the oldest in silence; None is
+    no limit.
 
     The SDK keeps this to itself: where it cannot be read, it is the specification's 128.
     """
@@ -57,10 +63,12 @@ def read_event_limit(span: Any) -> int | None:
 
 
 def always_samples(sampler: Any, parent: str) -> bool:
-    """Whether a sampler is known to record and sample every span under such a parent, so that it need not be asked each time.
-    That is known of the SDK's own constant sampler, alone and behind `ParentBased`; of any other it is not.
+    """Whether a sampler is known to record and sample every span under such a parent, so that it
+    need not be asked each time. That is known of the SDK's own constant sampler, alone and behind
+    `ParentBased`; of any other it is not.
 
-    parent: `root`, where there is none, or as in `local_parent_sampled`, `remote_parent_not_sampled`.
+    parent: `root`, where there is none, or as in `local_parent_sampled`,
+    `remote_parent_not_sampled`.
 
     >>> from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON, TraceIdRatioBased
     >>> [always_samples(one, "local_parent_sampled") for one in (DEFAULT_ON, ALWAYS_OFF, TraceIdRatioBased(1))]
@@ -70,9 +78,16 @@ def always_samples(sampler: Any, parent: str) -> bool:
 
     if type(sampler) is ParentBased:
         sampler = getattr(sampler, f"_{parent}", None)
-    return type(sampler) is StaticSampler and getattr(sampler, "_decision", None) is Decision.RECORD_AND_SAMPLE
+    return (
+        type(sampler) is StaticSampler
+        and getattr(sampler, "_decision", None) is Decision.RECORD_AND_SAMPLE
+    )
 
 
 def counts_spans(environ: Any = os.environ) -> bool:
-    """Whether the SDK was told to make metrics of its own spans: then each has to be started by its tracer."""
-    return str(environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")).strip().lower() == "true"
+    """Whether the SDK was told to make metrics of its own spans: then each has to be started by its
+    tracer.
+    """
+    return (
+        str(environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")).strip().lower() == "true"
+    )

@@ -1,11 +1,13 @@
 """A bounded queue before each exporter, which counts whatever does not arrive.
 
-For the losses that the SDK's batch processors hide: they drop the oldest at 2,048 items, send messages beyond a receiver's
-limit, ignore what it rejects, forget a failed batch, and keep the program waiting half a minute at its end.
+For the losses that the SDK's batch processors hide: they drop the oldest at 2,048 items, send
+messages beyond a receiver's limit, ignore what it rejects, forget a failed batch, and keep the
+program waiting half a minute at its end.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -17,12 +19,12 @@ from typing import Any, Protocol
 
 from otel_torch.console import say_once
 from otel_torch.records import Losses
-from otel_torch.telemetry.items import Item
+from otel_torch.telemetry.queue_items import Item
 from otel_torch.telemetry.transport import Answer
 
 QUEUE_BYTES = 64 * 2**20
-# records that wait are encoded from here on: as objects they would make the program's cycle collector go through the whole
-# heap again and again, as bytes they are nothing to it
+# records that wait are encoded from here on: as objects they would make the program's cycle
+# collector go through the whole heap again and again, as bytes they are nothing to it
 ENCODE_BYTES = 2**17
 # a message: a receiver's limit is 4 MiB where nobody has changed it
 BATCH_BYTES = 2 * 2**20
@@ -66,8 +68,9 @@ class _Counted:
 
 
 class Patience:
-    """How long the program may still be kept waiting: 50 ms at a step's end, or 5 % of the time since the last, whichever
-    is more, over all queues together."""
+    """How long the program may still be kept waiting: 50 ms at a step's end, or 5 % of the time
+    since the last, whichever is more, over all queues together.
+    """
 
     def __init__(self) -> None:
         self._left = 0.05
@@ -89,7 +92,8 @@ class Patience:
 
 
 _queues: weakref.WeakSet[ExportQueue] = weakref.WeakSet()
-# held while an exporter is made: a fork in the middle of its imports would leave the child with ones that never end
+# held while an exporter is made: a fork in the middle of its imports would leave the child with
+# ones that never end
 _opening = threading.Lock()
 _held = False
 # a forked child must neither close nor collect its parent's connections
@@ -97,10 +101,12 @@ _parents: list[ExportQueue] = []
 
 
 class ExportQueue:
-    """Hands items to a sender, in a daemon thread that starts with the first item. What is lost is counted in `losses`.
+    """Hands items to a sender, in a daemon thread that starts with the first item. What is lost is
+    counted in `losses`.
 
-    open_sender: makes the sender, in that thread: importing exporters and opening channels costs the program nothing.
-    collect: asked every `interval_s`, and at the end, for items that nobody puts (metrics of a reader).
+    open_sender: makes the sender, in that thread: importing exporters and opening channels costs
+    the program nothing. collect: asked every `interval_s`, and at the end, for items that nobody
+    puts (metrics of a reader).
     """
 
     def __init__(
@@ -131,16 +137,21 @@ class ExportQueue:
         self._deadline = 0.0
         _queues.add(self)
 
-    # -- the program's side --------------------------------------------------------------------------------------------
+    # -- the program's side
+    # --------------------------------------------------------------------------------------------
 
     def put(self, items: Sequence[Item], patience: Patience) -> None:
-        """Take items. A full queue is waited for as long as `patience` lasts, then the new ones are dropped and counted;
-        an endpoint that does not answer is not waited for."""
+        """Take items. A full queue is waited for as long as `patience` lasts, then the new ones are
+        dropped and counted; an endpoint that does not answer is not waited for.
+        """
         with self._condition:
             for item in items:
                 if not self._has_room(item) and not self._failing:
                     self._condition.notify_all()
-                    patience.wait(self._condition, lambda item=item: self._has_room(item) or self._failing)  # type: ignore[misc]
+                    patience.wait(
+                        self._condition,
+                        functools.partial(self._may_stop_waiting, item),
+                    )
                 if self._closing or self._abandoned:
                     self._lose(item, "shutdown")
                 elif not self._has_room(item):
@@ -172,12 +183,13 @@ class ExportQueue:
             if self._thread is not None:
                 self._urgent = True
                 self._condition.notify_all()
-                sent = lambda: not (self._items or self._in_flight) or self._failing or self._abandoned  # noqa: E731
-                self._condition.wait_for(sent, max(0.0, deadline - time.monotonic()))
+                self._condition.wait_for(self._is_drained, max(0.0, deadline - time.monotonic()))
                 self._urgent = False
 
     def close(self, deadline: float) -> None:
-        """Nothing more will be put: send what is there by `deadline` (`time.monotonic`). Does not wait."""
+        """Nothing more will be put: send what is there by `deadline` (`time.monotonic`). Does not
+        wait.
+        """
         with self._condition:
             hopeless = self._failing and not self._worked
             self._deadline = min(deadline, time.monotonic() + _HOPELESS_S) if hopeless else deadline
@@ -185,7 +197,9 @@ class ExportQueue:
             self._condition.notify_all()
 
     def wait(self) -> None:
-        """Wait until all is sent or the deadline is over; what is then left is given up and counted."""
+        """Wait until all is sent or the deadline is over; what is then left is given up and
+        counted.
+        """
         if self._thread is None:
             self._done.set()
         elif self._thread.ident is None:
@@ -202,20 +216,25 @@ class ExportQueue:
             self._abandoned = True
             never_sent = "refused" if self._failing else "shutdown"
             for item in self._in_flight:
-                self._lose(item, "unconfirmed" if any(item is one for one in self._sending) else never_sent)
+                self._lose(
+                    item, "unconfirmed" if any(item is one for one in self._sending) else never_sent
+                )
             for item in self._items:
                 self._lose(item, never_sent)
             self._in_flight, self._bytes = [], 0
             self._items.clear()
 
-    # -- the thread's side ---------------------------------------------------------------------------------------------
+    # -- the thread's side
+    # ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             with _opening:
                 self._sender = self._open_sender()
         except Exception as error:
-            say_once(f"{self.name} are not sent: the exporter cannot be made: {type(error).__name__}: {error}")
+            say_once(
+                f"{self.name} are not sent: the exporter cannot be made: {type(error).__name__}: {error}"
+            )
             self._give_up()
             return
         try:
@@ -247,7 +266,12 @@ class ExportQueue:
 
     def _has_work_now(self) -> bool:
         waiting = self._items or self._in_flight
-        return self._closing or self._abandoned or self._bytes >= ENCODE_BYTES or (self._urgent and bool(waiting))
+        return (
+            self._closing
+            or self._abandoned
+            or self._bytes >= ENCODE_BYTES
+            or (self._urgent and bool(waiting))
+        )
 
     def _gives_up(self) -> bool:
         """Whether nothing more is sent, as the end has come and the last message was not taken."""
@@ -260,7 +284,9 @@ class ExportQueue:
             self._bytes += sum(item.size for item in found)
 
     def _prepare(self, sender: Sender) -> bool:
-        """Encode one item, and send what is prepared when it makes a message; False where there was nothing to encode."""
+        """Encode one item, and send what is prepared when it makes a message; False where there was
+        nothing to encode.
+        """
         item = self._next()
         if item is None:
             return False
@@ -318,7 +344,9 @@ class ExportQueue:
                 self._condition.notify_all()
 
     def _keep_counts(self, item: Item, counted: _Counted) -> bool:
-        """Let an item's records go, and remember how many they were; False where it was given up meanwhile."""
+        """Let an item's records go, and remember how many they were; False where it was given up
+        meanwhile.
+        """
         with self._condition:
             known = self._forget(item)
             if known:
@@ -355,11 +383,18 @@ class ExportQueue:
         with self._condition:
             self._condition.notify_all()  # whoever waits for room need not wait any longer
             if self._closing or self._abandoned:
-                # the end has come: another attempt only where there was hope before, and time is left
-                if self._abandoned or not self._worked or time.monotonic() + _RETRY_S[0] > self._deadline - _GIVE_UP_S:
+                # the end has come: another attempt only where there was hope before, and time is
+                # left
+                if (
+                    self._abandoned
+                    or not self._worked
+                    or time.monotonic() + _RETRY_S[0] > self._deadline - _GIVE_UP_S
+                ):
                     return False
                 return not self._condition.wait_for(lambda: self._abandoned, 0.2)
-            self._condition.wait_for(lambda: self._closing or self._abandoned, _RETRY_S[min(attempt, len(_RETRY_S) - 1)])
+            self._condition.wait_for(
+                lambda: self._closing or self._abandoned, _RETRY_S[min(attempt, len(_RETRY_S) - 1)]
+            )
             return not self._abandoned
 
     def _settle(self, items: Sequence[_Counts], reason: str | None, rejected: int = 0) -> None:
@@ -374,7 +409,8 @@ class ExportQueue:
                 total.update(item.counts)
             lost = Counter[str]()
             if reason == "rejected":
-                # a receiver counts spans, log records and points, and does not say which events they had
+                # a receiver counts spans, log records and points, and does not say which events
+                # they had
                 first = next(iter(total), "")
                 lost = total if rejected >= total[first] else Counter({first: rejected})
             elif reason is not None:
@@ -392,6 +428,12 @@ class ExportQueue:
 
     def _has_room(self, item: Item) -> bool:
         return self._bytes + item.size <= self._limit or self._closing or self._abandoned
+
+    def _may_stop_waiting(self, item: Item) -> bool:
+        return self._has_room(item) or self._failing
+
+    def _is_drained(self) -> bool:
+        return not (self._items or self._in_flight) or self._failing or self._abandoned
 
     def _lose(self, item: _Counts, reason: str) -> None:
         for what, number in item.counts.items():
@@ -426,4 +468,8 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

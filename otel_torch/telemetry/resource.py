@@ -1,4 +1,6 @@
-"""Who sends: the resource of everything that leaves this process. Never a command line, which may hold secrets."""
+"""Who sends: the resource of everything that leaves this process. Never a command line, which may
+hold secrets.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _PRIVATE = frozenset({"process.command", "process.command_line", "process.comman
 
 
 def describe(job: Job) -> Resource:
-    """The standard detection (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, detectors), and under it rank, host and run."""
+    """The standard detection (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, detectors), and under it
+    rank, host and run.
+    """
     ours = Resource({
         "host.name": job.host,
         "process.pid": job.pid,
@@ -22,4 +26,7 @@ def describe(job: Job) -> Resource:
     })  # fmt: skip
     detected = Resource.create()  # with service.instance.id, new in every process
     merged = ours.merge(detected)
-    return Resource({key: value for key, value in merged.attributes.items() if key not in _PRIVATE}, merged.schema_url)
+    return Resource(
+        {key: value for key, value in merged.attributes.items() if key not in _PRIVATE},
+        merged.schema_url,
+    )

@@ -1,1 +1,3 @@
-"""What recording costs, beside what others cost: each file measures one thing, `python -m tests.benchmarks` all of them."""
+"""What recording costs, beside what others cost: each file measures one thing, `python -m
+tests.benchmarks` all of them.
+"""

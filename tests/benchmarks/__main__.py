@@ -1,8 +1,10 @@
-"""All figures beside their goals: `make bench`. Writes the table, and what machine it is of, into docs/performance.md.
+"""All figures beside their goals: `make bench`. Writes the table, and what machine it is of, into
+docs/performance.md.
 
     python -m tests.benchmarks [NAME…] [--json FILE] [--page FILE]
 
-Each benchmark runs in a process of its own, one at a time. One that fails is a line of the table and stops nothing.
+Each benchmark runs in a process of its own, one at a time. One that fails is a line of the table
+and stops nothing.
 """
 
 from __future__ import annotations
@@ -40,18 +42,34 @@ BENCHMARKS = {
     "peers": "others, beside us",
 }
 PAGE = ROOT / "docs" / "performance.md"
-_PACKAGES = ("torch", "transformers", "fastvideo", "opentelemetry-sdk", "nnsight", "mindstudio-probe")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "fastvideo",
+    "opentelemetry-sdk",
+    "nnsight",
+    "mindstudio-probe",
+)
 _TIMEOUT_S = 1200
 
 
 def figures_of(name: str) -> list[dict[str, Any]]:
-    """What a benchmark found, run in a process of its own; one line that says why where it did not."""
+    """What a benchmark found, run in a process of its own; one line that says why where it did
+    not.
+    """
     try:
         done = subprocess.run(
-            module_command(name, "--json", "-"), cwd=ROOT, env=environment(), timeout=_TIMEOUT_S, capture_output=True, text=True
+            module_command(name, "--json", "-"),
+            cwd=ROOT,
+            env=environment(),
+            timeout=_TIMEOUT_S,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+            raise RuntimeError(
+                (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            )
         found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["figures"]
         return [{"benchmark": name, "name": str(one["name"]), **one} for one in found]
     except subprocess.TimeoutExpired:
@@ -76,8 +94,18 @@ def table(figures: Sequence[dict[str, Any]]) -> str:
     lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
     for one in figures:
         goal = "–" if one.get("goal") is None else f"≤ {number(one['goal'])}"
-        cells = [one["name"], number(one.get("ours")), goal, words[one.get("met")], one.get("detail") or ""]
-        lines.append("| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        cells = [
+            one["name"],
+            number(one.get("ours")),
+            goal,
+            words[one.get("met")],
+            one.get("detail") or "",
+        ]
+        lines.append(
+            "| "
+            + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -115,14 +143,26 @@ def rewritten(page: str, **parts: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmarks, say what they found, and write it down. Some of them alone leave the page as it is."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}, instead of all")
+    """Run the benchmarks, say what they found, and write it down. Some of them alone leave the page
+    as it is.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}, instead of all"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
-    parser.add_argument("--page", type=Path, help="the page that the table is written into; docs/performance.md if all are run")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        help="the page that the table is written into; docs/performance.md if all are run",
+    )
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.names) - set(BENCHMARKS):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; use some of {', '.join(BENCHMARKS)}")
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; use some of {', '.join(BENCHMARKS)}"
+        )
     figures: list[dict[str, Any]] = []
     for name in arguments.names or BENCHMARKS:
         start = time.perf_counter()
@@ -131,7 +171,9 @@ def main(argv: Sequence[str]) -> int:
         figures += found
     print(table(figures))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n"
+        )
     page = arguments.page or (None if arguments.names else PAGE)
     if page:
         page.write_text(rewritten(page.read_text(), figures=table(figures), machine=machine()))

@@ -1,7 +1,9 @@
-"""How far each way of taking statistics is from reading the tensor once, which nothing can go below.
+"""How far each way of taking statistics is from reading the tensor once, which nothing can go
+below.
 
-One read is a plain `torch.sum` over the same bytes taken as fp32: eight in a vector, no conversion, nothing written. Passes
-follow each other, so what fits into the processor's cache is read from there, as an output is that was just computed.
+One read is a plain `torch.sum` over the same bytes taken as fp32: eight in a vector, no conversion,
+nothing written. Passes follow each other, so what fits into the processor's cache is read from
+there, as an output is that was just computed.
 """
 
 from __future__ import annotations
@@ -17,9 +19,16 @@ from tests.benchmarks.figures import Figure, Size, command
 from tests.benchmarks.pairing import BARE, interleave, plainly
 from tests.benchmarks.sides import one_thread
 
-COPY, SEPARATE, PLAIN, WITH_SKETCH = "memcpy", "separate reductions", "measure", "measure with the sketch"
+COPY, SEPARATE, PLAIN, WITH_SKETCH = (
+    "memcpy",
+    "separate reductions",
+    "measure",
+    "measure with the sketch",
+)
 _SUMS = ("min", "max", "sum", "squares", "magnitudes")
-_READ_A_ROUND = 2**26  # bytes: long enough for the clock, short enough for both sides to meet the same machine
+_READ_A_ROUND = (
+    2**26
+)  # bytes: long enough for the clock, short enough for both sides to meet the same machine
 
 
 def separate(values: Tensor) -> tuple[Tensor, ...]:
@@ -29,7 +38,9 @@ def separate(values: Tensor) -> tuple[Tensor, ...]:
 
 
 def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
-    """Each side's time over that of one read of `values`; under `bare` the read's own seconds, of the processor."""
+    """Each side's time over that of one read of `values`; under `bare` the read's own seconds, of
+    the processor.
+    """
     raw, copy = values.view(torch.float32), torch.empty_like(values)
     bodies: dict[str, Callable[[], object]] = {
         BARE: raw.sum,
@@ -38,7 +49,9 @@ def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
         PLAIN: lambda: measure_tensor(values, _SUMS),
         WITH_SKETCH: lambda: measure_tensor(values, (*_SUMS, "sketch")),
     }
-    found = interleave({name: plainly(body) for name, body in bodies.items()}, rounds, times, warm_up=1).cpu
+    found = interleave(
+        {name: plainly(body) for name, body in bodies.items()}, rounds, times, warm_up=1
+    ).cpu
     ratios = {name: found.ratio(name).value for name in bodies if name != BARE}
     return ratios | {BARE: min(found.seconds[BARE])}
 
@@ -56,10 +69,10 @@ def measure(size: Size) -> list[Figure]:
             read = found.pop(BARE)
             others = "; ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
             ours_us = 1e6 * read * found[PLAIN]
-            detail = (
-                f"one read {1e6 * read:.1f} µs, {size_in_bytes / read / 1e9:.1f} GB/s; ours {ours_us:.1f} µs; in reads: {others}"
+            detail = f"one read {1e6 * read:.1f} µs, {size_in_bytes / read / 1e9:.1f} GB/s; ours {ours_us:.1f} µs; in reads: {others}"
+            name = (
+                f"{label} values, {str(dtype).removeprefix('torch.')}: five numbers over one read"
             )
-            name = f"{label} values, {str(dtype).removeprefix('torch.')}: five numbers over one read"
             figures.append(Figure(name, found[PLAIN], None, detail))
     return figures
 

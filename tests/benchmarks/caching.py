@@ -1,7 +1,9 @@
-"""What keeping every output of a model costs, once: hooks put on, one forward, hooks taken off, as ten lines of one's own do.
+"""What keeping every output of a model costs, once: hooks put on, one forward, hooks taken off, as
+ten lines of one's own do.
 
-References alone are no cache: what a later operation changes in place is changed in them too. So the goal is the time of one's
-own hooks that keep copies. nnsight's cache keeps references. On a GPT-2 and on a small UNet of diffusers, with random weights.
+References alone are no cache: what a later operation changes in place is changed in them too. So
+the goal is the time of one's own hooks that keep copies. nnsight's cache keeps references. On a
+GPT-2 and on a small UNet of diffusers, with random weights.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from tests.benchmarks.pairing import BARE, CONTROL, interleave, plainly
 from tests.benchmarks.sides import one_thread
 
 REFERENCES, COPIES, NNSIGHT = "own hooks, references", "own hooks, copies", "nnsight's cache"
-CACHE, INTERLEAVE, ASKING = "Cache", "interleave(…).cache", "interleave(…).cache and a body that asks"
+CACHE, INTERLEAVE, ASKING = (
+    "Cache",
+    "interleave(…).cache",
+    "interleave(…).cache and a body that asks",
+)
 Inputs = dict[str, Any]
 
 
@@ -108,7 +114,9 @@ def traced_by_nnsight(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
     return trace
 
 
-def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size: Size, times: int) -> list[Figure]:
+def compared(
+    make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size: Size, times: int
+) -> list[Figure]:
     """One model: what `Cache` and a run beside a body take, over own hooks that copy."""
     one_thread()
     model, inputs = make(size)
@@ -129,16 +137,29 @@ def compared(make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size:
     }
     if importlib.util.find_spec("nnsight"):
         sides[NNSIGHT] = traced_by_nnsight(model, inputs)
-    found = interleave({side: plainly(body) for side, body in sides.items()}, rounds=size.count(15), times=size.of(times, 1))
+    found = interleave(
+        {side: plainly(body) for side, body in sides.items()},
+        rounds=size.count(15),
+        times=size.of(times, 1),
+    )
     modules = len(list(model.modules()))
     over = "; ".join(f"{side} {found.cpu.overhead(side)}" for side in sides if side != BARE)
 
     def figure(side: str, goal: float | None, more: str = "") -> Figure:
         ratio = found.cpu.ratio(side, COPIES)
         detail = f"{ratio}; on the wall {found.wall.ratio(side, COPIES)}{more}"
-        return Figure(f"all outputs of a {label}, {side}: time over own hooks with copies", ratio.value, goal, detail)
+        return Figure(
+            f"all outputs of a {label}, {side}: time over own hooks with copies",
+            ratio.value,
+            goal,
+            detail,
+        )
 
-    figures = [figure(CACHE, 1.0, f"; {modules} modules; over bare: {over}"), figure(INTERLEAVE, 1.0), figure(ASKING, None)]
+    figures = [
+        figure(CACHE, 1.0, f"; {modules} modules; over bare: {over}"),
+        figure(INTERLEAVE, 1.0),
+        figure(ASKING, None),
+    ]
     if NNSIGHT in sides:
         figures.append(figure(NNSIGHT, None))
     return figures

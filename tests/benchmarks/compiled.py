@@ -1,10 +1,12 @@
-"""What recording costs a compiled program, beside the same program without it: hooks must not undo what compiling gains.
+"""What recording costs a compiled program, beside the same program without it: hooks must not undo
+what compiling gains.
 
     python -m tests.benchmarks.compiled [--rounds N] [--json FILE] [--smallest]
 
-A small Llama (12 layers: RoPE, SDPA, SwiGLU) runs on one thread in several processes, one a side, which take turns in an
-order drawn anew each round. One of them is the bare program a second time: how far its ratio is from 1 is how well this
-machine can tell. The same is done with next to no arithmetic, where every microsecond of a record shows.
+A small Llama (12 layers: RoPE, SDPA, SwiGLU) runs on one thread in several processes, one a side,
+which take turns in an order drawn anew each round. One of them is the bare program a second time:
+how far its ratio is from 1 is how well this machine can tell. The same is done with next to no
+arithmetic, where every microsecond of a record shows.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Side:
-    """How the program is compiled (`whole`, `regional`, `eager`), and OTEL_TORCH_… settings; None: without us."""
+    """How the program is compiled (`whole`, `regional`, `eager`), and OTEL_TORCH_… settings; None:
+    without us.
+    """
 
     how: str
     settings: Mapping[str, str] | None = None
@@ -73,7 +77,8 @@ TINY_SIDES = {
 }
 
 
-# -- the program, which knows nothing of recording -------------------------------------------------------------------------
+# -- the program, which knows nothing of recording
+# -------------------------------------------------------------------------
 
 
 def llama(width: int, layers: int = 12) -> Any:
@@ -89,8 +94,15 @@ def llama(width: int, layers: int = 12) -> Any:
             self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
 
         def forward(self, x: Any, rotation: Any) -> Any:
-            q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-            q, k = (torch.cat((-h.chunk(2, -1)[1], h.chunk(2, -1)[0]), -1) * rotation[1] + h * rotation[0] for h in (q, k))
+            q, k, v = (
+                part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for part in (self.q, self.k, self.v)
+            )
+            q, k = (
+                torch.cat((-h.chunk(2, -1)[1], h.chunk(2, -1)[0]), -1) * rotation[1]
+                + h * rotation[0]
+                for h in (q, k)
+            )
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             return self.o(mixed.transpose(1, 2).flatten(2))
 
@@ -122,7 +134,9 @@ def llama(width: int, layers: int = 12) -> Any:
 
         def forward(self, ids: Any) -> Any:
             x, half = self.embedding(ids), width // 8
-            angles = torch.outer(torch.arange(ids.shape[1]), 10000.0 ** (-torch.arange(half) / half)).repeat(1, 2)
+            angles = torch.outer(
+                torch.arange(ids.shape[1]), 10000.0 ** (-torch.arange(half) / half)
+            ).repeat(1, 2)
             rotation = angles.cos(), angles.sin()
             for layer in self.layers:
                 x = layer(x, rotation)
@@ -133,7 +147,9 @@ def llama(width: int, layers: int = 12) -> Any:
 
 
 def serve(how: str, width: int, batch: int, tokens: int, forwards: int, layers: int) -> None:
-    """For each line read, run the forwards of a turn; answer the seconds they took (processor's, wall's) and the graphs."""
+    """For each line read, run the forwards of a turn; answer the seconds they took (processor's,
+    wall's) and the graphs.
+    """
     import torch
     from torch._dynamo.utils import counters
 
@@ -156,7 +172,8 @@ def serve(how: str, width: int, batch: int, tokens: int, forwards: int, layers: 
             print(json.dumps([*took, counters["stats"]["unique_graphs"]]), flush=True)
 
 
-# -- taking turns ----------------------------------------------------------------------------------------------------------
+# -- taking turns
+# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -222,7 +239,9 @@ def take_turns(work: Work, sides: Mapping[str, Side], rounds: int, layers: int =
             lines = recording.read_text().count("\n") if recording.exists() else 0
             records[name] = lines / (rounds * work.forwards + _WARM_UP)
             if side.settings is not None and not lines and "steps" not in side.settings:
-                raise RuntimeError(f"{name!r} recorded nothing: {(folders[name] / 'said').read_text()[-500:]}")
+                raise RuntimeError(
+                    f"{name!r} recorded nothing: {(folders[name] / 'said').read_text()[-500:]}"
+                )
     return Found(Measured(Rounds(cpu), Rounds(wall)), graphs, records)
 
 
@@ -233,7 +252,11 @@ def _micros(found: Found, side: str, beside: str, records: float) -> float:
 def measure(size: Size) -> list[Figure]:
     """The figures of the table."""
     layers = size.of(12, 1)
-    sides = {name: REAL_SIDES[name] for name in (BARE, CONTROL, "blocks")} if size.smallest else REAL_SIDES
+    sides = (
+        {name: REAL_SIDES[name] for name in (BARE, CONTROL, "blocks")}
+        if size.smallest
+        else REAL_SIDES
+    )
     real = take_turns(TINY if size.smallest else REAL, sides, size.count(30), layers)
     tiny = take_turns(TINY, TINY_SIDES, size.count(40), layers)
     took = 1e3 * min(real.seconds.wall.seconds[BARE])
@@ -255,7 +278,11 @@ def measure(size: Size) -> list[Figure]:
             )
         )
     records = tiny.records["every module"]
-    costs = {name: _micros(tiny, name, side.beside, records) for name, side in TINY_SIDES.items() if side.settings is not None}
+    costs = {
+        name: _micros(tiny, name, side.beside, records)
+        for name, side in TINY_SIDES.items()
+        if side.settings is not None
+    }
     figures.append(
         Figure(
             "a record in compiled code, µs of the processor",
@@ -267,7 +294,14 @@ def measure(size: Size) -> list[Figure]:
         )
     )
     more = max(real.graphs[name] - real.graphs[side.beside] for name, side in sides.items())
-    figures.append(Figure("graphs more than without hooks", float(more), 0, "blocks and every module, whole and regional"))
+    figures.append(
+        Figure(
+            "graphs more than without hooks",
+            float(more),
+            0,
+            "blocks and every module, whole and regional",
+        )
+    )
     return figures
 
 

@@ -1,10 +1,11 @@
-"""How long `diff` takes for two recordings of a million records, beside the reading of both by the fastest JSON readers.
+"""How long `diff` takes for two recordings of a million records, beside the reading of both by the
+fastest JSON readers.
 
     python -m tests.benchmarks.diff [--records 1000000] [--folder FOLDER] [--linear] [--json -]
 
-A tiny Llama of 28 layers is recorded twice, by its eager attention and by another kernel; the rows of its forward are then
-written again and again, each time with new numbers, until both files have as many records as asked for. Prints ratios of
-one run on one machine; nothing here passes or fails.
+A tiny Llama of 28 layers is recorded twice, by its eager attention and by another kernel; the rows
+of its forward are then written again and again, each time with new numbers, until both files have
+as many records as asked for. Prints ratios of one run on one machine; nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -45,17 +46,33 @@ def record(kernel: str) -> None:
 
 def recorded(kernel: str, path: Path, **settings: str) -> Path:
     """A recording of that program, made by a process of its own."""
-    asked = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(path), **settings}
-    subprocess.run(module_command("diff", "--record", kernel), env=environment(**asked), check=True, capture_output=True)
+    asked = {
+        "OTEL_TORCH_ENABLED": "1",
+        "OTEL_TORCH_CAPTURE": "parity",
+        "OTEL_TORCH_JSONL": str(path),
+        **settings,
+    }
+    subprocess.run(
+        module_command("diff", "--record", kernel),
+        env=environment(**asked),
+        check=True,
+        capture_output=True,
+    )
     return path
 
 
 def lengthen(short: Path, long: Path, steps: int) -> None:
-    """Write the rows of a recording's forward again and again, as further steps with other numbers."""
+    """Write the rows of a recording's forward again and again, as further steps with other
+    numbers.
+    """
     rows = [json.loads(line) for line in short.read_text().splitlines()]
     attached = [row for row in rows if row["phase"] == "attach"]
     forward = [row for row in rows if row["phase"] != "attach"]
-    sketches = {at: np.frombuffer(base64.b64decode(row["sketch"]), "<f4") for at, row in enumerate(forward) if "sketch" in row}
+    sketches = {
+        at: np.frombuffer(base64.b64decode(row["sketch"]), "<f4")
+        for at, row in enumerate(forward)
+        if "sketch" in row
+    }
     ahead = {name: 1 + max(row[name] for row in rows) for name in ("value", "storage")}
     events = 1 + max(max(row["order"]) for row in forward)
     with open(long, "w", encoding="utf-8") as file:
@@ -74,16 +91,21 @@ def lengthen(short: Path, long: Path, steps: int) -> None:
                 if row["parent"] is not None:
                     new["parent"] = row["parent"] + step * events
                 if at in sketches:
-                    new["sketch"] = base64.b64encode((sketches[at] * np.float32(scale)).tobytes()).decode()
+                    new["sketch"] = base64.b64encode(
+                        (sketches[at] * np.float32(scale)).tobytes()
+                    ).decode()
                 file.write(json.dumps(new) + "\n")
-    source, target = (path.with_name(path.name.removesuffix(".jsonl") + ".meta.json") for path in (short, long))
+    source, target = (
+        path.with_name(path.name.removesuffix(".jsonl") + ".meta.json") for path in (short, long)
+    )
     meta = json.loads(source.read_text())
     for facts in meta["models"].values():
         facts["forwards"] = steps
     target.write_text(json.dumps(meta))
 
 
-# -- what is measured ------------------------------------------------------------------------------------------------------
+# -- what is measured
+# --------------------------------------------------------------------------------------------------
 
 
 def _orjson_lines(path: Path) -> None:
@@ -143,9 +165,13 @@ print(json.dumps([*spent, peak, report.verdict, report.pairs]))
 
 
 def measured_diff(reference: Path, port: Path) -> list[Any]:
-    """Seconds on the wall, seconds of the processor, MB at the most, verdict, pairs; of a process of its own."""
+    """Seconds on the wall, seconds of the processor, MB at the most, verdict, pairs; of a process
+    of its own.
+    """
     command = [sys.executable, "-c", _MEASURED_DIFF, str(reference), str(port)]
-    found: list[Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: list[Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return found
 
 
@@ -158,9 +184,14 @@ def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
 
 
 def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figure], float]:
-    """Write two recordings of that length: how diff does on them beside the readers, and its seconds a record."""
+    """Write two recordings of that length: how diff does on them beside the readers, and its
+    seconds a record.
+    """
     paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
-    fewest = min(sum(json.loads(line)["phase"] == "forward" for line in path.read_text().splitlines()) for path in short)
+    fewest = min(
+        sum(json.loads(line)["phase"] == "forward" for line in path.read_text().splitlines())
+        for path in short
+    )
     for one, path in zip(short, paths, strict=True):
         if not path.exists():
             lengthen(one, path, -(-records // fewest))
@@ -170,11 +201,14 @@ def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figu
     fastest = min(readings, key=lambda name: readings[name])
     shown = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in readings.items())
     what = f"`diff` of 2 × {records:,} records"
-    detail = (
-        f"{size / 1e6:,.0f} MB, {verdict}, {pairs:,} pairs; {spent:.1f} s of the processor, {wall:.1f} s on the wall; {shown}"
-    )
+    detail = f"{size / 1e6:,.0f} MB, {verdict}, {pairs:,} pairs; {spent:.1f} s of the processor, {wall:.1f} s on the wall; {shown}"
     return [
-        Figure(f"{what}, time over reading both by the fastest reader", spent / readings[fastest], 3, detail),
+        Figure(
+            f"{what}, time over reading both by the fastest reader",
+            spent / readings[fastest],
+            3,
+            detail,
+        ),
         Figure(f"{what}, most memory, MB", peak, 500, "the largest resident size"),
     ], spent / records
 
@@ -183,17 +217,31 @@ def linearity(spent: dict[int, float]) -> Figure:
     """How the time a record grows with the recording; 1 where it does not."""
     few, many = min(spent), max(spent)
     shown = "; ".join(f"{records:,}: {1e6 * seconds:.1f} µs" for records, seconds in spent.items())
-    return Figure(f"`diff`, time a record at {many:,} records over {few:,}", spent[many] / spent[few], 1.2, shown)
+    return Figure(
+        f"`diff`, time a record at {many:,} records over {few:,}",
+        spent[many] / spent[few],
+        1.2,
+        shown,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="keeps the recordings there instead of in a temporary folder")
-    parser.add_argument("--linear", action="store_true", help="a quarter and a half of the records, too")
-    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps the recordings there instead of in a temporary folder"
+    )
+    parser.add_argument(
+        "--linear", action="store_true", help="a quarter and a half of the records, too"
+    )
+    parser.add_argument(
+        "--json",
+        help="write {'figures': […]} to this file, or print it (-), instead of lines for people",
+    )
     parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     arguments = parser.parse_args(argv)
     if arguments.record:
@@ -203,8 +251,14 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        short = recorded("eager", folder / "ref.short.jsonl"), recorded("sdpa", folder / "port.short.jsonl")
-        runs = {most // part: run(folder, short, most // part) for part in ((4, 2, 1) if arguments.linear else (1,))}
+        short = (
+            recorded("eager", folder / "ref.short.jsonl"),
+            recorded("sdpa", folder / "port.short.jsonl"),
+        )
+        runs = {
+            most // part: run(folder, short, most // part)
+            for part in ((4, 2, 1) if arguments.linear else (1,))
+        }
     figures = [figure for found, _ in runs.values() for figure in found]
     if arguments.linear:
         figures.append(linearity({records: spent for records, (_, spent) in runs.items()}))

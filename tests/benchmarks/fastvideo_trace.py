@@ -1,8 +1,10 @@
-"""The real FastVideo with a tiny model: what a record costs in its own activation trace and in ours.
+"""The real FastVideo with a tiny model: what a record costs in its own activation trace and in
+ours.
 
-The tensors are tiny, so this is the cost of a record and not of its arithmetic. One generator each, bare, with FastVideo's
-trace and with ours, lives in a process of its own and generates when it is its turn; its worker's processor time is what
-is compared. Needs FastVideo: `make test-fastvideo` installs it.
+The tensors are tiny, so this is the cost of a record and not of its arithmetic. One generator each,
+bare, with FastVideo's trace and with ours, lives in a process of its own and generates when it is
+its turn; its worker's processor time is what is compared. Needs FastVideo: `make test-fastvideo`
+installs it.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ from tests.benchmarks.figures import ROOT, Figure, Size, command, environment, m
 from tests.benchmarks.pairing import BARE, CONTROL, Rounds
 
 FASTVIDEO, OURS = "FastVideo's trace, 2 statistics", "ours, by default"
-# every hook runs, and no tensor is looked at: what is left of a record's cost when its numbers, name and line cost nothing
+# every hook runs, and no tensor is looked at: what is left of a record's cost when its numbers,
+# name and line cost nothing
 FLOOR = "ours, no step recorded"
 NAME = "real FastVideo, all layers: cost of a record over its own trace's"
 _SHIMS = ROOT / "tests" / "fastvideo"
 
 # FastVideo attaches to the transformer alone, so ours is told to as well
-_OURS = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_MODELS": "^WanTransformer3DModel$", "OTEL_TORCH_JSONL": "trace.jsonl"}
+_OURS = {
+    "OTEL_TORCH_ENABLED": "1",
+    "OTEL_TORCH_MODELS": "^WanTransformer3DModel$",
+    "OTEL_TORCH_JSONL": "trace.jsonl",
+}
 SIDES = {
     BARE: {},
     FASTVIDEO: {"FASTVIDEO_TRACE_ACTIVATIONS": "1", "FASTVIDEO_TRACE_OUTPUT": "trace.jsonl"},
@@ -39,11 +46,14 @@ SIDES = {
 }
 
 
-# -- in a process of its own -----------------------------------------------------------------------------------------------
+# -- in a process of its own
+# -----------------------------------------------------------------------------------------------
 
 
 def serve(steps: int) -> None:
-    """Generate a video for each line that comes in, and answer with the seconds it took: the worker's processor's, the wall's."""
+    """Generate a video for each line that comes in, and answer with the seconds it took: the
+    worker's processor's, the wall's.
+    """
     import multiprocessing
 
     answers = os.fdopen(os.dup(1), "w")
@@ -54,7 +64,9 @@ def serve(steps: int) -> None:
         "model", num_gpus=1, use_fsdp_inference=False, dit_cpu_offload=False, vae_cpu_offload=False,
         text_encoder_cpu_offload=False, pin_cpu_memory=False,
     )  # fmt: skip
-    clocks = [_clock_of(process.pid) for process in multiprocessing.active_children() if process.pid]
+    clocks = [
+        _clock_of(process.pid) for process in multiprocessing.active_children() if process.pid
+    ]
     print("ready", file=answers, flush=True)
     for _ in sys.stdin:
         start = sum(map(time.clock_gettime, clocks)), time.perf_counter()
@@ -72,7 +84,8 @@ def _clock_of(pid: int) -> int:
     return ~pid << 3 | 2
 
 
-# -- beside it -------------------------------------------------------------------------------------------------------------
+# -- beside it
+# --------------------------------------------------------------------------------------------------
 
 
 class Generator:
@@ -88,7 +101,9 @@ class Generator:
         pipe = subprocess.PIPE
         words = module_command("fastvideo_trace", "--serve", str(steps))
         with open(folder / "log.txt", "w") as log:
-            self.process = subprocess.Popen(words, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                words, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True
+            )
 
     def answer(self) -> str:
         """The next line it prints. Raises RuntimeError where it has ended."""
@@ -132,7 +147,9 @@ def generators(steps: int) -> Iterator[dict[str, Generator]]:
         folder = Path(temporary)
         making = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model'))"
         environ = environment() | {"PYTHONPATH": str(_SHIMS)}
-        subprocess.run([sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True
+        )
         made = {}
         for at, (name, variables) in enumerate(SIDES.items()):
             made[name] = Generator(folder / str(at), folder / "model", steps, variables)
@@ -146,7 +163,9 @@ def generators(steps: int) -> Iterator[dict[str, Generator]]:
 def measure(size: Size) -> list[Figure]:
     """What a record costs in our recording, as a share of what one costs in FastVideo's trace."""
     if importlib.util.find_spec("fastvideo") is None:
-        return [Figure(NAME, None, 1 / 4, "FastVideo is not installed here; `make test-fastvideo` does")]
+        return [
+            Figure(NAME, None, 1 / 4, "FastVideo is not installed here; `make test-fastvideo` does")
+        ]
     order = random.Random(0)
     names = [*SIDES, CONTROL]
     cpu: dict[str, list[float]] = {name: [] for name in names}
@@ -159,7 +178,9 @@ def measure(size: Size) -> list[Figure]:
                 spent = made[BARE if name == CONTROL else name].generate()
                 cpu[name].append(spent[0])
                 wall[name].append(spent[1])
-        records: dict[str, Any] = {name: (made[name].records() - before[name]) / rounds for name in (FASTVIDEO, OURS)}
+        records: dict[str, Any] = {
+            name: (made[name].records() - before[name]) / rounds for name in (FASTVIDEO, OURS)
+        }
     records[FLOOR] = records[OURS]  # as many calls
     found, by_wall = Rounds(cpu), Rounds(wall)
     share = found.cost_share(OURS, FASTVIDEO, records)
@@ -168,7 +189,9 @@ def measure(size: Size) -> list[Figure]:
         for name, count in records.items()
     )
     control = f"bare beside bare {found.overhead(CONTROL)}"
-    detail = f"{share}; {sides}; {control}; on the wall {by_wall.cost_share(OURS, FASTVIDEO, records)}"
+    detail = (
+        f"{share}; {sides}; {control}; on the wall {by_wall.cost_share(OURS, FASTVIDEO, records)}"
+    )
     return [Figure(NAME, share.value, 1 / 4, detail)]
 
 

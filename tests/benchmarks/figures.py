@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. `ours` is None where it could not be measured, and the detail says why; less is better."""
+    """One line of the table. `ours` is None where it could not be measured, and the detail says
+    why; less is better.
+    """
 
     name: str
     ours: float | None
@@ -34,12 +36,20 @@ class Figure:
         >>> Figure("start", 1.05, 1.1).plain()
         {'name': 'start', 'ours': 1.05, 'goal': 1.1, 'met': True, 'detail': ''}
         """
-        return {"name": self.name, "ours": self.ours, "goal": self.goal, "met": self.met, "detail": self.detail}
+        return {
+            "name": self.name,
+            "ours": self.ours,
+            "goal": self.goal,
+            "met": self.met,
+            "detail": self.detail,
+        }
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. The smallest only shows that the program runs; its figures mean nothing."""
+    """How much is measured. The smallest only shows that the program runs; its figures mean
+    nothing.
+    """
 
     smallest: bool = False
     rounds: int | None = None
@@ -55,9 +65,16 @@ class Size:
 
 def command(about: str | None, measure: Callable[[Size], list[Figure]], argv: Sequence[str]) -> int:
     """The command line of a benchmark that measures all its figures at once."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
-    parser.add_argument("--rounds", type=int, help="how often each side is measured; more narrow the interval")
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json",
+        help="write {'figures': […]} to this file, or print it (-), instead of lines for people",
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="how often each side is measured; more narrow the interval"
+    )
     parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     arguments = parser.parse_args(argv)
     tell(measure(Size(arguments.smallest, arguments.rounds)), arguments.json)
@@ -81,7 +98,10 @@ def goal_of(figure: Figure) -> str:
     """The goal and whether it is met, in words."""
     if figure.goal is None:
         return ""
-    return f", goal ≤ {number(figure.goal)}" + {True: ", met", False: ", not met", None: ""}[figure.met]
+    return (
+        f", goal ≤ {number(figure.goal)}"
+        + {True: ", met", False: ", not met", None: ""}[figure.met]
+    )
 
 
 def number(value: float | None) -> str:
@@ -94,13 +114,25 @@ def number(value: float | None) -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """An environment for a child process: nothing of ours, of OpenTelemetry's or FastVideo's but what is given; one thread."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_", "TRACEPARENT"))}
+    """An environment for a child process: nothing of ours, of OpenTelemetry's or FastVideo's but
+    what is given; one thread.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "FASTVIDEO_", "TRACEPARENT"))
+    }
     found = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(ROOT), *([found] if found else [])])
-    return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path} | variables
+    return (
+        kept
+        | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+        | variables
+    )
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """What runs a benchmark by itself. By its module's name: a file's folder would come first on the path of imports."""
+    """What runs a benchmark by itself. By its module's name: a file's folder would come first on
+    the path of imports.
+    """
     return [sys.executable, "-m", f"tests.benchmarks.{name}", *arguments]

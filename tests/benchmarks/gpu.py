@@ -1,7 +1,8 @@
-"""What recording does to a GPU: how often a forward waits for it, and how much longer the forward takes.
+"""What recording does to a GPU: how often a forward waits for it, and how much longer the forward
+takes.
 
-Each statistic that FastVideo reads by `.item()` stops the host until the device is done: 882 times a forward of a Llama of
-12 layers. torch counts them itself. Where there is no GPU, this says so.
+Each statistic that FastVideo reads by `.item()` stops the host until the device is done: 882 times
+a forward of a Llama of 12 layers. torch counts them itself. Where there is no GPU, this says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ OVERHEAD = "six statistics on a GPU, inputs and outputs: overhead over FastVideo
 
 
 def synchronisations(side: Side, forward: Callable[[], object]) -> tuple[int, int]:
-    """How often a side waits for the device within one forward, and within its step but behind the forward."""
+    """How often a side waits for the device within one forward, and within its step but behind the
+    forward.
+    """
     with side() as body:
         body()  # attaches, and compiles kernels
         torch.cuda.synchronize()
@@ -45,7 +48,10 @@ def synchronisations(side: Side, forward: Callable[[], object]) -> tuple[int, in
 def measure(size: Size) -> list[Figure]:
     """Both figures."""
     if not torch.cuda.is_available():
-        return [Figure(SYNCHRONISATIONS, None, 0, "no GPU here"), Figure(OVERHEAD, None, 1 / 4, "no GPU here")]
+        return [
+            Figure(SYNCHRONISATIONS, None, 0, "no GPU here"),
+            Figure(OVERHEAD, None, 1 / 4, "no GPU here"),
+        ]
     torch.manual_seed(0)
     model, tokens = llama(size, torch.bfloat16)
     model, tokens = model.cuda(), tokens.cuda()
@@ -71,7 +77,9 @@ def measure(size: Size) -> list[Figure]:
         # the wall's clock: while the host waits for the device it may sleep
         found = interleave(sides.bare() | recorders, size.count(21), times=5, warm_up=2).wall
     where = torch.cuda.get_device_name()
-    counts = "; ".join(f"{name} {within}, behind it {behind}" for name, (within, behind) in waits.items())
+    counts = "; ".join(
+        f"{name} {within}, behind it {behind}" for name, (within, behind) in waits.items()
+    )
     share = found.share(INPUTS, FASTVIDEO)
     over = "; ".join(f"{name} {found.overhead(name)}" for name in (CONTROL, *recorders))
     most = max(waits[name][0] for name in (OUTPUTS, INPUTS, PARITY))

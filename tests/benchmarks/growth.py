@@ -1,15 +1,17 @@
-"""How agent and gateway grow with the ranks: what a record costs in each of them, what is on the wire, what waits, what is lost,
-and at how many ranks the first thing has no more to give.
+"""How agent and gateway grow with the ranks: what a record costs in each of them, what is on the
+wire, what waits, what is lost, and at how many ranks the first thing has no more to give.
 
-    python -m tests.benchmarks.growth [--ranks 1,2,4,8,16,32] [--records 1020] [--steps 10] [--period 1] [--json -]
+    python -m tests.benchmarks.growth [--ranks 1,2,4,8,16,32] [--records 1020] [--steps 10]
+    [--period 1] [--json -]
                                       [--page docs/growth.md]
 
-Real Collectors run from the shipped `collector-agent.yaml` and `collector-gateway.yaml`, as they are. A rank is a process of
-its own: recorder, sinks, queue and exporters are those of a session, and of a rank's environment; only the tensors are missing,
-whose statistics are random numbers of full length. All ranks end their steps at the same time. Behind the gateway a receiver
-stands for Jaeger, Prometheus and Loki, and counts what arrives from each rank.
-Then ranks send to the real Prometheus, Loki and Jaeger, with their shipped files, each alone.
-Processor time and memory are of the processes themselves (`/proc`), bytes those that a Collector read from its sockets.
+Real Collectors run from the shipped `collector-agent.yaml` and `collector-gateway.yaml`, as they
+are. A rank is a process of its own: recorder, sinks, queue and exporters are those of a session,
+and of a rank's environment; only the tensors are missing, whose statistics are random numbers of
+full length. All ranks end their steps at the same time. Behind the gateway a receiver stands for
+Jaeger, Prometheus and Loki, and counts what arrives from each rank. Then ranks send to the real
+Prometheus, Loki and Jaeger, with their shipped files, each alone. Processor time and memory are of
+the processes themselves (`/proc`), bytes those that a Collector read from its sockets.
 """
 
 from __future__ import annotations
@@ -54,11 +56,14 @@ AS_SHIPPED = {
 }  # fmt: skip
 
 
-# -- a rank ------------------------------------------------------------------------------------------------------------------
+# -- a rank
+# --------------------------------------------------------------------------------------------------
 
 
 def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
-    """A step's records as the default statistics make them, under the names of a large transformer's modules."""
+    """A step's records as the default statistics make them, under the names of a large
+    transformer's modules.
+    """
     from otel_torch.records import Record
 
     leaves = (
@@ -77,7 +82,20 @@ def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
         stats: dict[str, Any] = {name: draw() for name in GAUGES}
         stats |= {"nonfinite": 0, "shape": [1, 75600, 5120], "dtype": "torch.bfloat16"}
         name = f"blocks.{n // len(leaves)}{leaves[n % len(leaves)]}"
-        found.append(Record(name, "out", step, 0, 0, "WanTransformer3DModel", "forward", None, stats, time.time_ns()))
+        found.append(
+            Record(
+                name,
+                "out",
+                step,
+                0,
+                0,
+                "WanTransformer3DModel",
+                "forward",
+                None,
+                stats,
+                time.time_ns(),
+            )
+        )
     return found
 
 
@@ -131,14 +149,22 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
     lost: Counter[str] = Counter()
     for what, _, count in losses.items():
         lost[what] += count
-    print(json.dumps({"late": late, "made_at": made_at, "lost": lost, "cpu": time.process_time() - before}), flush=True)
+    print(
+        json.dumps(
+            {"late": late, "made_at": made_at, "lost": lost, "cpu": time.process_time() - before}
+        ),
+        flush=True,
+    )
 
 
-# -- what stands behind the gateway ------------------------------------------------------------------------------------------
+# -- what stands behind the gateway
+# ------------------------------------------------------------------------------------------
 
 
 def be_the_backends() -> None:
-    """The child: a receiver that says, for each line of its input, how many of each kind arrived from each rank."""
+    """The child: a receiver that says, for each line of its input, how many of each kind arrived
+    from each rank.
+    """
     from tests.otlp_receiver import Receiver
 
     counts: Counter[str] = Counter()
@@ -155,9 +181,13 @@ def be_the_backends() -> None:
 
 
 def counted(signal: str, request: Any) -> Iterator[tuple[str, int, int]]:
-    """(kind, rank, how many) of what a request holds of our records, by the words that losses are counted in."""
+    """(kind, rank, how many) of what a request holds of our records, by the words that losses are
+    counted in.
+    """
     for resource in getattr(request, f"resource_{'spans' if signal == 'traces' else signal}"):
-        ranks = [pair.value.int_value for pair in resource.resource.attributes if pair.key == "dl.rank"]
+        ranks = [
+            pair.value.int_value for pair in resource.resource.attributes if pair.key == "dl.rank"
+        ]
         if not ranks:
             continue  # the Collector's own metrics
         for scope in getattr(resource, f"scope_{'spans' if signal == 'traces' else signal}"):
@@ -166,17 +196,28 @@ def counted(signal: str, request: Any) -> Iterator[tuple[str, int, int]]:
             elif signal == "logs":
                 yield "log_event", ranks[0], len(scope.log_records)
             else:
-                ours = (one for one in scope.metrics if one.name.startswith("torch.module.activation."))
+                ours = (
+                    one for one in scope.metrics if one.name.startswith("torch.module.activation.")
+                )
                 yield "metric_point", ranks[0], sum(len(one.gauge.data_points) for one in ours)
 
 
 def made_by_each(signals: str, records: int, steps: int) -> dict[str, int]:
     """What of each kind a rank's records are sent as, the one with which it begins included."""
-    kinds = {"span_events": ("span_event", 1), "log_events": ("log_event", 1), "metrics": ("metric_point", len(GAUGES))}
-    return {kind: times * (1 + records * steps) for name, (kind, times) in kinds.items() if name in signals.split(",")}
+    kinds = {
+        "span_events": ("span_event", 1),
+        "log_events": ("log_event", 1),
+        "metrics": ("metric_point", len(GAUGES)),
+    }
+    return {
+        kind: times * (1 + records * steps)
+        for name, (kind, times) in kinds.items()
+        if name in signals.split(",")
+    }
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------------
+# -- processes
+# --------------------------------------------------------------------------------------------------
 
 
 class Child:
@@ -185,7 +226,9 @@ class Child:
     def __init__(self, *arguments: object, **variables: str) -> None:
         command = module_command("growth", *map(str, arguments))
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment(**variables), stdin=pipe, stdout=pipe, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(**variables), stdin=pipe, stdout=pipe, text=True
+        )
 
     def read(self) -> str:
         """Its next line. Raises RuntimeError where there is none."""
@@ -230,7 +273,11 @@ def idle_and_all() -> tuple[int, int]:
 
 def most_memory(pid: int) -> float:
     """The largest resident size so far, MB."""
-    return int(re.findall(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)[0]) * 1024 / 1e6
+    return (
+        int(re.findall(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)[0])
+        * 1024
+        / 1e6
+    )
 
 
 def bytes_read(pid: int) -> int:
@@ -244,22 +291,30 @@ def own_metrics(address: str) -> dict[str, float]:
     with urllib.request.urlopen(address, timeout=30) as answer:
         for line in answer.read().decode().splitlines():
             if line.startswith("otelcol_"):
-                found[re.split(r"[{ ]", line, maxsplit=1)[0].removesuffix("_total")] += float(line.rpartition(" ")[2])
+                found[re.split(r"[{ ]", line, maxsplit=1)[0].removesuffix("_total")] += float(
+                    line.rpartition(" ")[2]
+                )
     return found
 
 
 def accepted(metrics: dict[str, float]) -> float:
-    return sum(value for name, value in metrics.items() if name.startswith("otelcol_receiver_accepted_"))
+    return sum(
+        value for name, value in metrics.items() if name.startswith("otelcol_receiver_accepted_")
+    )
 
 
 def refused(metrics: dict[str, float]) -> float:
     return sum(
-        value for name, value in metrics.items() if name.startswith(("otelcol_receiver_refused_", "otelcol_receiver_failed_"))
+        value
+        for name, value in metrics.items()
+        if name.startswith(("otelcol_receiver_refused_", "otelcol_receiver_failed_"))
     )
 
 
 class Watch:
-    """Looks at a Collector several times a second: when it took the last item, and how much waited at most."""
+    """Looks at a Collector several times a second: when it took the last item, and how much waited
+    at most.
+    """
 
     def __init__(self, collector: Any, pid: int) -> None:
         self.address, self._pid = collector.url("COLLECTOR_METRICS_PORT", "/metrics"), pid
@@ -285,7 +340,10 @@ class Watch:
         self._over.set()
         self._thread.join()
         metrics = own_metrics(self.address)
-        cpu, read = processor_seconds(self._pid) - self._before[0], bytes_read(self._pid) - self._before[1]
+        cpu, read = (
+            processor_seconds(self._pid) - self._before[0],
+            bytes_read(self._pid) - self._before[1],
+        )
         return Collected(
             records / max(self.last_taken - start, 0.25), 1e6 * cpu / records, most_memory(self._pid), read / records,
             self.queue_bytes / 1e6, int(refused(metrics)),
@@ -294,8 +352,10 @@ class Watch:
 
 @dataclass(frozen=True)
 class Collected:
-    """A Collector in one run. rate: records a second, from the first to the last. cpu: processor seconds for a million records.
-    memory: MB at most. wire: bytes that came in, for a record. queue: MB that waited at most. refused: items."""
+    """A Collector in one run. rate: records a second, from the first to the last. cpu: processor
+    seconds for a million records. memory: MB at most. wire: bytes that came in, for a record.
+    queue: MB that waited at most. refused: items.
+    """
 
     rate: float
     cpu: float
@@ -307,11 +367,13 @@ class Collected:
 
 @dataclass(frozen=True)
 class Run:
-    """One number of ranks. offered: records a second that the ranks were to make. late: seconds that a rank's step came too late
-    at most. drained: seconds from the last record made to the last one arrived. lost: what did not arrive, of what records were
-    sent as; uncounted: what of it the rank itself did not count as lost; twice: what came more often. *_cpu: processor seconds
-    for a million records. stand_in_cores: how many cores the receiver kept busy. idle: the share of the machine's processor
-    time that nobody used, others included."""
+    """One number of ranks. offered: records a second that the ranks were to make. late: seconds
+    that a rank's step came too late at most. drained: seconds from the last record made to the last
+    one arrived. lost: what did not arrive, of what records were sent as; uncounted: what of it the
+    rank itself did not count as lost; twice: what came more often. *_cpu: processor seconds for a
+    million records. stand_in_cores: how many cores the receiver kept busy. idle: the share of the
+    machine's processor time that nobody used, others included.
+    """
 
     ranks: int
     records: int
@@ -329,8 +391,9 @@ class Run:
     idle: float
 
     def saturated(self, period: float) -> list[str]:
-        """What has no more to give, in words, the causes first; empty while everything keeps up. A loss is none of them: there
-        may be one only where something is."""
+        """What has no more to give, in words, the causes first; empty while everything keeps up. A
+        loss is none of them: there may be one only where something is.
+        """
         # a queue on disk holds what comes in a flush interval; more than three of them is a backlog
         second = self.offered * self.agent.wire / 1e6
         causes = {
@@ -339,7 +402,8 @@ class Run:
             "the gateway refuses": self.gateway.refused > 0,
             "the agent's queue grows": self.agent.queue > 3 * second,
             "the gateway's queues grow": self.gateway.queue > 3 * second,
-            "arrivals lag behind": self.drained > 3 * period + 2,  # two flush intervals are as they should be
+            "arrivals lag behind": self.drained
+            > 3 * period + 2,  # two flush intervals are as they should be
         }
         found = [cause for cause, holds in causes.items() if holds]
         why = {
@@ -365,8 +429,18 @@ def shape() -> Iterator[tuple[Any, Any, Child]]:
         behind = Child("--as-backends")
         stack.callback(behind.close)
         grpc, http = behind.read().split()
-        backends = {"JAEGER_ENDPOINT": grpc.removeprefix("http://"), "PROMETHEUS_ENDPOINT": http, "LOKI_ENDPOINT": http}
-        gateway = Running("collector", folder / "gateway", FILES="collector-gateway.yaml", **AS_SHIPPED, **backends)
+        backends = {
+            "JAEGER_ENDPOINT": grpc.removeprefix("http://"),
+            "PROMETHEUS_ENDPOINT": http,
+            "LOKI_ENDPOINT": http,
+        }
+        gateway = Running(
+            "collector",
+            folder / "gateway",
+            FILES="collector-gateway.yaml",
+            **AS_SHIPPED,
+            **backends,
+        )
         stack.enter_context(gateway)
         agent.variables["GATEWAY_ENDPOINT"] = gateway.address
         stack.enter_context(agent)
@@ -382,7 +456,15 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         }  # fmt: skip
         children = []
         for rank in range(ranks):
-            child = Child("--as-rank", records, steps, period, **variables, RANK=str(rank), LOCAL_RANK=str(rank))
+            child = Child(
+                "--as-rank",
+                records,
+                steps,
+                period,
+                **variables,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+            )
             stack.callback(child.close)
             children.append(child)
         for child in children:
@@ -395,24 +477,38 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         told = [json.loads(child.read()) for child in children]
         last_made = max(one["made_at"] for one in told)
         made = made_by_each(signals, records, steps)
-        expected = {f"{kind} {rank}": count for kind, count in made.items() for rank in range(ranks)}
+        expected = {
+            f"{kind} {rank}": count for kind, count in made.items() for rank in range(ranks)
+        }
         found = behind.ask()
         quiet_since = time.monotonic()
-        while any(found.get(name, 0) < count for name, count in expected.items()) and time.monotonic() < last_made + _ARRIVAL_S:
+        while (
+            any(found.get(name, 0) < count for name, count in expected.items())
+            and time.monotonic() < last_made + _ARRIVAL_S
+        ):
             time.sleep(0.1)
             before, found = found, behind.ask()
-            waiting = sum(own_metrics(watch.address)["otelcol_exporter_queue_size"] for watch in watches)
+            waiting = sum(
+                own_metrics(watch.address)["otelcol_exporter_queue_size"] for watch in watches
+            )
             quiet_since = time.monotonic() if found != before or waiting else quiet_since
             if time.monotonic() > quiet_since + _QUIET_S:
                 break
         arrived_at = time.monotonic()
         total = ranks * records * steps
         agents, gateways = (watch.end(total, start) for watch in watches)
-        rank_cpu, stand_in = sum(one["cpu"] for one in told), processor_seconds(behind.pid) - behind_before
+        rank_cpu, stand_in = (
+            sum(one["cpu"] for one in told),
+            processor_seconds(behind.pid) - behind_before,
+        )
         idle_after, all_after = idle_and_all()
         differences = {name: count - found.get(name, 0) for name, count in expected.items()}
         lost = {name: count for name, count in differences.items() if count > 0}
-        own_count = {f"{kind} {rank}": count for rank, one in enumerate(told) for kind, count in one["lost"].items()}
+        own_count = {
+            f"{kind} {rank}": count
+            for rank, one in enumerate(told)
+            for kind, count in one["lost"].items()
+        }
         return Run(
             ranks=ranks,
             records=total,
@@ -431,14 +527,17 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         )
 
 
-# -- the backends themselves -------------------------------------------------------------------------------------------------
+# -- the backends themselves
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How ranks send to a backend. signals: what it takes. variable: where it is, as the standard says; port, path: that address.
-    metrics: the port where it says what it has; counts: the one of its own metrics that grows with what it is sent, and what
-    that is; None for a backend of which nothing but memory and time is known."""
+    """How ranks send to a backend. signals: what it takes. variable: where it is, as the standard
+    says; port, path: that address. metrics: the port where it says what it has; counts: the one of
+    its own metrics that grows with what it is sent, and what that is; None for a backend of which
+    nothing but memory and time is known.
+    """
 
     signals: str
     variable: str
@@ -460,8 +559,9 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A backend after so many records. count: of its own unit. memory: bytes of resident memory more than before. cpu: seconds
-    for a million records."""
+    """A backend after so many records. count: of its own unit. memory: bytes of resident memory
+    more than before. cpu: seconds for a million records.
+    """
 
     backend: str
     ranks: int
@@ -498,12 +598,25 @@ def store(name: str, ranks: int, records: int, steps: int, period: float) -> Sto
         def own_count() -> float:
             if kind.counts is None:
                 return 0.0
-            with urllib.request.urlopen(backend.url(kind.metrics, "/metrics"), timeout=30) as answer:
-                found = re.findall(rf"^{kind.counts}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.M)
+            with urllib.request.urlopen(
+                backend.url(kind.metrics, "/metrics"), timeout=30
+            ) as answer:
+                found = re.findall(
+                    rf"^{kind.counts}(?:\{{.*\}})? (\S+)$", answer.read().decode(), re.M
+                )
             return sum(map(float, found))
 
         children = [
-            Child("--as-rank", records, steps, period, **variables, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)
+            Child(
+                "--as-rank",
+                records,
+                steps,
+                period,
+                **variables,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+            )
+            for rank in range(ranks)
         ]
         for child in children:
             stack.callback(child.close)
@@ -515,7 +628,9 @@ def store(name: str, ranks: int, records: int, steps: int, period: float) -> Sto
         told = [json.loads(child.read()) for child in children]
         total = ranks * records * steps
         if lost := [one["lost"] for one in told if one["lost"]]:
-            raise RuntimeError(f"no figures of {name}: it did not take everything in time ({lost[0]})")
+            raise RuntimeError(
+                f"no figures of {name}: it did not take everything in time ({lost[0]})"
+            )
         count = own_count() - before[0] if kind.counts else total
         return Stored(
             name, ranks, total, count, resident(pid) - before[1], 1e6 * (processor_seconds(pid) - before[2]) / total
@@ -532,13 +647,21 @@ def backends_table(found: Sequence[Stored]) -> str:
     for one in found:
         kind = BACKENDS[one.backend]
         each = one.memory / (one.count if kind.unit == "series" else one.records)
-        cells = [one.backend, one.ranks, f"{one.records:,}", f"{one.count:,.0f}", kind.unit, f"{one.memory / 1e6:.0f}"]
+        cells = [
+            one.backend,
+            one.ranks,
+            f"{one.records:,}",
+            f"{one.count:,.0f}",
+            kind.unit,
+            f"{one.memory / 1e6:.0f}",
+        ]
         cells += [f"{each:,.0f}", f"{one.cpu:.0f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
-# -- what it comes to --------------------------------------------------------------------------------------------------------
+# -- what it comes to
+# --------------------------------------------------------------------------------------------------
 
 
 def growth_table(runs: Sequence[Run], period: float) -> str:
@@ -563,8 +686,9 @@ def growth_table(runs: Sequence[Run], period: float) -> str:
 
 
 def signals_table(found: dict[str, Run], jsonl: tuple[int, int]) -> str:
-    """What a record is as each signal, as Markdown: bytes from a rank to the agent, which does not compress, and from the agent
-    to the gateway, which does; and what it costs in both."""
+    """What a record is as each signal, as Markdown: bytes from a rank to the agent, which does not
+    compress, and from the agent to the gateway, which does; and what it costs in both.
+    """
     lines = [
         "| a record as | B | B, gzip | agent, CPU s a million | gateway, CPU s a million |",
         "|---|--:|--:|--:|--:|",
@@ -581,7 +705,7 @@ def jsonl_bytes(records: int) -> tuple[int, int]:
     """Bytes of a record in a recording, as it is and compressed."""
     import gzip
 
-    from otel_torch.sinks.jsonl import encode
+    from otel_torch.recording.jsonl_sink import encode
 
     data = encode(records_of(0, records, random.Random(0)))
     return round(len(data) / records), round(len(gzip.compress(data, 6)) / records)
@@ -593,8 +717,16 @@ def figures(options: argparse.Namespace) -> list[Figure]:
     from tests.e2e.build import Missing
 
     size = Size(options.smallest)
-    ranks = [int(word) for word in options.ranks.split(",")] if options.ranks else [*RANKS[: size.of(len(RANKS), 2)]]
-    records, steps, period = size.of(options.records, 20), size.of(options.steps, 3), 0.2 if size.smallest else options.period
+    ranks = (
+        [int(word) for word in options.ranks.split(",")]
+        if options.ranks
+        else [*RANKS[: size.of(len(RANKS), 2)]]
+    )
+    records, steps, period = (
+        size.of(options.records, 20),
+        size.of(options.steps, 3),
+        0.2 if size.smallest else options.period,
+    )
     runs: list[Run] = []
     try:
         for count in ranks:
@@ -608,7 +740,10 @@ def figures(options: argparse.Namespace) -> list[Figure]:
     except Missing as problem:
         return [
             Figure(
-                "agent and gateway: lost where nothing is saturated", None, 0, f"the Collector is not installed here: {problem}"
+                "agent and gateway: lost where nothing is saturated",
+                None,
+                0,
+                f"the Collector is not installed here: {problem}",
             )
         ]
     stored: list[Stored] = []
@@ -671,13 +806,20 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["--as-backends"]:
         be_the_backends()
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="", help=f"comma list, instead of {','.join(map(str, RANKS))}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ranks", default="", help=f"comma list, instead of {','.join(map(str, RANKS))}"
+    )
     parser.add_argument("--records", type=int, default=1020, help="a step of a rank")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--period", type=float, default=1.0, help="seconds from step to step")
     parser.add_argument("--page", help="the page that the tables are written into")
-    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
+    parser.add_argument(
+        "--json",
+        help="write {'figures': […]} to this file, or print it (-), instead of lines for people",
+    )
     parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     options = parser.parse_args(argv)

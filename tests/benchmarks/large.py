@@ -1,6 +1,8 @@
-"""Large things: many modules, many steps, many processes. What must not grow does not, and what must grow does so in line.
+"""Large things: many modules, many steps, many processes. What must not grow does not, and what
+must grow does so in line.
 
-Each is a program in a process of its own, because memory that a process has taken once it rarely gives back.
+Each is a program in a process of its own, because memory that a process has taken once it rarely
+gives back.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ def child(program: str, *arguments: object) -> subprocess.Popen[str]:
     """A process that runs the program."""
     words = [sys.executable, "-c", _BEGINNING + program, *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        words, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def finished(process: subprocess.Popen[str]) -> Any:
@@ -105,10 +109,16 @@ def finished(process: subprocess.Popen[str]) -> Any:
 def attaching(size: Size, folder: Path) -> Figure:
     """Time a module of attaching to 10,000 modules, over that of 1,000."""
     sizes = [10, 30, 100] if size.smallest else [1_000, 3_000, 10_000]
-    runs = [finished(child(_ATTACHING, folder / f"attach{turn}.jsonl", *sizes)) for turn in range(size.of(3, 1))]
+    runs = [
+        finished(child(_ATTACHING, folder / f"attach{turn}.jsonl", *sizes))
+        for turn in range(size.of(3, 1))
+    ]
     times = [median(run[at] for run in runs) for at in range(len(sizes))]
     each = [1e6 * seconds / count for seconds, count in zip(times, sizes, strict=True)]
-    shown = "; ".join(f"{count:,} modules {1e3 * seconds:.0f} ms" for count, seconds in zip(sizes, times, strict=True))
+    shown = "; ".join(
+        f"{count:,} modules {1e3 * seconds:.0f} ms"
+        for count, seconds in zip(sizes, times, strict=True)
+    )
     last = f"{sizes[-1]:,}"
     name = f"attaching, time a module: {last} modules over {sizes[0]:,}"
     return Figure(name, each[-1] / each[0], 1.5, f"{shown}; {each[-1]:.0f} µs a module of {last}")
@@ -123,7 +133,9 @@ def remembering(size: Size, folder: Path) -> Figure:
 
 
 def together(size: Size, folder: Path) -> list[Figure]:
-    """Eight processes that record at the same time on this machine: what each pays, beside one alone, and what is lost."""
+    """Eight processes that record at the same time on this machine: what each pays, beside one
+    alone, and what is lost.
+    """
     modules, steps = size.of(1_000, 5), size.of(20, 2)
 
     def run(count: int) -> tuple[float, float, int]:
@@ -141,7 +153,11 @@ def together(size: Size, folder: Path) -> list[Figure]:
         for path in paths:
             path.unlink()
         each = median(spent for spent, _, _ in found)
-        return each, max(memory for _, _, memory in found), count * (modules + 1) * (steps + 1) - written
+        return (
+            each,
+            max(memory for _, _, memory in found),
+            count * (modules + 1) * (steps + 1) - written,
+        )
 
     many = size.of(8, 2)
     alone = [run(1) for _ in range(size.of(3, 1))]
@@ -149,8 +165,12 @@ def together(size: Size, folder: Path) -> list[Figure]:
     ratio = crowded[0] / median(spent for spent, _, _ in alone)
     detail = f"{modules:,} modules, {steps} steps each; {crowded[0]:.2f} s of the processor each, {crowded[1]:.0f} MB at the end"
     return [
-        Figure(f"{many} processes at once, processor time of each over one alone", ratio, 1.5, detail),
-        Figure(f"{many} processes at once, records lost", crowded[2], 0, "missing from their files"),
+        Figure(
+            f"{many} processes at once, processor time of each over one alone", ratio, 1.5, detail
+        ),
+        Figure(
+            f"{many} processes at once, records lost", crowded[2], 0, "missing from their files"
+        ),
     ]
 
 

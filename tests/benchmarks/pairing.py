@@ -1,8 +1,10 @@
-"""Sides of a comparison measured in turn, in one process, in an order drawn anew each round: on a shared machine the speed
-of everything drifts by more than what is to be found, but two measurements that stand next to each other drift together.
+"""Sides of a comparison measured in turn, in one process, in an order drawn anew each round: on a
+shared machine the speed of everything drifts by more than what is to be found, but two measurements
+that stand next to each other drift together.
 
-So nothing here gives a time by itself. A figure is the median over rounds of the ratio of two sides of the same round, and
-stands beside that of a side with itself, which shows how far such a ratio can be trusted.
+So nothing here gives a time by itself. A figure is the median over rounds of the ratio of two sides
+of the same round, and stands beside that of a side with itself, which shows how far such a ratio
+can be trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
-from otel_torch.garbage import uncollected
+from otel_torch.gc_pause import uncollected
 
 # entered before a side is measured and left afterwards; gives what is then called and timed
 Side = Callable[[], AbstractContextManager[Callable[[], object]]]
@@ -43,7 +45,9 @@ class Estimate:
 
 
 def estimate(of: Callable[[Sequence[int]], float], rounds: int) -> Estimate:
-    """What `of` says of all rounds, and of rounds drawn from them with replacement. It is given the rounds' numbers."""
+    """What `of` says of all rounds, and of rounds drawn from them with replacement. It is given the
+    rounds' numbers.
+    """
     draw = random.Random(0)
     resampled = sorted(of(draw.choices(range(rounds), k=rounds)) for _ in range(_RESAMPLED))
     return Estimate(of(range(rounds)), resampled[_RESAMPLED // 20], resampled[-_RESAMPLED // 20])
@@ -76,7 +80,9 @@ class Rounds:
         """Our overhead over `bare` as a share of theirs."""
 
         def of(rounds: Sequence[int]) -> float:
-            return (self._ratio(ours, bare, rounds) - 1) / (self._ratio(theirs, bare, rounds) - 1 or 1e-9)
+            return (self._ratio(ours, bare, rounds) - 1) / (
+                self._ratio(theirs, bare, rounds) - 1 or 1e-9
+            )
 
         return estimate(of, self.count)
 
@@ -85,11 +91,17 @@ class Rounds:
         chosen = range(self.count) if rounds is None else rounds
         return median(self.seconds[side][at] - self.seconds[bare][at] for at in chosen)
 
-    def cost_share(self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE) -> Estimate:
-        """Our cost a record as a share of theirs, where the sides made different numbers of records."""
+    def cost_share(
+        self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE
+    ) -> Estimate:
+        """Our cost a record as a share of theirs, where the sides made different numbers of
+        records.
+        """
 
         def of(rounds: Sequence[int]) -> float:
-            mine, other = (self.surplus(side, bare, rounds) / records[side] for side in (ours, theirs))
+            mine, other = (
+                self.surplus(side, bare, rounds) / records[side] for side in (ours, theirs)
+            )
             return mine / (other or 1e-9)
 
         return estimate(of, self.count)
@@ -100,16 +112,22 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Measured:
-    """The same rounds by two clocks. Others on the machine disturb the wall's far more than the processor's."""
+    """The same rounds by two clocks. Others on the machine disturb the wall's far more than the
+    processor's.
+    """
 
     cpu: Rounds
     wall: Rounds
 
 
-def interleave(sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: int = 1, seed: int = 0) -> Measured:
-    """Measure each side once a round: enter it, call it `warm_up` times, then `times` times by the clocks, and leave it.
+def interleave(
+    sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: int = 1, seed: int = 0
+) -> Measured:
+    """Measure each side once a round: enter it, call it `warm_up` times, then `times` times by the
+    clocks, and leave it.
 
-    The processor's clock counts all threads of this process. The collector of cycles runs between sides only.
+    The processor's clock counts all threads of this process. The collector of cycles runs between
+    sides only.
     """
     order = random.Random(seed)
     cpu: dict[str, list[float]] = {name: [] for name in sides}

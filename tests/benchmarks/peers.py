@@ -1,8 +1,10 @@
-"""What other tools that look into a model add to a forward, on the model of `six_statistics`: for the picture, without a goal.
+"""What other tools that look into a model add to a forward, on the model of `six_statistics`: for
+the picture, without a goal.
 
-nnsight's cache keeps references to every output and reads nothing. msprobe (mindstudio-probe) takes max, min, mean and norm
-of the inputs and outputs of every module at its level L0, once a step. Each has a process and a copy of the model of its own,
-because neither leaves a model as it was. `pip install -e '.[bench]'` brings both.
+nnsight's cache keeps references to every output and reads nothing. msprobe (mindstudio-probe) takes
+max, min, mean and norm of the inputs and outputs of every module at its level L0, once a step. Each
+has a process and a copy of the model of its own, because neither leaves a model as it was. `pip
+install -e '.[bench]'` brings both.
 """
 
 from __future__ import annotations
@@ -85,11 +87,19 @@ def measure(size: Size) -> list[Figure]:
     """Each peer that is installed."""
     figures = []
     for package, (label, _) in PEERS.items():
-        missing = Figure(f"{label}, float32, forward over bare", None, None, f"{package} is not installed here")
+        missing = Figure(
+            f"{label}, float32, forward over bare", None, None, f"{package} is not installed here"
+        )
         if importlib.util.find_spec(package) is None:
             figures.append(missing)
             continue
-        words = module_command("peers", "--alone", package, str(size.count(5)), *(["--smallest"] if size.smallest else []))
+        words = module_command(
+            "peers",
+            "--alone",
+            package,
+            str(size.count(5)),
+            *(["--smallest"] if size.smallest else []),
+        )
         done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.strip().splitlines()[-1])
         figures.append(Figure(found["name"], found["ours"], None, found["detail"]))

@@ -1,11 +1,13 @@
-"""What entering and leaving a region costs, beside the SDK's `start_as_current_span` and FastVideo's own region.
+"""What entering and leaving a region costs, beside the SDK's `start_as_current_span` and
+FastVideo's own region.
 
     python -m tests.benchmarks.regions [--rounds 21] [--json -]
 
-One process, and in each round every case in turn, so that what slows the machine slows all of them: a figure is the median
-of the rounds' ratios to the SDK, which has a BatchSpanProcessor with an exporter that does nothing. `calling` is the processor
-time of the thread that enters the regions; `all` is that of all threads, until everything that the round began is done. Our
-own exporters encode, as `sdk encoding` does; `sdk` encodes nothing. Nothing here passes or fails.
+One process, and in each round every case in turn, so that what slows the machine slows all of them:
+a figure is the median of the rounds' ratios to the SDK, which has a BatchSpanProcessor with an
+exporter that does nothing. `calling` is the processor time of the thread that enters the regions;
+`all` is that of all threads, until everything that the round began is done. Our own exporters
+encode, as `sdk encoding` does; `sdk` encodes nothing. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def make_provider(exporter: type[SpanExporter] = NoExport) -> TracerProvider:
 
 
 class FastVideoRegion:
-    """What FastVideo does in a region that it was asked to profile: three log lines, two switches of the collection."""
+    """What FastVideo does in a region that it was asked to profile: three log lines, two switches
+    of the collection.
+    """
 
     def __init__(self) -> None:
         self.activities = [torch.profiler.ProfilerActivity.CPU]
@@ -95,7 +99,9 @@ class FastVideoRegion:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         self.depth += 1
-        self.log.info("PROFILER: Setting collection to True (depth=%s) for region %s", self.depth, NAME)
+        self.log.info(
+            "PROFILER: Setting collection to True (depth=%s) for region %s", self.depth, NAME
+        )
         self.switch(True)
         try:
             with torch.profiler.record_function(f"fastvideo.region::profiler_region_{NAME}"):
@@ -117,8 +123,12 @@ def visit(make: Region, count: int) -> None:
 Costs = dict[str, dict[str, float]]
 
 
-def measure(cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int) -> Costs:
-    """{case: {`us`: microseconds a region, `calling` and `all`: ratios to the SDK}}, medians over the rounds."""
+def measure(
+    cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int
+) -> Costs:
+    """{case: {`us`: microseconds a region, `calling` and `all`: ratios to the SDK}}, medians over
+    the rounds.
+    """
     calling: dict[str, list[float]] = {name: [] for name in cases}
     everything: dict[str, list[float]] = {name: [] for name in cases}
     for make in cases.values():
@@ -139,7 +149,9 @@ def measure(cases: dict[str, Region], settle: dict[str, Callable[[], Any]], roun
             everything[name].append((time.process_time() - busy) / few)
 
     def ratio(times: dict[str, list[float]], name: str) -> float:
-        return statistics.median(mine / sdk for mine, sdk in zip(times[name], times["sdk"], strict=True))
+        return statistics.median(
+            mine / sdk for mine, sdk in zip(times[name], times["sdk"], strict=True)
+        )
 
     return {
         name: {
@@ -174,8 +186,14 @@ def compare(rounds: int, count: int) -> dict[str, Costs]:
     found = {}
     modes: dict[str, dict[str, str]] = {
         "our own exporters": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"},
-        "our own exporters, spans only": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TORCH_SIGNALS": "spans"},
-        "no spans asked for": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TORCH_SIGNALS": "metrics"},
+        "our own exporters, spans only": {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1",
+            "OTEL_TORCH_SIGNALS": "spans",
+        },
+        "no spans asked for": {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1",
+            "OTEL_TORCH_SIGNALS": "metrics",
+        },
         "no endpoint": {},
         "the program's provider": {},
     }
@@ -188,7 +206,11 @@ def compare(rounds: int, count: int) -> dict[str, Costs]:
         os.environ.update(variables)
         with tempfile.TemporaryDirectory() as folder:
             assert otel_torch.start(jsonl=str(Path(folder, "run.jsonl")))
-            settle = {"ours": settle_ours, "sdk": settle_sdk(plain), "sdk encoding": settle_sdk(encoding)}
+            settle = {
+                "ours": settle_ours,
+                "sdk": settle_sdk(plain),
+                "sdk encoding": settle_sdk(encoding),
+            }
             cases = {"ours": ours, "sdk": sdk, "sdk encoding": encoded, "fastvideo": fastvideo}
             found[mode] = measure(cases, settle, rounds, count)
             otel_torch.stop()
@@ -215,7 +237,11 @@ def figures(size: Size) -> list[Figure]:
             f"all threads until all is done {ours['all']:.2f} of the SDK's, which encodes nothing; "
             f"of one that encodes {ours['all'] / cases['sdk encoding']['all']:.2f}"
         )
-        found.append(Figure(f"a region, {mode}: cost over the SDK's", ours["calling"], GOALS.get(mode), detail))
+        found.append(
+            Figure(
+                f"a region, {mode}: cost over the SDK's", ours["calling"], GOALS.get(mode), detail
+            )
+        )
     return found
 
 

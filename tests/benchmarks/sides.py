@@ -1,6 +1,7 @@
 """The sides that record: others' hooks, re-created from what they do, and ours by its public face.
 
-Each is attached to a model when it is entered and removed when it is left, so that all take turns on one model.
+Each is attached to a model when it is entered and removed when it is left, so that all take turns
+on one model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SIX = ("abs_mean", "sum", "min", "max", "mean", "std")
 
 
 class Sides:
-    """Sides that run the same body on the same model, and how many records each wrote a call of the body."""
+    """Sides that run the same body on the same model, and how many records each wrote a call of the
+    body.
+    """
 
     def __init__(self, model: nn.Module, body: Callable[[], object], folder: Path) -> None:
         self.model, self.body, self.folder = model, body, folder
@@ -59,7 +62,9 @@ class Sides:
 
         return side
 
-    def _writing(self, name: str, attached: Callable[[Path], AbstractContextManager[object]]) -> Side:
+    def _writing(
+        self, name: str, attached: Callable[[Path], AbstractContextManager[object]]
+    ) -> Side:
         """Count the records of the first time, then the file is of no more use."""
 
         @contextmanager
@@ -89,10 +94,14 @@ class Sides:
         stashes: list[Any] = []
 
         def stash(module: nn.Module, arguments: Any, output: Any) -> None:
-            if module is self.model:  # the last one: what the next call keeps takes the place of this one's
+            if (
+                module is self.model
+            ):  # the last one: what the next call keeps takes the place of this one's
                 stashes.clear()
             else:
-                stashes.extend(tensor.detach().cpu().clone() for _, tensor in _tensors(output, "out"))
+                stashes.extend(
+                    tensor.detach().cpu().clone() for _, tensor in _tensors(output, "out")
+                )
 
         with _handles(self.model, stash):
             yield
@@ -118,9 +127,11 @@ def _session(path: Path, settings: dict[str, str]) -> Iterator[None]:
         otel_torch.stop()
 
 
-# -- FastVideo's trace -----------------------------------------------------------------------------------------------------
-# Its costs, one by one: `forward` replaced by a partial that walks the module's hooks, each statistic by its own reduction of
-# its own fp32 copy and its own read, and a locked, line-buffered write of json.dumps.
+# -- FastVideo's trace
+# --------------------------------------------------------------------------------------------------
+# Its costs, one by one: `forward` replaced by a partial that walks the module's hooks, each
+# statistic by its own reduction of its own fp32 copy and its own read, and a locked, line-buffered
+# write of json.dumps.
 
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "abs_mean": lambda values: values.abs().mean(),
@@ -142,15 +153,24 @@ def _tensors(value: Any, label: str) -> list[tuple[str, Tensor]]:
     if isinstance(value, dict):
         return [found for key, item in value.items() for found in _tensors(item, f"{label}.{key}")]
     if isinstance(value, tuple | list):
-        return [found for at, item in enumerate(value) for found in _tensors(item, f"{label}[{at}]")]
+        return [
+            found for at, item in enumerate(value) for found in _tensors(item, f"{label}[{at}]")
+        ]
     return []
 
 
 class _TraceHook:
-    def __init__(self, module: str, reductions: list[tuple[str, Callable[[Tensor], Tensor]]], write: Callable[[Any], None]):
+    def __init__(
+        self,
+        module: str,
+        reductions: list[tuple[str, Callable[[Tensor], Tensor]]],
+        write: Callable[[Any], None],
+    ):
         self.module, self.reductions, self.write = module, reductions, write
 
-    def before(self, module: nn.Module, *arguments: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def before(
+        self, module: nn.Module, *arguments: Any, **named: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return arguments, named
 
     def after(self, module: nn.Module, output: Any) -> Any:
@@ -165,7 +185,9 @@ class _TraceHook:
         return output
 
 
-def _hooked_forward(module: nn.Module, hooks: dict[str, _TraceHook], forward: Any, *arguments: Any, **named: Any) -> Any:
+def _hooked_forward(
+    module: nn.Module, hooks: dict[str, _TraceHook], forward: Any, *arguments: Any, **named: Any
+) -> Any:
     for hook in hooks.values():
         arguments, named = hook.before(module, *arguments, **named)
     output = forward(*arguments, **named)
@@ -185,7 +207,11 @@ def _fastvideo_trace(model: nn.Module, statistics: tuple[str, ...], path: Path) 
             with lock:
                 file.write(line)
 
-        hooked = [(name, module) for name, module in model.named_modules() if name and pattern.search(name)]
+        hooked = [
+            (name, module)
+            for name, module in model.named_modules()
+            if name and pattern.search(name)
+        ]
         for name, module in hooked:
             hooks = {"statistics": _TraceHook(name, reductions, write)}
             module.forward = functools.partial(_hooked_forward, module, hooks, module.forward)

@@ -1,7 +1,8 @@
 """Six statistics of all modules of a Llama of 12 layers, on the CPU: what they add to a forward.
 
-FastVideo adds a fifth of the forward's time in fp32 and three quarters in bf16, half of it for `std`, and a copy of every
-output costs as much. The question is how much of that is left when a tensor is read once.
+FastVideo adds a fifth of the forward's time in fp32 and three quarters in bf16, half of it for
+`std`, and a copy of every output costs as much. The question is how much of that is left when a
+tensor is read once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ OUTPUTS, INPUTS, PARITY = "ours, outputs", "ours, inputs too", "ours, with the s
 
 
 def llama(size: Size, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
-    """46.9 million parameters, 163 modules, 147 tensors (236 MB in fp32) a forward of 2 × 256 tokens."""
+    """46.9 million parameters, 163 modules, 147 tensors (236 MB in fp32) a forward of 2 × 256
+    tokens.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -67,14 +70,27 @@ def measure(size: Size) -> list[Figure]:
     for dtype, times in ((torch.float32, 3), (torch.bfloat16, 6)):
         name = str(dtype).removeprefix("torch.")
         found = measured(size, dtype, times)
-        over = {side: found.cpu.overhead(side) for side in (CONTROL, EMPTY, CLONES, FASTVIDEO, OUTPUTS, INPUTS, PARITY)}
+        over = {
+            side: found.cpu.overhead(side)
+            for side in (CONTROL, EMPTY, CLONES, FASTVIDEO, OUTPUTS, INPUTS, PARITY)
+        }
         all_sides = "; ".join(f"{side} {overhead}" for side, overhead in over.items())
-        for label, side, goal in (("inputs and outputs", INPUTS, 1 / 4), ("with the sketch", PARITY, 1 / 3)):
+        for label, side, goal in (
+            ("inputs and outputs", INPUTS, 1 / 4),
+            ("with the sketch", PARITY, 1 / 3),
+        ):
             share = found.cpu.share(side, FASTVIDEO)
             detail = f"share of FastVideo's overhead {share}; on the wall {found.wall.share(side, FASTVIDEO)}"
             if side == INPUTS:
                 detail += f"; over bare: {all_sides}"
-            figures.append(Figure(f"six statistics, {name}, {label}: overhead over FastVideo's", share.value, goal, detail))
+            figures.append(
+                Figure(
+                    f"six statistics, {name}, {label}: overhead over FastVideo's",
+                    share.value,
+                    goal,
+                    detail,
+                )
+            )
     return figures
 
 

@@ -1,6 +1,8 @@
-"""What one record costs where the tensor is tiny: two hundred Linear(16, 16), so that all of it is calls and none arithmetic.
+"""What one record costs where the tensor is tiny: two hundred Linear(16, 16), so that all of it is
+calls and none arithmetic.
 
-This is the cost in programs of many small modules. It is that of launching kernels, walking outputs and writing lines.
+This is the cost in programs of many small modules. It is that of launching kernels, walking outputs
+and writing lines.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from tests.benchmarks.figures import Figure, Size, command
 from tests.benchmarks.pairing import CONTROL, interleave
 from tests.benchmarks.sides import Sides, one_thread
 
-FASTVIDEO, TWO, DEFAULTS, BOTH = "FastVideo's hook, 2 statistics", "ours, the same 2", "ours, by default", "ours, inputs too"
+FASTVIDEO, TWO, DEFAULTS, BOTH = (
+    "FastVideo's hook, 2 statistics",
+    "ours, the same 2",
+    "ours, by default",
+    "ours, inputs too",
+)
 
 
 def measure(size: Size) -> list[Figure]:
@@ -44,7 +51,10 @@ def measure(size: Size) -> list[Figure]:
             times=10,
             warm_up=2,
         ).cpu
-    costs = "; ".join(f"{side} {1e6 * found.surplus(side) / count:.1f} µs" for side, count in sides.records.items())
+    costs = "; ".join(
+        f"{side} {1e6 * found.surplus(side) / count:.1f} µs"
+        for side, count in sides.records.items()
+    )
     control = f"bare with itself {found.overhead(CONTROL)}"
 
     def figure(label: str, side: str, more: str = "") -> Figure:

@@ -1,7 +1,9 @@
-"""What a Python process pays before its first line because this package is installed: nothing, while it is off.
+"""What a Python process pays before its first line because this package is installed: nothing,
+while it is off.
 
-Small environments of their own, with our start-up file and without, because the running one has it. A process of them all is
-`python -c pass`; its time is what the kernel charged it, start of the interpreter included.
+Small environments of their own, with our start-up file and without, because the running one has it.
+A process of them all is `python -c pass`; its time is what the kernel charged it, start of the
+interpreter included.
 """
 
 from __future__ import annotations
@@ -24,10 +26,18 @@ OFF, ON = "installed and off", "installed and on"
 
 
 def interpreter(folder: Path, installed: bool) -> Path:
-    """A virtual environment with this package and its start-up file in it, or with the package alone, which nothing imports."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
-    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
-    shutil.copytree(ROOT / "otel_torch", packages / "otel_torch", ignore=shutil.ignore_patterns("__pycache__"))
+    """A virtual environment with this package and its start-up file in it, or with the package
+    alone, which nothing imports.
+    """
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True
+    )
+    packages = Path(
+        sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
+    )
+    shutil.copytree(
+        ROOT / "otel_torch", packages / "otel_torch", ignore=shutil.ignore_patterns("__pycache__")
+    )
     if installed:
         for name in ("otel_torch.pth", "otel_torch.start"):
             shutil.copy(ROOT / "packaging" / name, packages)
@@ -35,17 +45,25 @@ def interpreter(folder: Path, installed: bool) -> Path:
 
 
 def spent(python: Path, program: str, variables: dict[str, str]) -> tuple[float, float]:
-    """Seconds of the processor and of the wall that `python -c PROGRAM` takes, start and end included."""
+    """Seconds of the processor and of the wall that `python -c PROGRAM` takes, start and end
+    included.
+    """
     start = time.perf_counter()
     pid = os.posix_spawn(python, [str(python), "-c", program], variables)
     _, status, usage = os.wait4(pid, 0)
     if status:
-        raise RuntimeError(f"{python} -c {program!r} ended with {os.waitstatus_to_exitcode(status)}")
+        raise RuntimeError(
+            f"{python} -c {program!r} ended with {os.waitstatus_to_exitcode(status)}"
+        )
     return usage.ru_utime + usage.ru_stime, time.perf_counter() - start
 
 
-def interleaved(program: str, sides: dict[str, tuple[Path, dict[str, str]]], rounds: int, warm_up: int) -> Measured:
-    """Run the program by each side once a round, after rounds that nobody counts: they compile, and warm the files' cache."""
+def interleaved(
+    program: str, sides: dict[str, tuple[Path, dict[str, str]]], rounds: int, warm_up: int
+) -> Measured:
+    """Run the program by each side once a round, after rounds that nobody counts: they compile, and
+    warm the files' cache.
+    """
     order = random.Random(0)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
@@ -59,7 +77,9 @@ def interleaved(program: str, sides: dict[str, tuple[Path, dict[str, str]]], rou
 
 
 def measure(size: Size) -> list[Figure]:
-    """The interpreter's start by itself, and with the import of torch, which is when recording starts."""
+    """The interpreter's start by itself, and with the import of torch, which is when recording
+    starts.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         without = interpreter(folder / "without", installed=False)
@@ -67,7 +87,12 @@ def measure(size: Size) -> list[Figure]:
         plain = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
         on = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(folder / "run.jsonl")}
         bare = {BARE: (without, plain), CONTROL: (without, plain)}
-        start = interleaved("pass", bare | {OFF: (installed, plain), ON: (installed, plain | on)}, size.count(60), warm_up=2)
+        start = interleaved(
+            "pass",
+            bare | {OFF: (installed, plain), ON: (installed, plain | on)},
+            size.count(60),
+            warm_up=2,
+        )
         # a folder on this path brings packages and no start-up files
         torch = plain | {"PYTHONPATH": sysconfig.get_path("purelib")}
         sides = {BARE: (without, torch), OFF: (installed, torch), ON: (installed, torch | on)}
@@ -79,8 +104,18 @@ def measure(size: Size) -> list[Figure]:
     ratio_torch = importing.cpu.ratio(ON)
     detail = f"{ratio_torch}: {importing.cpu.surplus(ON):.2f} s more; installed and off {importing.cpu.ratio(OFF)}"
     return [
-        Figure("interpreter start, installed and off, over without", ratio.value, 1.1, f"{ratio}; {control}"),
-        Figure("interpreter start, installed and on, over without", ratio_on.value, None, f"{ratio_on}; {surplus}"),
+        Figure(
+            "interpreter start, installed and off, over without",
+            ratio.value,
+            1.1,
+            f"{ratio}; {control}",
+        ),
+        Figure(
+            "interpreter start, installed and on, over without",
+            ratio_on.value,
+            None,
+            f"{ratio_on}; {surplus}",
+        ),
         Figure("`import torch`, installed and on, over without", ratio_torch.value, None, detail),
     ]
 

@@ -1,12 +1,14 @@
-"""What OpenTelemetry takes from a training program: processor time of the training thread and of all others for a record, and
-how much longer a loop takes.
+"""What OpenTelemetry takes from a training program: processor time of the training thread and of
+all others for a record, and how much longer a loop takes.
 
-    python -m tests.benchmarks.telemetry [--rounds 7] [--modules 200] [--steps 300] [--protocol grpc] [--training] [--json -]
+    python -m tests.benchmarks.telemetry [--rounds 7] [--modules 200] [--steps 300] [--protocol
+    grpc] [--training] [--json -]
 
-A loop of many small operations hands the records of a step to the sinks at its end, as the recorder does, and the sinks send
-to a receiver in another process. The same loop without sinks, and with the SDK's own calls for the same events, runs in turn
-in the same process, and each is compared with the bare loop of the same round. `--training` trains a model of small modules
-instead, with hooks and all. Prints figures of one run on one machine; nothing here passes or fails.
+A loop of many small operations hands the records of a step to the sinks at its end, as the recorder
+does, and the sinks send to a receiver in another process. The same loop without sinks, and with the
+SDK's own calls for the same events, runs in turn in the same process, and each is compared with the
+bare loop of the same round. `--training` trains a model of small modules instead, with hooks and
+all. Prints figures of one run on one machine; nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ Take = Callable[[Scope, list[Record]], None]
 Loop = Callable[[int], None]
 
 
-# -- the other process -------------------------------------------------------------------------------------------------
+# -- the other process
+# -------------------------------------------------------------------------------------------------
 
 
 def receive() -> None:
@@ -53,7 +56,12 @@ def receive() -> None:
     with Receiver() as receiver:
         print(receiver.grpc_endpoint, receiver.http_endpoint, flush=True)
         for _ in sys.stdin:
-            print(len(receiver.events()), len(receiver.log_records()), len(receiver.metric_points()), flush=True)
+            print(
+                len(receiver.events()),
+                len(receiver.log_records()),
+                len(receiver.metric_points()),
+                flush=True,
+            )
             for requests in receiver.requests.values():
                 requests.clear()
 
@@ -63,7 +71,9 @@ class Elsewhere:
 
     def __init__(self, protocol: str) -> None:
         command = [sys.executable, "-m", "tests.benchmarks.telemetry", "--receive"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.endpoint = self._read()[protocol == "http"]
         self.environment = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
@@ -79,7 +89,11 @@ class Elsewhere:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return dict(zip(("span events", "log records", "metric points"), map(int, self._read()), strict=True))
+        return dict(
+            zip(
+                ("span events", "log records", "metric points"), map(int, self._read()), strict=True
+            )
+        )
 
     def close(self) -> None:
         """End it."""
@@ -99,7 +113,8 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-# -- records by themselves ---------------------------------------------------------------------------------------------
+# -- records by themselves
+# ---------------------------------------------------------------------------------------------
 
 
 def records_of(step: int, modules: int) -> list[Record]:
@@ -107,7 +122,15 @@ def records_of(step: int, modules: int) -> list[Record]:
     found = []
     for n in range(modules):
         x = (n * 7919 + step * 104729) % 1000 / 7
-        stats: dict[str, Any] = {"abs_mean": x, "sum": 3 * x, "min": -x, "max": x, "mean": x / 9, "std": x / 2, "nonfinite": 0}
+        stats: dict[str, Any] = {
+            "abs_mean": x,
+            "sum": 3 * x,
+            "min": -x,
+            "max": x,
+            "mean": x / 9,
+            "std": x / 2,
+            "nonfinite": 0,
+        }
         stats |= {"shape": [2, 16 + n % 4, 64], "dtype": "torch.float32"}
         name, model = f"blocks.{n // 10}.attn1.to_{n % 10}", "WanTransformer3DModel"
         found.append(Record(name, "out", step, 0, 0, model, "forward", None, stats, time.time_ns()))
@@ -127,7 +150,13 @@ def make_loop(modules: int, take: Take | None) -> Loop:
             with torch.no_grad():
                 for layer in layers:
                     torch.tanh(layer(data))
-            scope = Scope("step", "torch.step", False, {"torch.step": step, "torch.model": "Net"}, training=True)
+            scope = Scope(
+                "step",
+                "torch.step",
+                False,
+                {"torch.step": step, "torch.model": "Net"},
+                training=True,
+            )
             scope.start_ns = scope.end_ns = time.time_ns()
             records = records_of(step, modules)
             if take is not None:
@@ -147,7 +176,9 @@ def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[
 
     losses = Losses()
     with environment(elsewhere.environment):
-        (sink,) = build_sinks(Settings.from_env({"OTEL_TORCH_SIGNALS": signals}), this_job(), losses)
+        (sink,) = build_sinks(
+            Settings.from_env({"OTEL_TORCH_SIGNALS": signals}), this_job(), losses
+        )
 
         def take(scope: Scope, records: list[Record]) -> None:
             sink.open(scope)
@@ -161,7 +192,9 @@ def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[
 
 @contextmanager
 def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loop]:
-    """The same events by the SDK's own calls, with its exporters, and queues long enough that it loses nothing."""
+    """The same events by the SDK's own calls, with its exporters, and queues long enough that it
+    loses nothing.
+    """
     from opentelemetry._logs import LogRecord
     from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -175,19 +208,32 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
     provider: Any
     if signal == "log_events":
         provider = LoggerProvider(shutdown_on_exit=False)
-        provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(elsewhere.endpoint), max_queue_size=10**7))
+        provider.add_log_record_processor(
+            BatchLogRecordProcessor(OTLPLogExporter(elsewhere.endpoint), max_queue_size=10**7)
+        )
         logger = provider.get_logger("sdk")
 
         def take(scope: Scope, records: list[Record]) -> None:
             for record in records:
                 attributes = describe_activation(record)
-                logger.emit(LogRecord(timestamp=record.time_ns, event_name=ACTIVATION, body=ACTIVATION, attributes=attributes))
+                logger.emit(
+                    LogRecord(
+                        timestamp=record.time_ns,
+                        event_name=ACTIVATION,
+                        body=ACTIVATION,
+                        attributes=attributes,
+                    )
+                )
 
     else:
-        provider = TracerProvider(shutdown_on_exit=False, span_limits=SpanLimits(max_events=SpanLimits.UNSET))
+        provider = TracerProvider(
+            shutdown_on_exit=False, span_limits=SpanLimits(max_events=SpanLimits.UNSET)
+        )
         # 16 spans of 200 events are half a message's limit
         exporter = OTLPSpanExporter(elsewhere.endpoint)
-        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=10**7, max_export_batch_size=16))
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=10**7, max_export_batch_size=16)
+        )
         tracer = provider.get_tracer("sdk")
 
         def take(scope: Scope, records: list[Record]) -> None:
@@ -200,11 +246,14 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
     provider.shutdown()
 
 
-# -- a training loop ---------------------------------------------------------------------------------------------------
+# -- a training loop
+# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def training(signals: str | None, on_disk: bool, elsewhere: Elsewhere, modules: int) -> Iterator[Loop]:
+def training(
+    signals: str | None, on_disk: bool, elsewhere: Elsewhere, modules: int
+) -> Iterator[Loop]:
     """A model of small modules that trains, in a session of its own or in none (signals: None)."""
     import torch
 
@@ -212,16 +261,23 @@ def training(signals: str | None, on_disk: bool, elsewhere: Elsewhere, modules: 
     from otel_torch.recorder import Sink
     from otel_torch.session import current
 
-    with tempfile.TemporaryDirectory() as folder, environment(elsewhere.environment if signals else {}):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        environment(elsewhere.environment if signals else {}),
+    ):
         if signals is not None:
             settings = {"signals": signals} if signals else {}
-            assert bootstrap.start(jsonl=str(Path(folder) / "run.jsonl") if on_disk else "off", **settings)
+            assert bootstrap.start(
+                jsonl=str(Path(folder) / "run.jsonl") if on_disk else "off", **settings
+            )
             running = current()
             assert running is not None
             if not signals and not on_disk:
                 running.recorder.add_sink(Sink())  # takes everything nowhere
         torch.manual_seed(0)
-        model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) if n % 2 else torch.nn.Tanh() for n in range(modules - 1)))
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(16, 16) if n % 2 else torch.nn.Tanh() for n in range(modules - 1))
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         data = torch.randn(4, 16)
 
@@ -235,13 +291,16 @@ def training(signals: str | None, on_disk: bool, elsewhere: Elsewhere, modules: 
         bootstrap.stop()
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring
+# --------------------------------------------------------------------------------------------------
 
 Side = Callable[[], AbstractContextManager[Loop]]
 
 
 def measure(side: Side, steps: int) -> dict[str, float]:
-    """Seconds a step on the clock; processor seconds a step of the training thread; and of all others, until all is sent."""
+    """Seconds a step on the clock; processor seconds a step of the training thread; and of all
+    others, until all is sent.
+    """
     gc.collect()
     with side() as loop:
         loop(5)
@@ -249,21 +308,30 @@ def measure(side: Side, steps: int) -> dict[str, float]:
         loop(steps)
         clock, training_thread = time.perf_counter() - clock, time.thread_time() - mine
     others = (time.process_time() - everyone) - (time.thread_time() - mine)
-    return dict(zip(MEASURES, (taken / steps for taken in (clock, training_thread, others)), strict=True))
+    return dict(
+        zip(MEASURES, (taken / steps for taken in (clock, training_thread, others)), strict=True)
+    )
 
 
-def compare(sides: dict[str, Side], rounds: int, steps: int, records: int) -> dict[str, dict[str, float]]:
-    """All sides in turn, in an order drawn anew each round: the medians of the ratio of a step to the bare one's of the same
-    round, and of the differences from it, in microseconds a record."""
+def compare(
+    sides: dict[str, Side], rounds: int, steps: int, records: int
+) -> dict[str, dict[str, float]]:
+    """All sides in turn, in an order drawn anew each round: the medians of the ratio of a step to
+    the bare one's of the same round, and of the differences from it, in microseconds a record.
+    """
     order = random.Random(0)
     found: list[dict[str, dict[str, float]]] = []
     for side in sides.values():  # first imports
         measure(side, 2)
     for _ in range(rounds):
-        found.append({name: measure(sides[name], steps) for name in order.sample(list(sides), len(sides))})
+        found.append(
+            {name: measure(sides[name], steps) for name in order.sample(list(sides), len(sides))}
+        )
     results = {}
     for name in sides:
-        results[name] = {"step_ratio": statistics.median(one[name]["step"] / one[BARE]["step"] for one in found)}
+        results[name] = {
+            "step_ratio": statistics.median(one[name]["step"] / one[BARE]["step"] for one in found)
+        }
         for which in MEASURES:
             differences = (one[name][which] - one[BARE][which] for one in found)
             results[name][f"{which}_us_per_record"] = 1e6 / records * statistics.median(differences)
@@ -326,7 +394,14 @@ def figures(options: argparse.Namespace) -> list[Figure]:
         if sdk := found.get(f"SDK {name}"):
             detail += f"; the SDK {sdk['training_thread_us_per_record']:.1f} and {sdk['other_threads_us_per_record']:.1f}"
         detail += f"; {options.modules} records a step of {found[BARE]['step_ms']:.2f} ms"
-        rows.append(Figure(f"sending {name}: a step of small operations over one without", row["step_ratio"], None, detail))
+        rows.append(
+            Figure(
+                f"sending {name}: a step of small operations over one without",
+                row["step_ratio"],
+                None,
+                detail,
+            )
+        )
     told = ", ".join(f"{count} {what}" for what, count in arrived.items())
     rows[-1:] = [replace(rows[-1], detail=f"{rows[-1].detail}; arrived in all: {told}")]
     return rows
@@ -334,14 +409,21 @@ def figures(options: argparse.Namespace) -> list[Figure]:
 
 def main(argv: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--modules", type=int, default=200, help="records a step")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--protocol", choices=("grpc", "http"), default="grpc")
     parser.add_argument("--training", action="store_true", help="train a model, with hooks")
-    parser.add_argument("--only", default="", help="comma list of what is compared with the bare loop")
-    parser.add_argument("--json", help="write {'figures': […]} to this file, or print it (-), instead of lines for people")
+    parser.add_argument(
+        "--only", default="", help="comma list of what is compared with the bare loop"
+    )
+    parser.add_argument(
+        "--json",
+        help="write {'figures': […]} to this file, or print it (-), instead of lines for people",
+    )
     parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -1,4 +1,6 @@
-"""What the backends say through their own APIs, and what a Collector wrote into files, as plain Python."""
+"""What the backends say through their own APIs, and what a Collector wrote into files, as plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def ask(url: str, **parameters: Any) -> Any:
     """The JSON at an address.
 
     Raises:
-        urllib.error.HTTPError: any status but 200, such as the 500 that one non-finite double in an event makes of Jaeger.
+        urllib.error.HTTPError: any status but 200, such as the 500 that one non-finite double in an
+        event makes of Jaeger.
     """
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
     with urllib.request.urlopen(url + query, timeout=60) as answer:
@@ -25,13 +28,18 @@ def ask(url: str, **parameters: Any) -> Any:
 
 
 def spans(jaeger: Running, service: str) -> list[dict[str, Any]]:
-    """All spans of a service as Jaeger shows them: name, trace_id, span_id, parent_id ("" of a root), attributes, resource, and
-    events as (name, attributes)."""
+    """All spans of a service as Jaeger shows them: name, trace_id, span_id, parent_id ("" of a
+    root), attributes, resource, and events as (name, attributes).
+    """
     found = []
-    for trace in ask(jaeger.url("JAEGER_UI_PORT", "/api/traces"), service=service, limit=1500, lookback="24h")["data"]:
+    for trace in ask(
+        jaeger.url("JAEGER_UI_PORT", "/api/traces"), service=service, limit=1500, lookback="24h"
+    )["data"]:
         for span in trace["spans"]:
             parents = [one["spanID"] for one in span["references"] if one["refType"] == "CHILD_OF"]
-            events = [{field["key"]: field["value"] for field in one["fields"]} for one in span["logs"]]
+            events = [
+                {field["key"]: field["value"] for field in one["fields"]} for one in span["logs"]
+            ]
             found.append({
                 "name": span["operationName"],
                 "trace_id": span["traceID"],
@@ -45,8 +53,9 @@ def spans(jaeger: Running, service: str) -> list[dict[str, Any]]:
 
 
 def series(prometheus: Running, query: str) -> list[tuple[dict[str, str], list[float]]]:
-    """(labels, values in order of time) of what an instant query finds; with a range, `name[1h]`, every single sample; of a
-    native histogram its sum."""
+    """(labels, values in order of time) of what an instant query finds; with a range, `name[1h]`,
+    every single sample; of a native histogram its sum.
+    """
     found = ask(prometheus.url("PROMETHEUS_PORT", "/api/v1/query"), query=query)["data"]["result"]
     values = [_values(one) for one in found]
     return [(one["metric"], number) for one, number in zip(found, values, strict=True)]
@@ -59,9 +68,21 @@ def _values(one: dict[str, Any]) -> list[float]:
 
 
 def log_events(loki: Running, query: str) -> list[tuple[str, dict[str, str]]]:
-    """(line, labels and structured metadata) of what a LogQL query finds in the last hours, oldest first."""
-    answer = ask(loki.url("LOKI_PORT", "/loki/api/v1/query_range"), query=query, since="3h", limit=100_000, direction="forward")
-    return [(line, stream["stream"]) for stream in answer["data"]["result"] for _, line, *_ in stream["values"]]
+    """(line, labels and structured metadata) of what a LogQL query finds in the last hours, oldest
+    first.
+    """
+    answer = ask(
+        loki.url("LOKI_PORT", "/loki/api/v1/query_range"),
+        query=query,
+        since="3h",
+        limit=100_000,
+        direction="forward",
+    )
+    return [
+        (line, stream["stream"])
+        for stream in answer["data"]["result"]
+        for _, line, *_ in stream["values"]
+    ]
 
 
 def log_count(loki: Running, query: str) -> int:
@@ -93,12 +114,16 @@ def items(folder: Path, signal: str) -> Iterator[dict[str, Any]]:
 
 
 def arrived(folder: Path) -> Counter[str]:
-    """How many there are in a Collector's files, by the words that losses are counted in; of metrics, the points of
-    statistics: how many there are of others depends on how often they were asked for."""
+    """How many there are in a Collector's files, by the words that losses are counted in; of
+    metrics, the points of statistics: how many there are of others depends on how often they were
+    asked for.
+    """
     counts: Counter[str] = Counter()
     for span in items(folder, "traces"):
         counts["span"] += 1
-        counts["span_event"] += sum(event["name"] == "torch.module.activation" for event in span.get("events", []))
+        counts["span_event"] += sum(
+            event["name"] == "torch.module.activation" for event in span.get("events", [])
+        )
     for _ in items(folder, "logs"):
         counts["log_event"] += 1
     for metric in items(folder, "metrics"):

@@ -1,10 +1,12 @@
-"""Builds the Collector, Prometheus, Jaeger and Loki that the tests start, so that they are tested against and not assumed.
+"""Builds the Collector, Prometheus, Jaeger and Loki that the tests start, so that they are tested
+against and not assumed.
 
     python -m tests.e2e.build              what is missing
     python -m tests.e2e.build jaeger loki  these, what is missing of them
 
-Each is a Go module in `backends/` whose versions are pinned and whose sums are checked in. What is built is kept outside the
-repository, under a name that changes with the module, so a second run builds nothing.
+Each is a Go module in `backends/` whose versions are pinned and whose sums are checked in. What is
+built is kept outside the repository, under a name that changes with the module, so a second run
+builds nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """name: its folder in `backends/`. version: of the module. package: what is built there. minutes: of a cold build on two
-    cores, as far as known. tags: of its build."""
+    """name: its folder in `backends/`. version: of the module. package: what is built there.
+    minutes: of a cold build on two cores, as far as known. tags: of its build.
+    """
 
     name: str
     version: str
@@ -57,8 +60,15 @@ PROGRAMS = {
     program.name: program
     for program in (
         Program("collector", "v0.155.0", ".", 1),
-        # what it could discover (every cloud's machines) is two thirds of its code; here all is pushed to it
-        Program("prometheus", "v0.315.0", "github.com/prometheus/prometheus/cmd/prometheus", 2, "remove_all_sd"),
+        # what it could discover (every cloud's machines) is two thirds of its code; here all is
+        # pushed to it
+        Program(
+            "prometheus",
+            "v0.315.0",
+            "github.com/prometheus/prometheus/cmd/prometheus",
+            2,
+            "remove_all_sd",
+        ),
         Program("jaeger", "v1.76.0", "github.com/jaegertracing/jaeger/cmd/jaeger", 3),
         Program("loki", "v3.7.8", "github.com/grafana/loki/v3/cmd/loki", 4),
     )
@@ -84,7 +94,8 @@ def find(name: str) -> Path:
 
 
 def build(name: str) -> Path:
-    """The program, built now if it is missing. Several processes may ask at the same time: one builds, the others wait.
+    """The program, built now if it is missing. Several processes may ask at the same time: one
+    builds, the others wait.
 
     Raises:
         Missing: no Go, or the build failed.
@@ -95,7 +106,9 @@ def build(name: str) -> Path:
         return path
     go = shutil.which("go")
     if go is None:
-        raise Missing(f"{name} cannot be built: there is no Go (https://go.dev/dl); version {_go_version(program)} or newer")
+        raise Missing(
+            f"{name} cannot be built: there is no Go (https://go.dev/dl); version {_go_version(program)} or newer"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.parent / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -105,9 +118,12 @@ def build(name: str) -> Path:
 
 
 def _run_go(go: str, program: Program, path: Path) -> None:
-    say(f"building {program.name} {program.version}: about {program.minutes} minutes the first time")
+    say(
+        f"building {program.name} {program.version}: about {program.minutes} minutes the first time"
+    )
     started = time.monotonic()
-    # a copy, as Go may not write into the module; and another name, so that half a program is never found
+    # a copy, as Go may not write into the module; and another name, so that half a program is never
+    # found
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         module = Path(scratch) / "module"
         shutil.copytree(program.folder, module)
@@ -116,24 +132,30 @@ def _run_go(go: str, program: Program, path: Path) -> None:
         options = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-tags", program.tags]
         options += ["-gcflags=all=-dwarf=false", "-ldflags=-s -w"]
         command = [go, "build", *options, "-o", str(made), program.package]
-        # static, so that no C compiler is needed; and a compiler that seldom collects garbage, as its processes are short-lived.
-        # Everything else about Go is this machine's own business
+        # static, so that no C compiler is needed; and a compiler that seldom collects garbage, as
+        # its processes are short-lived. Everything else about Go is this machine's own business
         environ = {"GOGC": "400"} | os.environ | {"CGO_ENABLED": "0"}
         log = path.parent / "build.log"
         with open(log, "w") as output:
-            process = subprocess.Popen(command, cwd=module, env=environ, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=module, env=environ, stdout=output, stderr=subprocess.STDOUT
+            )
             try:
                 while True:
                     try:
                         status = process.wait(60)
                         break
                     except subprocess.TimeoutExpired:
-                        say(f"building {program.name}: {(time.monotonic() - started) / 60:.0f} minutes")
+                        say(
+                            f"building {program.name}: {(time.monotonic() - started) / 60:.0f} minutes"
+                        )
             finally:
                 process.kill()
         if status:
             tail = "".join(f"\n  {line}" for line in log.read_text().splitlines()[-15:])
-            raise Missing(f"{program.name} cannot be built (go build ended with {status}; all of it in {log}):{tail}")
+            raise Missing(
+                f"{program.name} cannot be built (go build ended with {status}; all of it in {log}):{tail}"
+            )
         os.replace(made, path)
     say(f"built {program.name} in {time.monotonic() - started:.0f} s: {path}")
 

@@ -1,5 +1,6 @@
-"""The whole stack, once a session; and what a missing program means: a failure where `make e2e` asked for it, else a skip of the
-tests that need it."""
+"""The whole stack, once a session; and what a missing program means: a failure where `make e2e`
+asked for it, else a skip of the tests that need it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from tests.otlp_receiver import Receiver
 
 
 def start(name: str, folder: Path, **variables: str) -> Running:
-    """A program that is not started yet; skips, or fails where all programs are required, when it has not been built."""
+    """A program that is not started yet; skips, or fails where all programs are required, when it
+    has not been built.
+    """
     try:
         return Running(name, folder, **variables)
     except Missing as problem:
@@ -26,7 +29,8 @@ def start(name: str, folder: Path, **variables: str) -> Running:
 
 
 class Stack:
-    """What docker-compose.yml starts, but for Tempo, in whose place a receiver of ours stands, and Grafana.
+    """What docker-compose.yml starts, but for Tempo, in whose place a receiver of ours stands, and
+    Grafana.
 
     A backend that has not been built is missed by the tests that ask for it, and by no other.
     """
@@ -39,10 +43,14 @@ class Stack:
             with suppress(Missing):
                 self._backends[name] = running.enter_context(Running(name, folder / name))
         files = "collector-host.yaml collector-tempo.yaml"
-        self.collector = running.enter_context(start("collector", folder / "collector", FILES=files, **self.endpoints()))
+        self.collector = running.enter_context(
+            start("collector", folder / "collector", FILES=files, **self.endpoints())
+        )
 
     def endpoints(self) -> dict[str, str]:
-        """Where a Collector sends to; a backend that is not there is an address where nobody listens."""
+        """Where a Collector sends to; a backend that is not there is an address where nobody
+        listens.
+        """
         nobody = f"127.0.0.1:{free_ports(1)[0]}"
         address = {name: backend.address for name, backend in self._backends.items()}
         return {
@@ -54,7 +62,10 @@ class Stack:
 
     def environment(self, service: str) -> dict[str, str]:
         """What a user sets."""
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.url("COLLECTOR_GRPC_PORT"), "OTEL_SERVICE_NAME": service}
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.url("COLLECTOR_GRPC_PORT"),
+            "OTEL_SERVICE_NAME": service,
+        }
 
     @property
     def jaeger(self) -> Running:

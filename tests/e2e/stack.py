@@ -1,7 +1,9 @@
-"""Starts the real programs from the files of `collector-config/`, as they are shipped, on free ports of the loopback.
+"""Starts the real programs from the files of `collector-config/`, as they are shipped, on free
+ports of the loopback.
 
-What a test changes is what a user can change: environment variables that the files read, and Prometheus' flags. A program writes
-its log beside its data, and a start that fails says the end of it.
+What a test changes is what a user can change: environment variables that the files read, and
+Prometheus' flags. A program writes its log beside its data, and a start that fails says the end of
+it.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ COMPOSE = SHIPPED / "docker-compose.yml"
 
 @dataclass(frozen=True)
 class Recipe:
-    """ports: the variables that get a free one. command: the arguments, from the variables and the program's own folder.
-    health: where it says that it is ready. environment: what else a test sets, `{folder}` being the program's own."""
+    """ports: the variables that get a free one. command: the arguments, from the variables and the
+    program's own folder. health: where it says that it is ready. environment: what else a test
+    sets, `{folder}` being the program's own.
+    """
 
     ports: tuple[str, ...]
     command: Callable[[Mapping[str, str], Path], list[str]]
@@ -50,16 +54,26 @@ def prometheus_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
         "--web.listen-address": f"127.0.0.1:{environ['PROMETHEUS_PORT']}",
     }
     shipped = yaml.safe_load(COMPOSE.read_text())["services"]["prometheus"]["command"]
-    return [flag for flag in shipped if flag.partition("=")[0] not in own] + [f"{name}={value}" for name, value in own.items()]
+    return [flag for flag in shipped if flag.partition("=")[0] not in own] + [
+        f"{name}={value}" for name, value in own.items()
+    ]
 
 
 def loki_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
     """The flags of docker-compose.yml, but for where the file lies."""
     shipped = yaml.safe_load(COMPOSE.read_text())["services"]["loki"]["command"]
-    return [f"-config.file={SHIPPED / 'loki.yaml'}" if flag.startswith("-config.file=") else flag for flag in shipped]
+    return [
+        f"-config.file={SHIPPED / 'loki.yaml'}" if flag.startswith("-config.file=") else flag
+        for flag in shipped
+    ]
 
 
-COLLECTOR_PORTS = ("COLLECTOR_GRPC_PORT", "COLLECTOR_HTTP_PORT", "COLLECTOR_HEALTH_PORT", "COLLECTOR_METRICS_PORT")
+COLLECTOR_PORTS = (
+    "COLLECTOR_GRPC_PORT",
+    "COLLECTOR_HTTP_PORT",
+    "COLLECTOR_HEALTH_PORT",
+    "COLLECTOR_METRICS_PORT",
+)
 JAEGER_PORTS = (
     "JAEGER_GRPC_PORT", "JAEGER_HTTP_PORT", "JAEGER_HEALTH_PORT", "JAEGER_UI_PORT", "JAEGER_QUERY_GRPC_PORT",
     "JAEGER_METRICS_PORT",
@@ -93,8 +107,8 @@ RECIPES = {
 class Running:
     """One program, from entering the context to leaving it.
 
-    name: of `RECIPES`. folder: for its log and its data. variables: the environment on top of the recipe's; of a Collector,
-    `FILES` are the shipped files that it gets, in order.
+    name: of `RECIPES`. folder: for its log and its data. variables: the environment on top of the
+    recipe's; of a Collector, `FILES` are the shipped files that it gets, in order.
 
     Raises:
         build.Missing: the program has not been built.
@@ -105,7 +119,11 @@ class Running:
         self.name, self.folder, self.recipe = name, folder, RECIPES[name]
         self.program = find(name)
         own = {key: value.format(folder=folder) for key, value in self.recipe.environment.items()}
-        self.variables = own | dict(zip(self.recipe.ports, free_ports(len(self.recipe.ports)), strict=True)) | variables
+        self.variables = (
+            own
+            | dict(zip(self.recipe.ports, free_ports(len(self.recipe.ports)), strict=True))
+            | variables
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Running:
@@ -116,7 +134,12 @@ class Running:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def url(self, port: str, path: str = "") -> str:
@@ -141,17 +164,23 @@ class Running:
     def start(self) -> None:
         """Start it, also again after `stop` or `kill`, and wait until it is healthy."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")} | self.variables
+        environ = {
+            key: value for key, value in os.environ.items() if not key.startswith("OTEL_")
+        } | self.variables
         command = [str(self.program), *self.recipe.command(self.variables, self.folder)]
         with open(self.log, "ab") as log:
-            process = subprocess.Popen(command, cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=environ, stdout=log, stderr=subprocess.STDOUT
+            )
         self._process = process
         health = self.recipe.health.format(**self.variables)
         with suppress(TimeoutError):
             eventually(lambda: answers(health) or process.poll() is not None, timeout=120)
         if not answers(health):
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise RuntimeError(f"{self.name} is not healthy at {health}; the end of {self.log}:\n{tail}")
+            raise RuntimeError(
+                f"{self.name} is not healthy at {health}; the end of {self.log}:\n{tail}"
+            )
 
     def stop(self) -> None:
         """End it as a service manager would: SIGTERM, and wait until what it holds is written."""

@@ -1,4 +1,6 @@
-"""Building: one line where there is no Go or no success, one build for several askers, another program for another module."""
+"""Building: one line where there is no Go or no success, one build for several askers, another
+program for another module.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,22 @@ echo program > "$2"
 """
 
 
-def run(tmp_path: Path, *names: str, path: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": path, "COUNT": str(tmp_path / "count")} | variables
+def run(
+    tmp_path: Path, *names: str, path: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environ = (
+        os.environ
+        | {
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PATH": path,
+            "COUNT": str(tmp_path / "count"),
+        }
+        | variables
+    )
     command = [sys.executable, "-m", "tests.e2e.build", *names]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def write_go(folder: Path, script: str) -> str:
@@ -42,9 +56,17 @@ def test_without_go_one_line_says_so(tmp_path: Path) -> None:
     assert "jaeger cannot be built" in line and "there is no Go" in line and "1.26" in line
 
 
-def test_a_build_that_fails_says_the_end_of_what_go_said_and_leaves_no_program(tmp_path: Path) -> None:
-    done = run(tmp_path, "loki", path=write_go(tmp_path, "#!/bin/sh\necho no such module\nexit 3\n"))
-    assert done.returncode == 1 and "go build ended with 3" in done.stderr and "no such module" in done.stderr
+def test_a_build_that_fails_says_the_end_of_what_go_said_and_leaves_no_program(
+    tmp_path: Path,
+) -> None:
+    done = run(
+        tmp_path, "loki", path=write_go(tmp_path, "#!/bin/sh\necho no such module\nexit 3\n")
+    )
+    assert (
+        done.returncode == 1
+        and "go build ended with 3" in done.stderr
+        and "no such module" in done.stderr
+    )
     assert not list(tmp_path.glob("cache/otel_torch/backends/loki-*/loki"))
 
 
@@ -58,7 +80,9 @@ def test_several_askers_at_the_same_time_build_once(tmp_path: Path) -> None:
     assert program.read_text() == "program\n"
 
 
-def test_a_changed_module_is_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_module_is_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "BACKENDS", tmp_path)
     (tmp_path / "loki").mkdir()
     (tmp_path / "loki" / "go.sum").write_text("one\n")
@@ -82,7 +106,9 @@ def test_an_unknown_name_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("1", "1 failed"), ("", "1 skipped")])
-def test_a_program_that_is_missing_is_a_failure_only_where_it_was_asked_for(tmp_path: Path, required: str, outcome: str) -> None:
+def test_a_program_that_is_missing_is_a_failure_only_where_it_was_asked_for(
+    tmp_path: Path, required: str, outcome: str
+) -> None:
     environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "OTEL_TORCH_E2E_REQUIRED": required}
     command = [
         sys.executable,
@@ -96,7 +122,13 @@ def test_a_program_that_is_missing_is_a_failure_only_where_it_was_asked_for(tmp_
         "tests/e2e/test_shipped_files.py",
     ]
     done = subprocess.run(
-        [*command, "-k", "loki_takes"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        [*command, "-k", "loki_takes"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert outcome in done.stdout
     assert "loki is not built; run: python -m tests.e2e.build loki" in done.stdout

@@ -1,4 +1,6 @@
-"""Every query of every dashboard, every alert and every page of the docs, asked of the real Prometheus and Loki, returns data."""
+"""Every query of every dashboard, every alert and every page of the docs, asked of the real
+Prometheus and Loki, returns data.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MADE = runpy.run_path(str(SHIPPED / "grafana" / "make_dashboards.py"))
-QUERIES = [(f"{board}: {panel.title}, {at}", query) for at, (board, panel, query) in enumerate(MADE["queries"]())]
-RULES = [rule for group in yaml.safe_load((SHIPPED / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+QUERIES = [
+    (f"{board}: {panel.title}, {at}", query)
+    for at, (board, panel, query) in enumerate(MADE["queries"]())
+]
+RULES = [
+    rule
+    for group in yaml.safe_load((SHIPPED / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
 BACKENDS = Path(__file__).parents[2] / "docs" / "backends"
 # what a person has chosen when a dashboard is opened
 CHOSEN = {"statistic": "abs_mean", "__range": "1h"} | MADE["ALL"]
 
-# a model without weights: after a while its numbers are fifty times as large, then not finite; and more series than allowed
+# a model without weights: after a while its numbers are fifty times as large, then not finite; and
+# more series than allowed
 TROUBLED = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Identity())
@@ -43,7 +53,9 @@ THEIRS = (("\\|", "|"), ('="my-model"', '=~"dashboards-.+"'), ('dl_rank="1"', 'd
 
 def documented(page: str) -> list[str]:
     """The queries of a page's table, about what was sent here."""
-    found = re.findall(r"^\| [^|`]+ \| `(.+?)`(?: \||:)", (BACKENDS / f"{page}.md").read_text(), re.M)
+    found = re.findall(
+        r"^\| [^|`]+ \| `(.+?)`(?: \||:)", (BACKENDS / f"{page}.md").read_text(), re.M
+    )
     for old, new in THEIRS:
         found = [query.replace(old, new) for query in found]
     return [query for query in found if "…" not in query]
@@ -55,11 +67,21 @@ def chosen(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A bounded loop with regions, a training with log events, and one in trouble that loses records on purpose."""
+    """A bounded loop with regions, a training with log events, and one in trouble that loses
+    records on purpose.
+    """
     for name, program, variables in (
         ("bounded", EXAMPLES / "quickstart.py", {}),
-        ("training", EXAMPLES / "transformers_train.py", {"OTEL_TORCH_SIGNALS": "spans,log_events,metrics"}),
-        ("troubled", TROUBLED, {"OTEL_TORCH_METRIC_SERIES": "24", "OTEL_TORCH_SIGNALS": "spans,log_events,metrics"}),
+        (
+            "training",
+            EXAMPLES / "transformers_train.py",
+            {"OTEL_TORCH_SIGNALS": "spans,log_events,metrics"},
+        ),
+        (
+            "troubled",
+            TROUBLED,
+            {"OTEL_TORCH_METRIC_SERIES": "24", "OTEL_TORCH_SIGNALS": "spans,log_events,metrics"},
+        ),
     ):
         folder = tmp_path_factory.mktemp(name)
         run_python(folder, program, **(stack.environment(f"dashboards-{name}") | variables))
@@ -67,7 +89,9 @@ def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     yield stack
 
 
-@pytest.mark.parametrize("query", [query for _, query in QUERIES], ids=[name for name, _ in QUERIES])
+@pytest.mark.parametrize(
+    "query", [query for _, query in QUERIES], ids=[name for name, _ in QUERIES]
+)
 def test_a_query_returns_data(sent: Stack, query: object) -> None:
     if query.source == "tempo":
         pytest.skip("Tempo cannot be built here: its query was not asked")
@@ -85,7 +109,11 @@ def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object])
     assert {one["job"] for one in labels} >= {"dashboards-troubled"}
     assert not any(one["job"] in ("dashboards-bounded", "dashboards-training") for one in labels)
     # the rules of the shipped file are loaded, and Prometheus itself raises them
-    eventually(lambda: apis.series(sent.prometheus, f'ALERTS{{alertname="{rule["alert"]}", job="dashboards-troubled"}}'))
+    eventually(
+        lambda: apis.series(
+            sent.prometheus, f'ALERTS{{alertname="{rule["alert"]}", job="dashboards-troubled"}}'
+        )
+    )
 
 
 @pytest.mark.parametrize("query", documented("prometheus"))

@@ -1,5 +1,7 @@
-"""A Collector that is well gets everything; of one that is stopped, slow, full, choosy or restarted, what is lost is counted:
-what arrived and what the recording's metadata calls lost are together what was made."""
+"""A Collector that is well gets everything; of one that is stopped, slow, full, choosy or
+restarted, what is lost is counted: what arrived and what the recording's metadata calls lost are
+together what was made.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ pytestmark = pytest.mark.e2e
 SIGNALS = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
 PROTOCOLS = {"grpc": "COLLECTOR_GRPC_PORT", "http/protobuf": "COLLECTOR_HTTP_PORT"}
 
-# stops in the middle, says so, and goes on when it is told to; the steps' spans are traces of their own, so they leave at once
+# stops in the middle, says so, and goes on when it is told to; the steps' spans are traces of their
+# own, so they leave at once
 PROGRAM = """
 import torch
 torch.manual_seed(0)
@@ -45,7 +48,10 @@ STEPS, MODULES = 60, 10
 
 
 def endpoint(collector: Running, protocol: str = "grpc") -> dict[str, str]:
-    return {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url(PROTOCOLS[protocol]), "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url(PROTOCOLS[protocol]),
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+    }
 
 
 class Program:
@@ -76,22 +82,34 @@ class Program:
         """Run it to its end; what it then counts as lost, {(what, reason): how many}."""
         _, said = self._process.communicate("\n", timeout=120)
         assert self._process.returncode == 0, said
-        counted = Counter({(one["what"], one["reason"]): one["count"] for one in metadata(self.recording)["lost"]})
+        counted = Counter(
+            {(one["what"], one["reason"]): one["count"] for one in metadata(self.recording)["lost"]}
+        )
         # the one line at the end says the same
         assert lost(subprocess.CompletedProcess("", 0, "", said)) == dict(counted)
         return counted
 
     def made(self) -> Counter[str]:
-        """What would arrive if everything did: the run's span and five a step (itself, its forward, three regions), an event of
-        each kind a record, and of each record a point of each of six gauges."""
+        """What would arrive if everything did: the run's span and five a step (itself, its forward,
+        three regions), an event of each kind a record, and of each record a point of each of six
+        gauges.
+        """
         rows = lines(self.recording)
         assert len(rows) == STEPS * MODULES
-        return Counter(span=1 + 5 * STEPS, span_event=len(rows), log_event=len(rows), metric_point=6 * len(rows))
+        return Counter(
+            span=1 + 5 * STEPS,
+            span_event=len(rows),
+            log_event=len(rows),
+            metric_point=6 * len(rows),
+        )
 
 
-def assert_accounted(made: Counter[str], found: Counter[str], counted: Counter[tuple[str, str]]) -> None:
-    """Made is arrived and lost. What was not confirmed may have arrived; and of metrics only gauges are foreseen, while counters
-    and histograms are among the lost as well."""
+def assert_accounted(
+    made: Counter[str], found: Counter[str], counted: Counter[tuple[str, str]]
+) -> None:
+    """Made is arrived and lost. What was not confirmed may have arrived; and of metrics only gauges
+    are foreseen, while counters and histograms are among the lost as well.
+    """
     for what in ("span", "span_event", "log_event", "metric_point"):
         all_lost = sum(count for (kind, _), count in counted.items() if kind == what)
         unconfirmed = counted[what, "unconfirmed"]
@@ -105,17 +123,24 @@ def files(collector: Running) -> Path:
     return Path(collector.variables["COLLECTOR_FILES"])
 
 
-# -- well --------------------------------------------------------------------------------------------------------------------
+# -- well
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_burst_of_a_hundred_thousand_records_arrives_whole(tmp_path: Path, laptop: Running, protocol: str) -> None:
+def test_a_burst_of_a_hundred_thousand_records_arrives_whole(
+    tmp_path: Path, laptop: Running, protocol: str
+) -> None:
     done = drive(tmp_path, BURST + "finish(120)", **SIGNALS, **endpoint(laptop, protocol))
     assert lost(done) == {}
     laptop.stop()  # what it holds is then written
     found = arrived(files(laptop))
     assert (found["span_event"], found["log_event"]) == (100_000, 100_000)
-    means = (metric for metric in items(files(laptop), "metrics") if metric["name"] == "torch.module.activation.mean")
+    means = (
+        metric
+        for metric in items(files(laptop), "metrics")
+        if metric["name"] == "torch.module.activation.mean"
+    )
     assert sum(len(metric["gauge"]["dataPoints"]) for metric in means) == 100_000
 
 
@@ -128,7 +153,8 @@ def test_all_that_a_program_makes_arrives(tmp_path: Path, laptop: Running) -> No
     assert arrived(files(laptop)) == program.made()
 
 
-# -- not well ----------------------------------------------------------------------------------------------------------------
+# -- not well
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -145,7 +171,9 @@ def test_stopped_for_good(tmp_path: Path, laptop: Running, protocol: str) -> Non
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_stopped_and_started_again_loses_nothing(tmp_path: Path, laptop: Running, protocol: str) -> None:
+def test_stopped_and_started_again_loses_nothing(
+    tmp_path: Path, laptop: Running, protocol: str
+) -> None:
     program = Program(tmp_path, **endpoint(laptop, protocol))
     laptop.stop()
     program.go_on()  # twenty steps with nobody there
@@ -161,8 +189,12 @@ def test_stopped_and_started_again_loses_nothing(tmp_path: Path, laptop: Running
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_paused_and_never_back_before_the_end(tmp_path: Path, laptop: Running, protocol: str) -> None:
-    """Its connections are taken and nothing is answered: what was sent may have arrived, and is called unconfirmed."""
+def test_paused_and_never_back_before_the_end(
+    tmp_path: Path, laptop: Running, protocol: str
+) -> None:
+    """Its connections are taken and nothing is answered: what was sent may have arrived, and is
+    called unconfirmed.
+    """
     program = Program(tmp_path, **endpoint(laptop, protocol))
     eventually(lambda: arrived(files(laptop))["log_event"] >= 20 * MODULES)
     laptop.pause()
@@ -209,7 +241,13 @@ def test_slow(tmp_path: Path, laptop: Running, protocol: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_refusing_because_its_memory_is_full(tmp_path: Path, protocol: str) -> None:
     """The limiter is first in the pipelines, and says no to everybody."""
-    full = start("collector", tmp_path / "full", FILES="collector-laptop.yaml", COLLECTOR_MEMORY_MIB="2", COLLECTOR_SPIKE_MIB="1")
+    full = start(
+        "collector",
+        tmp_path / "full",
+        FILES="collector-laptop.yaml",
+        COLLECTOR_MEMORY_MIB="2",
+        COLLECTOR_SPIKE_MIB="1",
+    )
     with full:
         program = Program(tmp_path, **endpoint(full, protocol))
         program.go_on()
@@ -236,7 +274,9 @@ class Choosy(Receiver):
                 del scope.log_records[1::2]
         self.left_out += self.rejecting
         headers = {"content-type": "application/x-protobuf"}
-        urllib.request.urlopen(urllib.request.Request(self._logs, request.SerializeToString(), headers), timeout=30).close()
+        urllib.request.urlopen(
+            urllib.request.Request(self._logs, request.SerializeToString(), headers), timeout=30
+        ).close()
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -250,21 +290,34 @@ def test_accepting_in_part(tmp_path: Path, laptop: Running, protocol: str) -> No
     assert arrived(files(laptop))["log_event"] + choosy.left_out == STEPS * MODULES
 
 
-# -- a node's Collector, and a gateway behind it ------------------------------------------------------------------------------
+# -- a node's Collector, and a gateway behind it
+# ------------------------------------------------------------------------------
 
 
 def taken(agent: Running) -> int:
     """How many log records it says that it took."""
-    with urllib.request.urlopen(agent.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10) as answer:
-        found = [line for line in answer.read().decode().splitlines() if line.startswith("otelcol_receiver_accepted_log_records")]
+    with urllib.request.urlopen(
+        agent.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10
+    ) as answer:
+        found = [
+            line
+            for line in answer.read().decode().splitlines()
+            if line.startswith("otelcol_receiver_accepted_log_records")
+        ]
     return sum(int(float(line.rpartition(" ")[2])) for line in found)
 
 
-def test_an_agent_keeps_what_the_gateway_cannot_take_over_restarts_of_both(tmp_path: Path, laptop: Running) -> None:
-    """The Collector that writes files stands where the gateway is: what arrived there can be counted."""
+def test_an_agent_keeps_what_the_gateway_cannot_take_over_restarts_of_both(
+    tmp_path: Path, laptop: Running
+) -> None:
+    """The Collector that writes files stands where the gateway is: what arrived there can be
+    counted.
+    """
     laptop.stop()
     gateway = f"127.0.0.1:{laptop.variables['COLLECTOR_GRPC_PORT']}"
-    with start("collector", tmp_path / "agent", FILES="collector-agent.yaml", GATEWAY_ENDPOINT=gateway) as agent:
+    with start(
+        "collector", tmp_path / "agent", FILES="collector-agent.yaml", GATEWAY_ENDPOINT=gateway
+    ) as agent:
         program = Program(tmp_path, **endpoint(agent))
         program.go_on()
         counted = program.end()

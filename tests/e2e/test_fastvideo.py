@@ -1,4 +1,6 @@
-"""A generation of the real FastVideo, environment alone, read back through Jaeger, Prometheus and Loki."""
+"""A generation of the real FastVideo, environment alone, read back through Jaeger, Prometheus and
+Loki.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from tests.fastvideo.runs import generate
 pytestmark = [pytest.mark.e2e, pytest.mark.fastvideo]
 
 
-def test_a_generation_of_fastvideo(tmp_path: Path, stack: Stack, wan: Path) -> None:  # noqa: F811
-    run = generate(tmp_path / "run", wan, OTEL_TORCH_SIGNALS=ALL_SIGNALS, **stack.environment("fastvideo"))
+def test_a_generation_of_fastvideo(tmp_path: Path, stack: Stack, wan: Path) -> None:
+    run = generate(
+        tmp_path / "run", wan, OTEL_TORCH_SIGNALS=ALL_SIGNALS, **stack.environment("fastvideo")
+    )
     assert run.status == 0, run.output
     rows = run.records()
     assert all(about["lost"] == [] for about in run.metadata())
@@ -37,25 +41,34 @@ def test_a_generation_of_fastvideo(tmp_path: Path, stack: Stack, wan: Path) -> N
     step = next(
         span
         for span in spans
-        if span["attributes"].get("torch.model") == "WanTransformer3DModel" and span["name"] == "torch.step"
+        if span["attributes"].get("torch.model") == "WanTransformer3DModel"
+        and span["name"] == "torch.step"
     )
     above = []
     while step["parent_id"]:
         step = by_id[step["parent_id"]]
         above.append(step["name"])
-    assert {"fastvideo.stage::DenoisingStage", "fastvideo.pipeline::WanPipeline", "torch.run"} <= set(above)
-    # every place of the transformer has its series, with the value of its last call in the last loop of each step
+    assert {
+        "fastvideo.stage::DenoisingStage",
+        "fastvideo.pipeline::WanPipeline",
+        "torch.run",
+    } <= set(above)
+    # every place of the transformer has its series, with the value of its last call in the last
+    # loop of each step
     last = {
         (row["module"], row["tensor"], str(row["step"]), row.get("branch", "")): row["mean"]
         for row in rows
-        if row["model"] == "WanTransformer3DModel" and isinstance(row["mean"], float) and math.isfinite(row["mean"])
+        if row["model"] == "WanTransformer3DModel"
+        and isinstance(row["mean"], float)
+        and math.isfinite(row["mean"])
     }
 
     def series() -> dict[tuple[str, ...], float]:
         names = ("torch_module", "torch_tensor", "torch_step", "torch_branch")
         query = 'torch_module_activation_mean{job="fastvideo", torch_model="WanTransformer3DModel"}'
         return {
-            tuple(labels.get(name, "") for name in names): values[-1] for labels, values in apis.series(stack.prometheus, query)
+            tuple(labels.get(name, "") for name in names): values[-1]
+            for labels, values in apis.series(stack.prometheus, query)
         }
 
     eventually(lambda: series().keys() >= last.keys())

@@ -1,5 +1,7 @@
-"""Ranks, an agent, a gateway and what is behind it, all from the shipped files: every record of every rank arrives once, whoever
-of them was away for a while; and where the agent's share of the disk is full, the ranks say how much did not."""
+"""Ranks, an agent, a gateway and what is behind it, all from the shipped files: every record of
+every rank arrives once, whoever of them was away for a while; and where the agent's share of the
+disk is full, the ranks say how much did not.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,18 @@ print(sum(number for _, _, number in losses.items()), losses.items(), file=sys.s
 
 
 class Ranks:
-    """The processes of a job, which make a part of their records each time that they are told to, and wait for so many
-    seconds at most until somebody took it."""
+    """The processes of a job, which make a part of their records each time that they are told to,
+    and wait for so many seconds at most until somebody took it.
+    """
 
-    def __init__(self, folder: Path, agent: Running, running: ExitStack, modules: int = MODULES, seconds: float = 30) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        agent: Running,
+        running: ExitStack,
+        modules: int = MODULES,
+        seconds: float = 30,
+    ) -> None:
         pipe = subprocess.PIPE
         shared = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": agent.url("COLLECTOR_GRPC_PORT"), "WORLD_SIZE": str(RANKS),
@@ -57,7 +67,9 @@ class Ranks:
         command, self._processes = [sys.executable, "-c", PROGRAM, str(modules), str(seconds)], []
         for rank in range(RANKS):
             variables = environment(folder, **shared, RANK=str(rank))
-            process = subprocess.Popen(command, env=variables, cwd=folder, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+            process = subprocess.Popen(
+                command, env=variables, cwd=folder, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+            )
             running.callback(process.wait)
             running.callback(process.kill)
             self._processes.append(process)
@@ -99,31 +111,55 @@ class Shape:
         # the addresses at which Prometheus and Loki take OTLP, which no other receiver has
         paths = {"metrics_url_path": "/api/v1/otlp/v1/metrics", "logs_url_path": "/otlp/v1/logs"}
         as_backends = folder / "as-backends.yaml"
-        as_backends.write_text(json.dumps({"receivers": {"otlp": {"protocols": {"http": paths}}}}))  # JSON is YAML
+        as_backends.write_text(
+            json.dumps({"receivers": {"otlp": {"protocols": {"http": paths}}}})
+        )  # JSON is YAML
         self.backends = running.enter_context(
             start("collector", folder / "backends", FILES=f"collector-laptop.yaml {as_backends}")
         )
         http = self.backends.url("COLLECTOR_HTTP_PORT")
-        endpoints = {"JAEGER_ENDPOINT": self.backends.address, "PROMETHEUS_ENDPOINT": http, "LOKI_ENDPOINT": http}
-        self.gateway = running.enter_context(start("collector", folder / "gateway", FILES="collector-gateway.yaml", **endpoints))
+        endpoints = {
+            "JAEGER_ENDPOINT": self.backends.address,
+            "PROMETHEUS_ENDPOINT": http,
+            "LOKI_ENDPOINT": http,
+        }
+        self.gateway = running.enter_context(
+            start("collector", folder / "gateway", FILES="collector-gateway.yaml", **endpoints)
+        )
         self.agent = running.enter_context(
-            start("collector", folder / "agent", FILES="collector-agent.yaml", GATEWAY_ENDPOINT=self.gateway.address, **agent)
+            start(
+                "collector",
+                folder / "agent",
+                FILES="collector-agent.yaml",
+                GATEWAY_ENDPOINT=self.gateway.address,
+                **agent,
+            )
         )
 
     def arrived(self) -> dict[str, Counter[tuple[Any, ...]]]:
         """How often each record of each rank is in the files, by what it was sent as."""
         folder = Path(self.backends.variables["COLLECTOR_FILES"])
-        found: dict[str, Counter[tuple[Any, ...]]] = {"span_event": Counter(), "log_event": Counter(), "metric_point": Counter()}
+        found: dict[str, Counter[tuple[Any, ...]]] = {
+            "span_event": Counter(),
+            "log_event": Counter(),
+            "metric_point": Counter(),
+        }
         for rank, span in each(folder / "traces.jsonl", "resourceSpans", "scopeSpans", "spans"):
             events = [plain(event) for event in span.get("events", [])]
-            found["span_event"].update((rank, event["torch.module"], event["torch.step"]) for event in events)
+            found["span_event"].update(
+                (rank, event["torch.module"], event["torch.step"]) for event in events
+            )
         for rank, log in each(folder / "logs.jsonl", "resourceLogs", "scopeLogs", "logRecords"):
             event = plain(log)
             found["log_event"][rank, event["torch.module"], event["torch.step"]] += 1
-        for rank, metric in each(folder / "metrics.jsonl", "resourceMetrics", "scopeMetrics", "metrics"):
+        for rank, metric in each(
+            folder / "metrics.jsonl", "resourceMetrics", "scopeMetrics", "metrics"
+        ):
             if "gauge" in metric and metric["name"].startswith("torch.module.activation."):
                 for point in metric["gauge"]["dataPoints"]:
-                    found["metric_point"][rank, metric["name"], plain(point)["torch.module"], point["timeUnixNano"]] += 1
+                    found["metric_point"][
+                        rank, metric["name"], plain(point)["torch.module"], point["timeUnixNano"]
+                    ] += 1
         return found
 
     def waits_for(self, parts: int, modules: int = MODULES) -> None:
@@ -167,8 +203,12 @@ def twice(found: dict[str, Counter[tuple[Any, ...]]]) -> dict[str, int]:
 
 def waiting(collector: Running) -> float:
     """Bytes in the queues of a Collector's exporters."""
-    with urllib.request.urlopen(collector.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10) as answer:
-        sizes = re.findall(r"^otelcol_exporter_queue_size\{.*?\} (\S+)", answer.read().decode(), re.M)
+    with urllib.request.urlopen(
+        collector.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10
+    ) as answer:
+        sizes = re.findall(
+            r"^otelcol_exporter_queue_size\{.*?\} (\S+)", answer.read().decode(), re.M
+        )
     return sum(map(float, sizes))
 
 
@@ -192,8 +232,12 @@ def test_every_record_of_every_rank_arrives_once(tmp_path: Path, running: ExitSt
     assert {rank for rank, *_ in found["span_event"]} == set(range(RANKS))
 
 
-def test_the_gateway_is_away_and_the_agent_is_restarted_meanwhile(tmp_path: Path, running: ExitStack) -> None:
-    """What the ranks made while nobody took it waits on the agent's disk, over the agent's own restart."""
+def test_the_gateway_is_away_and_the_agent_is_restarted_meanwhile(
+    tmp_path: Path, running: ExitStack
+) -> None:
+    """What the ranks made while nobody took it waits on the agent's disk, over the agent's own
+    restart.
+    """
     shape = Shape(tmp_path, running)
     ranks = Ranks(tmp_path, shape.agent, running)
     shape.waits_for(1)
@@ -210,7 +254,9 @@ def test_the_gateway_is_away_and_the_agent_is_restarted_meanwhile(tmp_path: Path
     assert twice(shape.arrived()) == {}
 
 
-def test_the_backends_are_away_and_the_gateway_is_killed_meanwhile(tmp_path: Path, running: ExitStack) -> None:
+def test_the_backends_are_away_and_the_gateway_is_killed_meanwhile(
+    tmp_path: Path, running: ExitStack
+) -> None:
     """The same, one tier further: what no backend takes waits on the gateway's disk."""
     shape = Shape(tmp_path, running)
     ranks = Ranks(tmp_path, shape.agent, running)
@@ -226,7 +272,9 @@ def test_the_backends_are_away_and_the_gateway_is_killed_meanwhile(tmp_path: Pat
     shape.waits_for(PARTS)
 
 
-def test_an_agent_whose_disk_is_full_refuses_and_the_ranks_count_it(tmp_path: Path, running: ExitStack) -> None:
+def test_an_agent_whose_disk_is_full_refuses_and_the_ranks_count_it(
+    tmp_path: Path, running: ExitStack
+) -> None:
     shape = Shape(tmp_path, running, AGENT_QUEUE_BYTES="1000000")
     ranks = Ranks(tmp_path, shape.agent, running, MANY_MODULES, seconds=3)
     ranks.next_part()
@@ -253,17 +301,30 @@ def test_lokis_own_limits_are_those_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "loki.yaml").write_text(yaml.safe_dump(shipped | {"limits_config": {}}))
     flags = ["-config.expand-env=true", "-print-config-stderr", "-verify-config"]
     command = [str(loki.program), f"-config.file={tmp_path / 'loki.yaml'}", *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     own = dict(re.findall(r"^  (\w+): (\d+)(?:KB|MB)?$", done.stderr, re.M))
-    named = {name: value for name, value in inputs_of(PAGE.read_text()).items() if name.startswith("Loki's own")}
+    named = {
+        name: value
+        for name, value in inputs_of(PAGE.read_text()).items()
+        if name.startswith("Loki's own")
+    }
     assert len(named) == 4
     assert {name: float(own[name.split("`")[1]]) for name in named} == named
-    assert not set(shipped["limits_config"]) & {"max_global_streams_per_user", "max_structured_metadata_size"}
+    assert not set(shipped["limits_config"]) & {
+        "max_global_streams_per_user",
+        "max_structured_metadata_size",
+    }
 
 
 def test_prometheus_has_no_flag_for_how_many_series_there_may_be(tmp_path: Path) -> None:
     prometheus = start("prometheus", tmp_path)
-    done = subprocess.run([str(prometheus.program), "--help"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [str(prometheus.program), "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
     flags = re.findall(r"^ +--(?:\[no-\])?([\w.-]+)", done.stdout + done.stderr, re.M)
     assert "storage.tsdb.path" in flags
-    assert {flag for flag in flags if "series" in flag} == {"storage.agent.checkpoint-from-in-memory-series"}
+    assert {flag for flag in flags if "series" in flag} == {
+        "storage.agent.checkpoint-from-in-memory-series"
+    }

@@ -1,4 +1,6 @@
-"""Unmodified programs, environment alone; everything that they recorded is read back through Jaeger, Prometheus and Loki."""
+"""Unmodified programs, environment alone; everything that they recorded is read back through
+Jaeger, Prometheus and Loki.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ ALL_SIGNALS = "spans,span_events,log_events,metrics"
 Row = dict[str, Any]
 
 
-def run(tmp_path: Path, stack: Stack, program: str | Path, service: str, **variables: str) -> list[Row]:
-    """Run it with every signal on, and return its recording, which says that nothing was lost on the way out."""
+def run(
+    tmp_path: Path, stack: Stack, program: str | Path, service: str, **variables: str
+) -> list[Row]:
+    """Run it with every signal on, and return its recording, which says that nothing was lost on
+    the way out.
+    """
     variables = {"OTEL_TORCH_SIGNALS": ALL_SIGNALS} | stack.environment(service) | variables
     run_python(tmp_path, program, **variables)
     assert metadata(tmp_path / "run.jsonl")["lost"] == []
@@ -43,7 +49,12 @@ def events_in_jaeger(stack: Stack, service: str, number: int) -> list[Row]:
 
     def complete() -> bool:
         spans = apis.spans(stack.jaeger, service)
-        found[:] = [attributes for span in spans for name, attributes in span["events"] if name == ACTIVATION]
+        found[:] = [
+            attributes
+            for span in spans
+            for name, attributes in span["events"]
+            if name == ACTIVATION
+        ]
         return len(found) >= number and any(span["name"] == "torch.run" for span in spans)
 
     eventually(complete)
@@ -61,10 +72,14 @@ def events_in_loki(stack: Stack, service: str, number: int) -> list[tuple[str, d
     return found
 
 
-def samples(stack: Stack, service: str, statistic: str) -> dict[tuple[str, ...], dict[str, list[float]]]:
+def samples(
+    stack: Stack, service: str, statistic: str
+) -> dict[tuple[str, ...], dict[str, list[float]]]:
     """{series: {step label ("" where there is none): values in order of time}} of a statistic."""
     found: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(dict)
-    for labels, values in apis.series(stack.prometheus, f'torch_module_activation_{statistic}{{job="{service}"}}[1h]'):
+    for labels, values in apis.series(
+        stack.prometheus, f'torch_module_activation_{statistic}{{job="{service}"}}[1h]'
+    ):
         series = tuple(labels.get(f"torch_{name}", "") for name in SERIES)
         assert labels.get("torch_step", "") not in found[series]
         found[series][labels.get("torch_step", "")] = values
@@ -83,12 +98,20 @@ def last_of_each_step(rows: list[Row], statistic: str) -> dict[tuple[str, ...], 
 
 def numeric_statistics(rows: list[Row]) -> list[str]:
     """Those of the recording that are gauges."""
-    present = {name for row in rows for name, value in row.items() if isinstance(value, int | float)}
+    present = {
+        name for row in rows for name, value in row.items() if isinstance(value, int | float)
+    }
     return [name for name in STATISTICS if name in present and name not in ("nonfinite", "numel")]
 
 
 def test_a_generation_in_jaeger(tmp_path: Path, stack: Stack) -> None:
-    rows = run(tmp_path, stack, EXAMPLES / "quickstart.py", "generation", OTEL_TORCH_SIGNALS="spans,span_events")
+    rows = run(
+        tmp_path,
+        stack,
+        EXAMPLES / "quickstart.py",
+        "generation",
+        OTEL_TORCH_SIGNALS="spans,span_events",
+    )
     events = events_in_jaeger(stack, "generation", len(rows))
     spans = apis.spans(stack.jaeger, "generation")
     by_id = {span["span_id"]: span for span in spans}
@@ -97,23 +120,37 @@ def test_a_generation_in_jaeger(tmp_path: Path, stack: Stack) -> None:
     shown = {tuple(event[f"torch.{name}"] for name in KEY): event for event in events}
     assert len(events) == len(rows) and shown.keys() == expected.keys()
     for key, row in expected.items():
-        statistics = {name.removeprefix("torch.stat."): value for name, value in shown[key].items() if "stat." in name}
+        statistics = {
+            name.removeprefix("torch.stat."): value
+            for name, value in shown[key].items()
+            if "stat." in name
+        }
         for name in ("abs_mean", "sum", "min", "max", "mean", "std", "nonfinite"):
-            assert statistics[name] == row[name] and type(statistics[name]) in (int, float), (key, name)
+            assert statistics[name] == row[name] and type(statistics[name]) in (int, float), (
+                key,
+                name,
+            )
         assert statistics["dtype"] == row["dtype"]
     # who is below whom, in one trace
-    parents = Counter((span["name"], by_id[span["parent_id"]]["name"] if span["parent_id"] else "") for span in spans)
+    parents = Counter(
+        (span["name"], by_id[span["parent_id"]]["name"] if span["parent_id"] else "")
+        for span in spans
+    )
     denoising = "fastvideo.region::profiler_region_inference_denoising"
     assert parents[("torch.run", "")] == 1
     assert parents[(denoising, "torch.run")] == 1
     assert parents[("torch.step", denoising)] == 5
     assert parents[("torch.forward", "torch.step")] == 10
     assert len({span["trace_id"] for span in spans}) == 1
-    steps = sorted(span["attributes"]["torch.step"] for span in spans if span["name"] == "torch.step")
+    steps = sorted(
+        span["attributes"]["torch.step"] for span in spans if span["name"] == "torch.step"
+    )
     assert steps == [0, 1, 2, 3, 4]
     # an event is on the span of its step
     for span in spans:
-        steps_of_events = {event["torch.step"] for name, event in span["events"] if name == ACTIVATION}
+        steps_of_events = {
+            event["torch.step"] for name, event in span["events"] if name == ACTIVATION
+        }
         assert steps_of_events <= {span["attributes"].get("torch.step")}
     # who sent it
     about = metadata(tmp_path / "run.jsonl")
@@ -123,27 +160,47 @@ def test_a_generation_in_jaeger(tmp_path: Path, stack: Stack) -> None:
 
 
 def test_a_generation_in_what_stands_for_tempo(tmp_path: Path, stack: Stack) -> None:
-    rows = run(tmp_path, stack, EXAMPLES / "quickstart.py", "for-tempo", OTEL_TORCH_SIGNALS="spans,span_events")
+    rows = run(
+        tmp_path,
+        stack,
+        EXAMPLES / "quickstart.py",
+        "for-tempo",
+        OTEL_TORCH_SIGNALS="spans,span_events",
+    )
 
     def events() -> int:
-        mine = (span for span in stack.tempo.spans() if span["resource"]["service.name"] == "for-tempo")
+        mine = (
+            span for span in stack.tempo.spans() if span["resource"]["service.name"] == "for-tempo"
+        )
         return sum(event["name"] == ACTIVATION for span in mine for event in span["events"])
 
     eventually(lambda: events() >= len(rows))
     assert events() == len(rows)
 
 
-def test_every_step_of_a_bounded_loop_in_prometheus_by_its_label(tmp_path: Path, stack: Stack) -> None:
+def test_every_step_of_a_bounded_loop_in_prometheus_by_its_label(
+    tmp_path: Path, stack: Stack
+) -> None:
     rows = run(tmp_path, stack, EXAMPLES / "quickstart.py", "labelled")
     names = numeric_statistics(rows)
     assert set(names) == {"abs_mean", "sum", "min", "max", "mean", "std"}
     for name in names:
         expected = last_of_each_step(rows, name)
-        eventually(lambda name=name, expected=expected: samples(stack, "labelled", name).keys() >= expected.keys())
+        eventually(
+            lambda name=name, expected=expected: (
+                samples(stack, "labelled", name).keys() >= expected.keys()
+            )
+        )
         shown = samples(stack, "labelled", name)
         # a series has one value, however often it was sent
-        values = {series: {int(step): set(values) for step, values in steps.items()} for series, steps in shown.items()}
-        assert values == {series: {step: {value} for step, value in steps.items()} for series, steps in expected.items()}
+        values = {
+            series: {int(step): set(values) for step, values in steps.items()}
+            for series, steps in shown.items()
+        }
+        assert values == {
+            series: {step: {value} for step, value in steps.items()}
+            for series, steps in expected.items()
+        }
     # the resource is on every series
     about = metadata(tmp_path / "run.jsonl")
     for labels, _ in apis.series(stack.prometheus, 'torch_module_activation_mean{job="labelled"}'):
@@ -156,38 +213,65 @@ def test_every_step_of_a_bounded_loop_in_prometheus_by_its_label(tmp_path: Path,
     assert count == len(rows)
     # the region, as a histogram of its own and as the Collector counts spans
     regions = apis.series(stack.prometheus, 'torch_region_duration_seconds_count{job="labelled"}')
-    assert {labels["torch_region"]: values for labels, values in regions}["profiler_region_inference_denoising"] == [1]
+    assert {labels["torch_region"]: values for labels, values in regions}[
+        "profiler_region_inference_denoising"
+    ] == [1]
     # (a series of the connector's begins with a zero, so that its first spans are an increase)
     steps = 'sum(traces_span_metrics_calls_total{job="labelled", span_name="torch.step"})'
-    eventually(lambda: [values for _, values in apis.series(stack.prometheus, steps)] not in ([], [[0.0]]))
+    eventually(
+        lambda: [values for _, values in apis.series(stack.prometheus, steps)] not in ([], [[0.0]])
+    )
     assert [values for _, values in apis.series(stack.prometheus, steps)] == [[5]]
 
 
 def test_every_step_of_a_training_in_prometheus_at_its_time(tmp_path: Path, stack: Stack) -> None:
-    rows = run(tmp_path, stack, EXAMPLES / "transformers_train.py", "training", OTEL_TORCH_CAPTURE="outputs,gradients")
+    rows = run(
+        tmp_path,
+        stack,
+        EXAMPLES / "transformers_train.py",
+        "training",
+        OTEL_TORCH_CAPTURE="outputs,gradients",
+    )
     assert len({row["step"] for row in rows}) == 7
     for name in numeric_statistics(rows):
-        expected = {series: [steps[step] for step in sorted(steps)] for series, steps in last_of_each_step(rows, name).items()}
+        expected = {
+            series: [steps[step] for step in sorted(steps)]
+            for series, steps in last_of_each_step(rows, name).items()
+        }
 
         def shown(name: str = name) -> dict[tuple[str, ...], list[float]]:
             return {series: steps[""] for series, steps in samples(stack, "training", name).items()}
 
-        eventually(lambda expected=expected, shown=shown: sum(map(len, shown().values())) >= sum(map(len, expected.values())))
+        eventually(
+            lambda expected=expected, shown=shown: (
+                sum(map(len, shown().values())) >= sum(map(len, expected.values()))
+            )
+        )
         assert shown() == expected
 
 
 def test_a_training_in_jaeger_is_a_trace_a_step(tmp_path: Path, stack: Stack) -> None:
-    rows = run(tmp_path, stack, EXAMPLES / "transformers_train.py", "steps", OTEL_TORCH_SIGNALS="spans,span_events")
+    rows = run(
+        tmp_path,
+        stack,
+        EXAMPLES / "transformers_train.py",
+        "steps",
+        OTEL_TORCH_SIGNALS="spans,span_events",
+    )
     events = events_in_jaeger(stack, "steps", len(rows))
     assert Counter(tuple(event[f"torch.{name}"] for name in KEY) for event in events) == Counter(
         tuple(row[name] for name in KEY) for row in rows
     )
     spans = apis.spans(stack.jaeger, "steps")
     traces = {span["trace_id"] for span in spans if span["name"] == "torch.step"}
-    assert len(traces) == 7 and not traces & {span["trace_id"] for span in spans if span["name"] == "torch.run"}
+    assert len(traces) == 7 and not traces & {
+        span["trace_id"] for span in spans if span["name"] == "torch.run"
+    }
 
 
-def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(tmp_path: Path, stack: Stack) -> None:
+def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(
+    tmp_path: Path, stack: Stack
+) -> None:
     run_ranks(tmp_path, EXAMPLES / "two_ranks.py", **stack.environment("ranks"))
     expected = Counter({rank: len(lines(tmp_path / f"run.rank{rank}.jsonl")) for rank in range(2)})
     events_in_jaeger(stack, "ranks", expected.total())
@@ -205,7 +289,13 @@ def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(tmp_path
 
 
 def test_log_events_in_loki(tmp_path: Path, stack: Stack) -> None:
-    rows = run(tmp_path, stack, EXAMPLES / "transformers_train.py", "logged", OTEL_TORCH_SIGNALS="spans,log_events")
+    rows = run(
+        tmp_path,
+        stack,
+        EXAMPLES / "transformers_train.py",
+        "logged",
+        OTEL_TORCH_SIGNALS="spans,log_events",
+    )
     events = events_in_loki(stack, "logged", len(rows))
     assert len(events) == len(rows) and {line for line, _ in events} == {ACTIVATION}
     expected = {tuple(str(row[name]) for name in KEY): row for row in rows}
@@ -220,32 +310,76 @@ def test_log_events_in_loki(tmp_path: Path, stack: Stack) -> None:
     # found by their attributes, and their steps' spans by theirs
     module = '{service_name="logged", dl_rank="0"} | torch_module="model.layers.0" | torch_step="3" | torch_phase="eval"'
     (found,) = apis.log_events(stack.loki, module)
-    eventually(lambda: any(span["span_id"] == found[1]["span_id"] for span in apis.spans(stack.jaeger, "logged")))
-    (span,) = [span for span in apis.spans(stack.jaeger, "logged") if span["span_id"] == found[1]["span_id"]]
-    assert (span["trace_id"], span["name"], span["attributes"]["torch.step"]) == (found[1]["trace_id"], "torch.step", 3)
+    eventually(
+        lambda: any(
+            span["span_id"] == found[1]["span_id"] for span in apis.spans(stack.jaeger, "logged")
+        )
+    )
+    (span,) = [
+        span
+        for span in apis.spans(stack.jaeger, "logged")
+        if span["span_id"] == found[1]["span_id"]
+    ]
+    assert (span["trace_id"], span["name"], span["attributes"]["torch.step"]) == (
+        found[1]["trace_id"],
+        "torch.step",
+        3,
+    )
 
 
 def test_a_run_that_turns_nan_through_every_api(tmp_path: Path, stack: Stack) -> None:
     rows = run(tmp_path, stack, TURNS_NAN, "nan")
-    assert [row["mean"] == "NaN" for row in rows if row["module"] == "0"] == [False, False, True, True]
+    assert [row["mean"] == "NaN" for row in rows if row["module"] == "0"] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     # one non-finite double in an event and Jaeger answers 500 for the whole service
     events = events_in_jaeger(stack, "nan", len(rows))
-    means = {event["torch.step"]: event["torch.stat.mean"] for event in events if event["torch.module"] == "0"}
+    means = {
+        event["torch.step"]: event["torch.stat.mean"]
+        for event in events
+        if event["torch.module"] == "0"
+    }
     assert [isinstance(means[step], float) for step in range(4)] == [True, True, False, False]
     assert (means[2], means[3]) == ("NaN", "NaN")
     logged = events_in_loki(stack, "nan", len(rows))
-    assert {labels["torch_step"] for _, labels in logged if labels["torch_stat_mean"] == "NaN"} == {"2", "3"}
+    assert {labels["torch_step"] for _, labels in logged if labels["torch_stat_mean"] == "NaN"} == {
+        "2",
+        "3",
+    }
     # no number is no point, and how many there were is counted
-    eventually(lambda: apis.series(stack.prometheus, 'torch_module_activation_nonfinite_total{job="nan", torch_module="0"} == 4'))
+    eventually(
+        lambda: apis.series(
+            stack.prometheus,
+            'torch_module_activation_nonfinite_total{job="nan", torch_module="0"} == 4',
+        )
+    )
     shown = samples(stack, "nan", "mean")
-    assert {series[1]: sum(len(set(values)) for values in steps.values()) for series, steps in shown.items()}.get("0") == 1
-    assert all(math.isfinite(value) for steps in shown.values() for values in steps.values() for value in values)
+    assert {
+        series[1]: sum(len(set(values)) for values in steps.values())
+        for series, steps in shown.items()
+    }.get("0") == 1
+    assert all(
+        math.isfinite(value)
+        for steps in shown.values()
+        for values in steps.values()
+        for value in values
+    )
 
 
-def test_a_burst_of_a_hundred_thousand_records_reaches_loki_and_prometheus(tmp_path: Path, stack: Stack) -> None:
+def test_a_burst_of_a_hundred_thousand_records_reaches_loki_and_prometheus(
+    tmp_path: Path, stack: Stack
+) -> None:
     """Through queues, batches and the backends' own limits."""
     prometheus, loki = stack.prometheus, stack.loki
-    done = drive(tmp_path, BURST + "finish(120)", OTEL_TORCH_SIGNALS="log_events,metrics", **stack.environment("burst"))
+    done = drive(
+        tmp_path,
+        BURST + "finish(120)",
+        OTEL_TORCH_SIGNALS="log_events,metrics",
+        **stack.environment("burst"),
+    )
     assert lost(done) == {}
 
     def count(name: str) -> float:
@@ -253,23 +387,35 @@ def test_a_burst_of_a_hundred_thousand_records_reaches_loki_and_prometheus(tmp_p
         return found[0][1][0] if found else 0
 
     for name in ("abs_mean", "sum", "min", "max", "mean", "std"):
-        eventually(lambda name=name: count(f"torch_module_activation_{name}") == 100_000, timeout=120)
+        eventually(
+            lambda name=name: count(f"torch_module_activation_{name}") == 100_000, timeout=120
+        )
     lines_there = 'sum(count_over_time({service_name="burst"}[1h]))'
     eventually(lambda: apis.log_count(loki, lines_there) == 100_000, timeout=120)
 
 
 def test_the_collectors_own_counts_are_in_prometheus(tmp_path: Path, stack: Stack) -> None:
     """Which of what arrived was sent on and what was not: an alert can be made of these."""
-    rows = run(tmp_path, stack, EXAMPLES / "quickstart.py", "counted", OTEL_TORCH_SIGNALS="log_events")
+    rows = run(
+        tmp_path, stack, EXAMPLES / "quickstart.py", "counted", OTEL_TORCH_SIGNALS="log_events"
+    )
     events_in_loki(stack, "counted", len(rows))
     accepted = 'sum({__name__=~"otelcol_receiver_accepted_log_records.*"})'
-    eventually(lambda: any(values[0] >= len(rows) for _, values in apis.series(stack.prometheus, accepted)))
+    eventually(
+        lambda: any(values[0] >= len(rows) for _, values in apis.series(stack.prometheus, accepted))
+    )
     failed = '{__name__=~"otelcol_exporter_(send|enqueue)_failed_.*", exporter=~"otlp_http/.*"} > 0'
     assert apis.series(stack.prometheus, failed) == []
 
 
-def test_what_was_written_where_no_collector_is_and_sent_later(tmp_path: Path, stack: Stack) -> None:
-    written = {"OTEL_TORCH_OTLP_FILE": str(tmp_path / "otlp"), "OTEL_SERVICE_NAME": "carried", "OTEL_TORCH_SIGNALS": ALL_SIGNALS}
+def test_what_was_written_where_no_collector_is_and_sent_later(
+    tmp_path: Path, stack: Stack
+) -> None:
+    written = {
+        "OTEL_TORCH_OTLP_FILE": str(tmp_path / "otlp"),
+        "OTEL_SERVICE_NAME": "carried",
+        "OTEL_TORCH_SIGNALS": ALL_SIGNALS,
+    }
     run_python(tmp_path, EXAMPLES / "quickstart.py", **written)
     rows = lines(tmp_path / "run.jsonl")
     files = [str(path) for path in sorted((tmp_path / "otlp").glob("*.jsonl"))]
@@ -287,12 +433,23 @@ def test_what_was_written_where_no_collector_is_and_sent_later(tmp_path: Path, s
 
 def test_through_an_agent_and_a_gateway_that_comes_later(tmp_path: Path, stack: Stack) -> None:
     """As on many nodes: what the agent kept on disk reaches every backend once there is a gateway."""
-    gateway = start("collector", tmp_path / "gateway", FILES="collector-gateway.yaml", **stack.endpoints())
-    with start("collector", tmp_path / "agent", FILES="collector-agent.yaml", GATEWAY_ENDPOINT=gateway.address) as agent:
+    gateway = start(
+        "collector", tmp_path / "gateway", FILES="collector-gateway.yaml", **stack.endpoints()
+    )
+    with start(
+        "collector",
+        tmp_path / "agent",
+        FILES="collector-agent.yaml",
+        GATEWAY_ENDPOINT=gateway.address,
+    ) as agent:
         endpoint = agent.url("COLLECTOR_GRPC_PORT")
         rows = run(tmp_path, stack, TURNS_NAN, "nodes", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
         with gateway:
             events = events_in_jaeger(stack, "nodes", len(rows))
             logged = events_in_loki(stack, "nodes", len(rows))
-            eventually(lambda: samples(stack, "nodes", "mean").keys() >= last_of_each_step(rows, "mean").keys())
+            eventually(
+                lambda: (
+                    samples(stack, "nodes", "mean").keys() >= last_of_each_step(rows, "mean").keys()
+                )
+            )
     assert (len(events), len(logged)) == (len(rows), len(rows))

@@ -1,5 +1,6 @@
-"""The files of `collector-config/` are taken by the real programs, open nothing to the network, and ask for nothing that the
-tested Collector has not."""
+"""The files of `collector-config/` are taken by the real programs, open nothing to the network, and
+ask for nothing that the tested Collector has not.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def services(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_the_collector_takes_every_file(tmp_path: Path, files: tuple[str, ...]) -> None:
     collector = start("collector", tmp_path)
     command = [str(collector.program), "validate", *collector_arguments(*files)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -47,7 +50,9 @@ def test_the_collector_takes_every_file(tmp_path: Path, files: tuple[str, ...]) 
 def test_a_mistake_in_a_file_is_found(tmp_path: Path) -> None:
     """What the test above relies on."""
     collector = start("collector", tmp_path)
-    broken = (SHIPPED / "collector-laptop.yaml").read_text().replace("spike_limit_mib", "spike_limit")
+    broken = (
+        (SHIPPED / "collector-laptop.yaml").read_text().replace("spike_limit_mib", "spike_limit")
+    )
     (tmp_path / "broken.yaml").write_text(broken)
     command = [str(collector.program), "validate", "--config", str(tmp_path / "broken.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -57,8 +62,15 @@ def test_a_mistake_in_a_file_is_found(tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_loki_takes_its_file(tmp_path: Path) -> None:
     loki = start("loki", tmp_path)
-    command = [str(loki.program), f"-config.file={SHIPPED / 'loki.yaml'}", "-config.expand-env=true", "-verify-config"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        str(loki.program),
+        f"-config.file={SHIPPED / 'loki.yaml'}",
+        "-config.expand-env=true",
+        "-verify-config",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -69,16 +81,36 @@ def test_every_collector_file_is_in_a_set() -> None:
 def test_the_tested_collector_has_what_the_files_ask_for_and_nothing_else() -> None:
     kinds = ("receivers", "processors", "exporters", "connectors", "extensions")
     loaded = [configuration(name) for name in COLLECTOR_FILES]
-    asked = {kind: {key.partition("/")[0] for file in loaded for key in file.get(kind, {})} for kind in kinds}
+    asked = {
+        kind: {key.partition("/")[0] for file in loaded for key in file.get(kind, {})}
+        for kind in kinds
+    }
     builder = yaml.safe_load((BACKENDS / "collector" / "builder.yaml").read_text())
-    # a module's folder is the component's name without underscores, but for the two exporters that have been renamed since
-    folder = {"otlp_grpc": "otlpexporter", "otlp_http": "otlphttpexporter", "file_storage": "filestorage"}
-    expected = {kind: {folder.get(key, key.replace("_", "") + kind.removesuffix("s")) for key in asked[kind]} for kind in kinds}
-    built = {kind: {entry["gomod"].split()[0].rpartition("/")[2] for entry in builder.get(kind, [])} for kind in kinds}
+    # a module's folder is the component's name without underscores, but for the two exporters that
+    # have been renamed since
+    folder = {
+        "otlp_grpc": "otlpexporter",
+        "otlp_http": "otlphttpexporter",
+        "file_storage": "filestorage",
+    }
+    expected = {
+        kind: {
+            folder.get(key, key.replace("_", "") + kind.removesuffix("s")) for key in asked[kind]
+        }
+        for kind in kinds
+    }
+    built = {
+        kind: {entry["gomod"].split()[0].rpartition("/")[2] for entry in builder.get(kind, [])}
+        for kind in kinds
+    }
     assert built == expected
     # and the sources that are built were made from it
     generated = (BACKENDS / "collector" / "components.go").read_text()
-    assert all(f'"{entry["gomod"].split()[0]}"' in generated for kind in kinds for entry in builder.get(kind, []))
+    assert all(
+        f'"{entry["gomod"].split()[0]}"' in generated
+        for kind in kinds
+        for entry in builder.get(kind, [])
+    )
 
 
 @pytest.mark.parametrize("name", COLLECTOR_FILES)
@@ -107,7 +139,10 @@ def test_compose_mounts_only_what_is_there(path: Path) -> None:
 
 
 def test_the_images_are_of_the_versions_that_are_tested() -> None:
-    versions = {name: service["image"].rpartition(":")[2].removeprefix("v") for name, service in services(COMPOSE)}
+    versions = {
+        name: service["image"].rpartition(":")[2].removeprefix("v")
+        for name, service in services(COMPOSE)
+    }
     modules = {name: program.version.removeprefix("v") for name, program in PROGRAMS.items()}
     assert versions["collector"] == modules["collector"]
     assert versions["loki"] == modules["loki"]
@@ -126,7 +161,11 @@ OF_BACKENDS = {
 
 def test_the_tables_of_the_readme_have_every_variable_that_the_files_read() -> None:
     files = [path for path in SHIPPED.iterdir() if path.suffix in (".yaml", ".yml")]
-    read = {name for path in files for name in re.findall(r"\$\{(?:env:)?([A-Z_]+)", path.read_text())}
-    rows = [line for line in (SHIPPED / "README.md").read_text().splitlines() if line.startswith("|")]
+    read = {
+        name for path in files for name in re.findall(r"\$\{(?:env:)?([A-Z_]+)", path.read_text())
+    }
+    rows = [
+        line for line in (SHIPPED / "README.md").read_text().splitlines() if line.startswith("|")
+    ]
     documented = {name for row in rows for name in re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", row)}
     assert documented - {"GOMEMLIMIT"} == read - OF_BACKENDS

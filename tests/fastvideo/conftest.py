@@ -25,15 +25,21 @@ def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wan")
     making = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model')); tiny_wan.make_dataset(Path('data'))"
     environ = {**os.environ, "PYTHONPATH": str(HERE), "OTEL_TORCH_ENABLED": "0"}
-    subprocess.run([sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True
+    )
     return folder
 
 
 @pytest.fixture(scope="session")
 def generation(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """Two videos of three steps with guidance, one worker, nothing set but the master switch and where to send to."""
+    """Two videos of three steps with guidance, one worker, nothing set but the master switch and
+    where to send to.
+    """
     with Receiver() as receiver:
-        run = generate(tmp_path_factory.mktemp("generation") / "run", wan, **receiver.environment("grpc"))
+        run = generate(
+            tmp_path_factory.mktemp("generation") / "run", wan, **receiver.environment("grpc")
+        )
     run.receiver = receiver
     return run
 
@@ -68,10 +74,15 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The same, but the transformer's fifth forward, the first one of step 2, raises between two of its blocks."""
+    """The same, but the transformer's fifth forward, the first one of step 2, raises between two of
+    its blocks.
+    """
     with Receiver() as receiver:
         run = generate(
-            tmp_path_factory.mktemp("broken") / "run", wan, BREAK_AT_FORWARD="4", **receiver.environment("http/protobuf")
+            tmp_path_factory.mktemp("broken") / "run",
+            wan,
+            BREAK_AT_FORWARD="4",
+            **receiver.environment("http/protobuf"),
         )
     run.receiver = receiver
     return run
@@ -80,14 +91,18 @@ def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 @pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
     """Denoising stages as other model families write them."""
-    return run(tmp_path_factory.mktemp("families") / "run", wan, [str(HERE / "programs" / "families.py")])
+    return run(
+        tmp_path_factory.mktemp("families") / "run", wan, [str(HERE / "programs" / "families.py")]
+    )
 
 
 @pytest.fixture(scope="session")
 def start_and_stop(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
     """A program that starts us by hand after it has imported FastVideo, and stops us again."""
     program = str(HERE / "programs" / "start_and_stop.py")
-    return run(tmp_path_factory.mktemp("start_and_stop") / "run", wan, [program], OTEL_TORCH_ENABLED="0")
+    return run(
+        tmp_path_factory.mktemp("start_and_stop") / "run", wan, [program], OTEL_TORCH_ENABLED="0"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +113,9 @@ def training(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def training_in_two_ranks(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The classic trainer under torchrun, its weights sharded over two ranks, with DataLoader workers."""
+    """The classic trainer under torchrun, its weights sharded over two ranks, with DataLoader
+    workers.
+    """
     return train(tmp_path_factory.mktemp("training_in_two_ranks") / "run", wan, ranks=2)
 
 

@@ -1,4 +1,6 @@
-"""Runs of the real FastVideo, its files unmodified, in child processes that are told of us by environment variables alone."""
+"""Runs of the real FastVideo, its files unmodified, in child processes that are told of us by
+environment variables alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Run:
         return [record for path in self.recordings() for record in self.records_of(path)]
 
     def metadata(self) -> list[dict[str, Any]]:
-        return [json.loads(path.with_suffix(".meta.json").read_text()) for path in self.recordings()]
+        return [
+            json.loads(path.with_suffix(".meta.json").read_text()) for path in self.recordings()
+        ]
 
 
 def free_port() -> int:
@@ -49,11 +53,17 @@ def free_port() -> int:
 
 
 def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
-    """Run `python COMMAND` in `folder` with recording switched on; settings of the test process itself do not reach it."""
+    """Run `python COMMAND` in `folder` with recording switched on; settings of the test process
+    itself do not reach it.
+    """
     folder.mkdir(exist_ok=True)
     for name in ("model", "data"):
         (folder / name).symlink_to(wan / name)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "FASTVIDEO_", "TRACEPARENT"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OTEL_", "FASTVIDEO_", "TRACEPARENT"))
+    }
     env = {
         **kept,
         "OTEL_TORCH_ENABLED": "1",
@@ -66,7 +76,12 @@ def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
     }
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, *command],
+            cwd=folder,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             status = process.wait(TIMEOUT_S)
@@ -79,11 +94,18 @@ def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
 
 def generate(folder: Path, wan: Path, gpus: int = 1, **environ: str) -> Run:
     """Two videos of three steps with guidance."""
-    return run(folder, wan, [str(EXAMPLES / "fastvideo_generate.py"), "model", "videos", str(gpus)], **environ)
+    return run(
+        folder,
+        wan,
+        [str(EXAMPLES / "fastvideo_generate.py"), "model", "videos", str(gpus)],
+        **environ,
+    )
 
 
 def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
-    """FastVideo's classic trainer: 3 steps of 2 accumulated batches, activation checkpointing, FSDP."""
+    """FastVideo's classic trainer: 3 steps of 2 accumulated batches, activation checkpointing,
+    FSDP.
+    """
     arguments = {
         "num_gpus": ranks, "sp_size": 1, "tp_size": 1, "hsdp_replicate_dim": 1, "hsdp_shard_dim": ranks,
         "model_path": "model", "pretrained_model_name_or_path": "model", "data_path": "data", "output_dir": "checkpoints",
@@ -99,10 +121,27 @@ def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
     port = str(free_port())
     if ranks > 1:
         folder.mkdir(exist_ok=True)
-        (folder / "rank.py").write_text(f"import runpy, sys\nrunpy.run_module(sys.argv.pop(1), {{}}, '__main__', True)\n{LEAVE}")
-        program = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", port, "rank.py", *program[1:]]
+        (folder / "rank.py").write_text(
+            f"import runpy, sys\nrunpy.run_module(sys.argv.pop(1), {{}}, '__main__', True)\n{LEAVE}"
+        )
+        program = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            str(ranks),
+            "--master_port",
+            port,
+            "rank.py",
+            *program[1:],
+        ]
         return run(folder, wan, program, WANDB_MODE="offline", **environ)
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     return run(folder, wan, program, WANDB_MODE="offline", **alone, **environ)
 
 
@@ -110,5 +149,17 @@ def train_anew(folder: Path, wan: Path, **environ: str) -> Run:
     """FastVideo's newer trainer, configured by a YAML file."""
     folder.mkdir(exist_ok=True)
     shutil.copy(HERE / "programs" / "finetune.yaml", folder)
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return run(folder, wan, ["-m", "fastvideo.train.entrypoint.train", "--config", "finetune.yaml"], **alone, **environ)
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return run(
+        folder,
+        wan,
+        ["-m", "fastvideo.train.entrypoint.train", "--config", "finetune.yaml"],
+        **alone,
+        **environ,
+    )

@@ -49,12 +49,17 @@ def test_steps_stand_in_stages_in_the_pipeline(generation: Run) -> None:
     named = [span for span in spans.values() if span["name"] == "torch.step"]
     steps = [span for span in named if span["attributes"]["torch.model"] == "WanTransformer3DModel"]
     steps.sort(key=lambda span: span["start"])
-    numbers = [(span["attributes"]["torch.loop"], span["attributes"]["torch.step"]) for span in steps]
+    numbers = [
+        (span["attributes"]["torch.loop"], span["attributes"]["torch.step"]) for span in steps
+    ]
     assert numbers == [(loop, step) for loop in (0, 1) for step in range(3)]
     for step in steps:
         names = path_of(step, spans)
         assert names[0] == "torch.run" and names[-1] == "torch.step"
-        assert "fastvideo.pipeline::WanPipeline" in names and "fastvideo.stage::DenoisingStage" in names
+        assert (
+            "fastvideo.pipeline::WanPipeline" in names
+            and "fastvideo.stage::DenoisingStage" in names
+        )
         branches = Counter(event["attributes"].get("torch.branch") for event in step["events"])
         assert set(branches) == {"cond", "uncond"} and branches["cond"] == branches["uncond"]
 
@@ -72,7 +77,9 @@ def test_before_during_and_after_denoising_are_parts_of_the_pipeline(generation:
     spans = {span["span_id"]: span for span in generation.receiver.spans()}
     for part in ("pre_denoising", "denoising", "post_denoising"):
         named = generation.receiver.spans(f"fastvideo.region::profiler_region_inference_{part}")
-        assert [path_of(span, spans)[-2] for span in named] == ["fastvideo.pipeline::WanPipeline"] * 2, part
+        assert [path_of(span, spans)[-2] for span in named] == [
+            "fastvideo.pipeline::WanPipeline"
+        ] * 2, part
         for span in named:
             parent = spans[span["parent_id"]]
             assert parent["start"] <= span["start"] <= span["end"] <= parent["end"]
@@ -82,7 +89,8 @@ def test_metrics_have_every_step_and_branch(generation: Run) -> None:
     points = [
         point["attributes"]
         for point in generation.receiver.metric_points("torch.module.activation.abs_mean")
-        if point["attributes"]["torch.model"] == "WanTransformer3DModel" and point["attributes"]["torch.module"] == "blocks.0"
+        if point["attributes"]["torch.model"] == "WanTransformer3DModel"
+        and point["attributes"]["torch.module"] == "blocks.0"
     ]
     found = {(point["torch.step"], point["torch.branch"]) for point in points}
     assert found == {(step, branch) for step in range(3) for branch in ("cond", "uncond")}
@@ -91,5 +99,11 @@ def test_metrics_have_every_step_and_branch(generation: Run) -> None:
 def test_of_a_forward_that_raises_the_completed_steps_arrive(broken: Run) -> None:
     on_disk, received = keys_on_disk(broken), keys_received(broken)
     assert not received - on_disk
-    completed = Counter({key: count for key, count in on_disk.items() if key[0] == "WanTransformer3DModel" and key[4] < 2})
+    completed = Counter(
+        {
+            key: count
+            for key, count in on_disk.items()
+            if key[0] == "WanTransformer3DModel" and key[4] < 2
+        }
+    )
     assert completed and not completed - received

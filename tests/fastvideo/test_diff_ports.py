@@ -1,8 +1,9 @@
 """`otel-torch diff` names what is wrong in real ports, and says nothing of those that are right.
 
-FastVideo's models against their originals, recorded in two child processes that run one program after the other, because
-importing FastVideo takes ten times longer than any of its tiny models. Three cases run as a user would run them: two
-unmodified processes, switched on by environment, and the command line.
+FastVideo's models against their originals, recorded in two child processes that run one program
+after the other, because importing FastVideo takes ten times longer than any of its tiny models.
+Three cases run as a user would run them: two unmodified processes, switched on by environment, and
+the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CORPUS = "tests.fastvideo.ports.cases"
 ROOT = Path(__file__).parents[2]
 BY_NAME = {case.name: case for case in CASES}
 OURS = "otel_torch"
-# one with other names on each side, one of one's own finding in a real port, one in an autoencoder called chunk by chunk
+# one with other names on each side, one of one's own finding in a real port, one in an autoencoder
+# called chunk by chunk
 END_TO_END = ("wan_rope", "cosmos_frame_rate", "wan_vae_cache")
 
 
@@ -48,18 +50,38 @@ class Board:
 
 @pytest.fixture(scope="module")
 def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Board:
-    """All cases in both dtypes, and the faults that are written down in fp32, side by side in two child processes."""
+    """All cases in both dtypes, and the faults that are written down in fp32, side by side in two
+    child processes.
+    """
     if importlib.util.find_spec("fastvideo") is None:
         pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
     folder = tmp_path_factory.mktemp("ports")
-    runs = {"cases": ["--corpus", CORPUS], "faults": ["--corpus", f"{CORPUS}:written_down", "--dtype", "fp32"]}
-    environment = {**os.environ, "OTEL_TORCH_ENABLED": "0", "OMP_NUM_THREADS": "1", "FASTVIDEO_LOGGING_LEVEL": "ERROR"}
+    runs = {
+        "cases": ["--corpus", CORPUS],
+        "faults": ["--corpus", f"{CORPUS}:written_down", "--dtype", "fp32"],
+    }
+    environment = {
+        **os.environ,
+        "OTEL_TORCH_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "FASTVIDEO_LOGGING_LEVEL": "ERROR",
+    }
     children = []
     for name, arguments in runs.items():
         command = [sys.executable, "-m", "tests.parity.scoreboard", "--together", *arguments]
         command += ["--keep", str(folder / name), "--json", str(folder / f"{name}.json")]
-        with (folder / f"{name}.txt").open("w") as said, (folder / f"{name}.err").open("w") as errors:
-            children.append((name, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=errors)))
+        with (
+            (folder / f"{name}.txt").open("w") as said,
+            (folder / f"{name}.err").open("w") as errors,
+        ):
+            children.append(
+                (
+                    name,
+                    subprocess.Popen(
+                        command, cwd=ROOT, env=environment, stdout=said, stderr=errors
+                    ),
+                )
+            )
     try:
         for name, child in children:
             assert child.wait(timeout=600) == 0, (folder / f"{name}.err").read_text()[-3000:]
@@ -69,7 +91,11 @@ def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     scores, lines = {}, []
     for name in runs:
         said = (folder / f"{name}.txt").read_text()
-        lines += said[said.rindex("\n\notel_torch, fp32") :].strip().splitlines() if "\n\notel_torch, fp32" in said else []
+        lines += (
+            said[said.rindex("\n\notel_torch, fp32") :].strip().splitlines()
+            if "\n\notel_torch, fp32" in said
+            else []
+        )
         for one in json.loads((folder / f"{name}.json").read_text()):
             scores[one["case"], one["dtype"], one["judge"]] = one
     request.config.pluginmanager.register(scoreboard.Summary("real ports, scored", lines))
@@ -83,15 +109,22 @@ def test_nothing_is_said_of_a_clean_port(board: Board, pair: str, dtype: str) ->
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in LEGAL])
-def test_nothing_is_said_of_a_clean_port_in_fp32_without_noise_either(board: Board, pair: str) -> None:
-    reference, port = (board.recordings / f"ports-{pair}-{side}-fp32" / "run.jsonl" for side in ("reference", "port"))
+def test_nothing_is_said_of_a_clean_port_in_fp32_without_noise_either(
+    board: Board, pair: str
+) -> None:
+    reference, port = (
+        board.recordings / f"ports-{pair}-{side}-fp32" / "run.jsonl"
+        for side in ("reference", "port")
+    )
     report = otel_torch.diff(reference, port)
     assert (report.verdict, report.first) == ("match", None)
     assert report.pairs > 20
 
 
 @pytest.mark.parametrize("pair", LEGAL)
-def test_a_reference_that_rounds_more_than_it_need_is_named_where_that_shows(board: Board, pair: str) -> None:
+def test_a_reference_that_rounds_more_than_it_need_is_named_where_that_shows(
+    board: Board, pair: str
+) -> None:
     assert board.ours(pair)["outcome"] == "exact", board.ours(pair)["named"]
     assert board.ours(pair, "bf16")["outcome"] == "missed", board.ours(pair, "bf16")["named"]
 
@@ -116,7 +149,11 @@ def test_faults_planted_by_a_machine_are_named(board: Board) -> None:
     """At least 95 % of them, at random modules of all pairs; none is missed."""
     names = [f"{pair} {spec}" for pair, specs in DRAWN.items() for spec in specs]
     outcomes = {name: board.ours(name)["outcome"] for name in names}
-    others = [f"{outcome}: {name}: {board.ours(name)['named']}" for name, outcome in outcomes.items() if outcome != "exact"]
+    others = [
+        f"{outcome}: {name}: {board.ours(name)['named']}"
+        for name, outcome in outcomes.items()
+        if outcome != "exact"
+    ]
     assert len(names) >= 100 and set(DRAWN) == set(PAIRS)
     assert len(others) <= 0.05 * len(names), "\n".join(others)
     assert not {"missed", "error"} & set(outcomes.values()), "\n".join(others)

@@ -1,4 +1,6 @@
-"""Two workers, and a worker whose forward raises: FastVideo then kills the parent and with it the worker itself."""
+"""Two workers, and a worker whose forward raises: FastVideo then kills the parent and with it the
+worker itself.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ TRANSFORMER = "WanTransformer3DModel"
 
 def test_each_worker_has_its_rank_and_its_recording(two_workers: Run) -> None:
     assert two_workers.status == 0, two_workers.output
-    assert [path.name.split(".", 1)[1] for path in two_workers.recordings()] == ["rank0.jsonl", "rank1.jsonl"]
-    assert [(data["rank"], data["world_size"]) for data in two_workers.metadata()] == [(0, 2), (1, 2)]
+    assert [path.name.split(".", 1)[1] for path in two_workers.recordings()] == [
+        "rank0.jsonl",
+        "rank1.jsonl",
+    ]
+    assert [(data["rank"], data["world_size"]) for data in two_workers.metadata()] == [
+        (0, 2),
+        (1, 2),
+    ]
 
 
 def test_both_workers_are_in_one_run_and_one_trace(two_workers: Run) -> None:
@@ -42,7 +50,11 @@ def test_a_raising_forward_ends_the_program_as_without_us(broken: Run) -> None:
 
 
 def test_everything_before_the_raising_forward_is_on_disk(broken: Run) -> None:
-    calls = Counter((record["step"], record["branch"]) for record in broken.records() if record["model"] == TRANSFORMER)
+    calls = Counter(
+        (record["step"], record["branch"])
+        for record in broken.records()
+        if record["model"] == TRANSFORMER
+    )
     complete = [calls[step, branch] for step in (0, 1) for branch in ("cond", "uncond")]
     assert len(set(complete)) == 1 and complete[0] > 0
     # of the step that broke, what had run

@@ -1,5 +1,5 @@
-"""Makes what a FastVideo run needs and a network would have to bring: a Wan 2.1 model folder with random weights, and a
-parquet set of ready-made latents for its trainers.
+"""Makes what a FastVideo run needs and a network would have to bring: a Wan 2.1 model folder with
+random weights, and a parquet set of ready-made latents for its trainers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,18 @@ def make_model(folder: Path) -> None:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.05)
     transformer.save_pretrained(folder / "transformer")
-    AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1).save_pretrained(folder / "vae")
+    AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1).save_pretrained(
+        folder / "vae"
+    )
     UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        num_train_timesteps=1000,
+        flow_shift=3.0,
     ).save_pretrained(folder / "scheduler")
-    _drop(folder / "scheduler" / "scheduler_config.json", "shift_terminal", "sigma_min", "sigma_max")
+    _drop(
+        folder / "scheduler" / "scheduler_config.json", "shift_terminal", "sigma_min", "sigma_max"
+    )
     (folder / "model_index.json").write_text(
         json.dumps(
             {
@@ -88,16 +95,26 @@ def _tokenizer():  # type: ignore[no-untyped-def]
         "blurred static low quality",
     ]
     special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=100, special_tokens=special, unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=100, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator(lines * 8, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=512
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=512,
     )
 
 
 def make_dataset(folder: Path, rows: int = 4) -> None:
-    """Write `rows` videos as random latents [16, 2, 8, 8] and text embeddings [7.., 32], both float32, in FastVideo's columns."""
+    """Write `rows` videos as random latents [16, 2, 8, 8] and text embeddings [7.., 32], both
+    float32, in FastVideo's columns.
+    """
     import numpy
     import pyarrow
     import pyarrow.parquet
@@ -126,4 +143,6 @@ def make_dataset(folder: Path, rows: int = 4) -> None:
         }
 
     folder.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row(index) for index in range(rows)]), folder / "data.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([row(index) for index in range(rows)]), folder / "data.parquet"
+    )

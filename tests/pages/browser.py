@@ -32,12 +32,18 @@ _SETTLED = """new Promise(done => {
 
 
 def find() -> str | None:
-    """The browser's program: what BROWSER_FOR_TESTS names, else a Chromium on the path; None where there is none."""
-    return os.environ.get("BROWSER_FOR_TESTS") or next((path for name in NAMES if (path := shutil.which(name))), None)
+    """The browser's program: what BROWSER_FOR_TESTS names, else a Chromium on the path; None where
+    there is none.
+    """
+    return os.environ.get("BROWSER_FOR_TESTS") or next(
+        (path for name in NAMES if (path := shutil.which(name))), None
+    )
 
 
 class Page:
-    """An open page. errors: what it said in the console that is no mere information, and exceptions, in order."""
+    """An open page. errors: what it said in the console that is no mere information, and
+    exceptions, in order.
+    """
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read = write, read
@@ -47,7 +53,9 @@ class Page:
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         self.resize(1280, 900)
@@ -59,15 +67,21 @@ class Page:
         self.evaluate(_SETTLED)
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page; of a promise what it comes to. An exception is an AssertionError."""
-        answer = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        """The value of a JavaScript expression in the page; of a promise what it comes to. An
+        exception is an AssertionError.
+        """
+        answer = self._call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def choose(self, id: str, value: str) -> None:
         """Choose an option as a person does, and wait until all is drawn anew."""
         element = f"document.getElementById({json.dumps(id)})"
-        self.evaluate(f"{element}.value = {json.dumps(value)}; {element}.dispatchEvent(new Event('change'))")
+        self.evaluate(
+            f"{element}.value = {json.dumps(value)}; {element}.dispatchEvent(new Event('change'))"
+        )
         self.evaluate(_SETTLED)
 
     def point_at(self, selector: str) -> None:
@@ -87,23 +101,42 @@ class Page:
 
     def text(self) -> str:
         """What a person reads, the texts of plots too."""
-        return str(self.evaluate("document.body.innerText + [...document.querySelectorAll('svg text')].map(t => t.textContent)"))
+        return str(
+            self.evaluate(
+                "document.body.innerText + [...document.querySelectorAll('svg text')].map(t => t.textContent)"
+            )
+        )
 
     def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         """The window, in pixels."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def screenshot(self, path: Path, selector: str | None = None, *, before: int = 0, height: int | None = None) -> None:
-        """A PNG of the window, or of an element with `before` pixels above it, no matter how long the page is."""
+    def screenshot(
+        self, path: Path, selector: str | None = None, *, before: int = 0, height: int | None = None
+    ) -> None:
+        """A PNG of the window, or of an element with `before` pixels above it, no matter how long
+        the page is.
+        """
         given: dict[str, Any] = {"format": "png", "captureBeyondViewport": selector is not None}
         if selector is not None:
             box = self.evaluate(
                 f"(({{x, y, width, height}}) => [x + scrollX, y + scrollY, width, height])"
                 f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
             )
-            clip = {"x": box[0] - 8, "y": box[1] - before, "width": box[2] + 16, "height": (height or box[3]) + before}
+            clip = {
+                "x": box[0] - 8,
+                "y": box[1] - before,
+                "width": box[2] + 16,
+                "height": (height or box[3]) + before,
+            }
             given["clip"] = {**clip, "scale": 1}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", **given)["data"]))
@@ -136,9 +169,13 @@ class Page:
         given = message.get("params", {})
         match message.get("method"):
             case "Runtime.exceptionThrown":
-                self.errors.append(str(given["exceptionDetails"].get("exception", given["exceptionDetails"])))
+                self.errors.append(
+                    str(given["exceptionDetails"].get("exception", given["exceptionDetails"]))
+                )
             case "Runtime.consoleAPICalled" if given["type"] in ("error", "warning", "assert"):
-                self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in given["args"]))
+                self.errors.append(
+                    " ".join(str(one.get("value", one.get("description"))) for one in given["args"])
+                )
             case "Log.entryAdded" if given["entry"]["level"] in ("error", "warning"):
                 self.errors.append(given["entry"]["text"])
             case "Network.requestWillBeSent":
@@ -148,7 +185,9 @@ class Page:
 
 @contextmanager
 def browser(program: str) -> Iterator[Page]:
-    """A browser without a window, that can reach nothing, with an empty page. It is gone at the end, and all that it kept."""
+    """A browser without a window, that can reach nothing, with an empty page. It is gone at the
+    end, and all that it kept.
+    """
     ours, theirs = os.pipe(), os.pipe()  # what it reads, what it writes
 
     def hand_over() -> None:  # its protocol is spoken at descriptors 3 and 4

@@ -15,7 +15,9 @@ def window() -> Iterator[Page]:
     """A browser's window, for tests that clean up after each other."""
     program = find()
     if program is None:
-        pytest.skip("no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS")
+        pytest.skip(
+            "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS"
+        )
     with browser(program) as page:
         yield page
 

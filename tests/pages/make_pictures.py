@@ -1,4 +1,6 @@
-"""Makes the pictures of docs/pictures-without-a-server.md: `python -m tests.pages.make_pictures`. Needs a Chromium."""
+"""Makes the pictures of docs/pictures-without-a-server.md: `python -m tests.pages.make_pictures`.
+Needs a Chromium.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,28 @@ def heading(page: Page, id: str) -> int:
 def main() -> int:
     program = find()
     if program is None:
-        print("no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS", file=sys.stderr)
+        print(
+            "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS",
+            file=sys.stderr,
+        )
         return 2
     with tempfile.TemporaryDirectory() as folder, browser(program) as page:
         pages = record(Path(folder))
         page.resize(1100, 900)
         page.open(pages.show)
         page.screenshot(PICTURES / "show-page.png")
-        page.screenshot(PICTURES / "show-timeline.png", "#timeline", before=heading(page, "timeline"))
+        page.screenshot(
+            PICTURES / "show-timeline.png", "#timeline", before=heading(page, "timeline")
+        )
         page.screenshot(PICTURES / "show-module-by-step.png", "#heat", before=heading(page, "heat"))
-        page.screenshot(PICTURES / "show-spread.png", "#over-steps", before=heading(page, "over-steps"))
-        page.screenshot(PICTURES / "show-magnitudes.png", "#histogram-modules", before=heading(page, "histogram-modules"))
+        page.screenshot(
+            PICTURES / "show-spread.png", "#over-steps", before=heading(page, "over-steps")
+        )
+        page.screenshot(
+            PICTURES / "show-magnitudes.png",
+            "#histogram-modules",
+            before=heading(page, "histogram-modules"),
+        )
     return 0
 
 

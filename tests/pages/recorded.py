@@ -1,4 +1,5 @@
-"""Real runs, and the pages that the commands make of them: what the tests look at, and what the pictures show.
+"""Real runs, and the pages that the commands make of them: what the tests look at, and what the
+pictures show.
 
 The program is the one of docs/pictures-without-a-server.md, taken from there.
 """
@@ -19,7 +20,9 @@ STATISTICS = "abs_mean,min,max,std,nonfinite,histogram"
 
 @dataclass(frozen=True)
 class Recorded:
-    """Where the pages lie: of a run that ceases to be finite, and of a comparison that finds something."""
+    """Where the pages lie: of a run that ceases to be finite, and of a comparison that finds
+    something.
+    """
 
     show: Path
     diff: Path
@@ -36,10 +39,18 @@ def program() -> str:
 def record(folder: Path) -> Recorded:
     """Run the program, and a port of it with a bug, and have pages made of both."""
     code = program()
-    asked = {"OTEL_TORCH_CAPTURE": "inputs,outputs", "OTEL_TORCH_STATS": STATISTICS, "OTEL_TORCH_OTLP_FILE": "otlp"}
+    asked = {
+        "OTEL_TORCH_CAPTURE": "inputs,outputs",
+        "OTEL_TORCH_STATS": STATISTICS,
+        "OTEL_TORCH_OTLP_FILE": "otlp",
+    }
     run_python(folder, code, OTEL_TORCH_JSONL="run.jsonl", **asked)
     command(folder, "show", "run.jsonl", "--html", "show.html")
-    shorter = code.replace(".half()", "").replace("torch.float16", "torch.float32").replace("range(30)", "range(4)")
+    shorter = (
+        code.replace(".half()", "")
+        .replace("torch.float16", "torch.float32")
+        .replace("range(30)", "range(4)")
+    )
     assert shorter != code
     for name, text in (("reference", shorter), ("port", shorter.replace("gelu(", "silu("))):
         run_python(folder, text, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_JSONL=f"{name}.jsonl")

@@ -1,4 +1,6 @@
-"""Files of spans as OpenTelemetry's file format has them, written by hand, so that every number in them is known."""
+"""Files of spans as OpenTelemetry's file format has them, written by hand, so that every number in
+them is known.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,18 @@ START = 1_795_289_012_476_248_317  # Unix nanoseconds
 
 
 def span(
-    name: str, start: float, end: float, *, id: str = "", parent: str = "", events: Any = (), **attributes: Any
+    name: str,
+    start: float,
+    end: float,
+    *,
+    id: str = "",
+    parent: str = "",
+    events: Any = (),
+    **attributes: Any,
 ) -> dict[str, Any]:
-    """A span from and to so many seconds after START. events: (name, seconds, attributes) each. `_` in a name stands for `.`."""
+    """A span from and to so many seconds after START. events: (name, seconds, attributes) each. `_`
+    in a name stands for `.`.
+    """
     return {
         "traceId": "ab" * 16,
         "spanId": id,
@@ -27,15 +38,22 @@ def span(
     }  # fmt: skip
 
 
-def step(number: int, start: float, end: float, *, loop: int = 0, model: str = "M", **more: Any) -> dict[str, Any]:
+def step(
+    number: int, start: float, end: float, *, loop: int = 0, model: str = "M", **more: Any
+) -> dict[str, Any]:
     """The span of a step."""
-    return span("torch.step", start, end, torch_step=number, torch_loop=loop, torch_model=model, **more)
+    return span(
+        "torch.step", start, end, torch_step=number, torch_loop=loop, torch_model=model, **more
+    )
 
 
 def line(*spans: dict[str, Any], run: str = "r7", rank: int = 0, pid: int = 71) -> str:
     """A line of a file: spans of one process."""
     who = {"otel_torch.run.id": run, "dl.rank": rank, "process.pid": pid, "host.name": "node"}
-    group = {"resource": {"attributes": _pairs(who)}, "scopeSpans": [{"scope": {"name": "otel_torch"}, "spans": list(spans)}]}
+    group = {
+        "resource": {"attributes": _pairs(who)},
+        "scopeSpans": [{"scope": {"name": "otel_torch"}, "spans": list(spans)}],
+    }
     return json.dumps({"resourceSpans": [group]}) + "\n"
 
 
@@ -51,7 +69,10 @@ def _time(seconds: float) -> str:
 
 
 def _pairs(values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": name if "." in name else name.replace("_", "."), "value": _value(value)} for name, value in values.items()]
+    return [
+        {"key": name if "." in name else name.replace("_", "."), "value": _value(value)}
+        for name, value in values.items()
+    ]
 
 
 def _value(value: Any) -> dict[str, Any]:
@@ -61,4 +82,8 @@ def _value(value: Any) -> dict[str, Any]:
         return {"intValue": str(value)}
     if isinstance(value, float):
         return {"doubleValue": value}
-    return {"arrayValue": {"values": [_value(one) for one in value]}} if isinstance(value, list) else {"stringValue": value}
+    return (
+        {"arrayValue": {"values": [_value(one) for one in value]}}
+        if isinstance(value, list)
+        else {"stringValue": value}
+    )

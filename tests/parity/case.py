@@ -14,8 +14,8 @@ from pathlib import Path
 class Place:
     """Where a wrong tensor is first seen.
 
-    side: "output": `module` made it; "input": it entered `module` already wrong, so the glue in front is at fault;
-    "parameter": a weight of `module` differs before any forward.
+    side: "output": `module` made it; "input": it entered `module` already wrong, so the glue in
+    front is at fault; "parameter": a weight of `module` differs before any forward.
     """
 
     side: str
@@ -29,10 +29,10 @@ class Place:
 class Case:
     """Two programs, each run once by `python PROGRAM *ARGUMENTS --dtype DTYPE`.
 
-    expected: the places in the port's names that are exactly right, the best one first; empty for a clean pair.
-    expected_reference: likewise in the reference's names, where these are others.
-    error: relative L2 at that place in fp32, of the faulty port against the clean one; inf where there is no such number.
-    final: relative L2 of the final output against the reference, by dtype.
+    expected: the places in the port's names that are exactly right, the best one first; empty for a
+    clean pair. expected_reference: likewise in the reference's names, where these are others.
+    error: relative L2 at that place in fp32, of the faulty port against the clean one; inf where
+    there is no such number. final: relative L2 of the final output against the reference, by dtype.
     above_rounding: whether `error` is more than 3 times what bf16 alone does to that tensor.
     environment: what the programs themselves need set.
     """
@@ -56,7 +56,9 @@ class Case:
 
     @property
     def noise(self) -> tuple[str, ...]:
-        """Arguments of the recording that measures the floor: the reference once more, under OTEL_TORCH_NOISE."""
+        """Arguments of the recording that measures the floor: the reference once more, under
+        OTEL_TORCH_NOISE.
+        """
         return self.reference
 
     @property

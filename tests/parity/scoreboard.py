@@ -1,15 +1,19 @@
-"""How often the comparison names a known fault, beside what FastVideo's own rule says of the same recordings.
+"""How often the comparison names a known fault, beside what FastVideo's own rule says of the same
+recordings.
 
-    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER] [--corpus MODULE] [--seed N] [--together]
-    python -m tests.parity.scoreboard --faults COUNT [--seed N] [--corpus tests.fastvideo.ports.cases]
+    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER] [--corpus MODULE]
+    [--seed N] [--together] python -m tests.parity.scoreboard --faults COUNT [--seed N] [--corpus
+    tests.fastvideo.ports.cases]
 
-Each side of a case is a process of its own that knows nothing of us: environment variables alone make it record. `--together`
-records them one after the other in this process instead, ten times faster. `--keep` keeps the recordings for the next time;
-throw the folder away when recording changes.
+Each side of a case is a process of its own that knows nothing of us: environment variables alone
+make it record. `--together` records them one after the other in this process instead, ten times
+faster. `--keep` keeps the recordings for the next time; throw the folder away when recording
+changes.
 
-A module of a corpus holds `CASES`, or under the name after a colon, a tuple of cases or a function that returns one; for
-`--together`, `program(arguments, dtype, seed)`, a context in which the built program is a function of nothing; for `--faults`,
-`drawn(count, seed, only)`, faults planted by a machine, `count` for each pair.
+A module of a corpus holds `CASES`, or under the name after a colon, a tuple of cases or a function
+that returns one; for `--together`, `program(arguments, dtype, seed)`, a context in which the built
+program is a function of nothing; for `--faults`, `drawn(count, seed, only)`, faults planted by a
+machine, `count` for each pair.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otel_torch.parity.recording import load_recording
+from otel_torch.recording.reader import load_recording
 from tests.parity.case import Case, Place
 
 # from the best to the worst; a clean pair is `silent` or `false`
@@ -47,7 +51,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recordings:
-    """The files of one case and dtype; noise is the reference, recorded under jitter, None where that was not asked for."""
+    """The files of one case and dtype; noise is the reference, recorded under jitter, None where
+    that was not asked for.
+    """
 
     reference: Path
     port: Path
@@ -56,7 +62,9 @@ class Recordings:
 
 @dataclass(frozen=True)
 class Named:
-    """The first fault that a judge named, in each program's names; None where that program has no such place."""
+    """The first fault that a judge named, in each program's names; None where that program has no
+    such place.
+    """
 
     reference: Place | None
     port: Place | None
@@ -69,7 +77,8 @@ class Named:
 
 
 Judge = Callable[[Recordings], Named | None]
-# a program built with these arguments, dtype and seed, ready to be run, and everything as it was when it is left
+# a program built with these arguments, dtype and seed, ready to be run, and everything as it was
+# when it is left
 Program = Callable[[Sequence[str], str, int], AbstractContextManager[Callable[[], object]]]
 
 
@@ -105,7 +114,9 @@ class Recorder:
 
     def _made(self, case: Case, arguments: Sequence[str], dtype: str, noise: str = "") -> Path:
         seed = ("--seed", str(self._seed)) if self._seed else ()
-        name = "-".join([case.program.parent.name, *arguments, dtype, *seed, *(["noise"] if noise else [])])
+        name = "-".join(
+            [case.program.parent.name, *arguments, dtype, *seed, *(["noise"] if noise else [])]
+        )
         folder = self.folder / re.sub(r"[^\w.-]+", "_", name)
         recording, done = folder / "run.jsonl", folder / "done"
         if done.exists():
@@ -116,10 +127,14 @@ class Recorder:
         done.touch()
         return recording
 
-    def _run(self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str) -> None:
+    def _run(
+        self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str
+    ) -> None:
         """As a process of its own, switched on by environment variables alone."""
         kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
         }
         environment = {
             **kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **case.environment,
@@ -133,24 +148,32 @@ class Recorder:
                 env=environment, cwd=recording.parent, stdout=output, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False,
             ).returncode  # fmt: skip
         if status or not recording.exists():
-            raise RuntimeError(f"{' '.join(arguments)} {dtype}: exit status {status}\n" + said.read_text()[-2000:])
+            raise RuntimeError(
+                f"{' '.join(arguments)} {dtype}: exit status {status}\n" + said.read_text()[-2000:]
+            )
 
 
 class RecorderInProcess(Recorder):
-    """Makes the same recordings in this process, for importing a framework takes ten times longer than a tiny model.
+    """Makes the same recordings in this process, for importing a framework takes ten times longer
+    than a tiny model.
 
-    alone: whether the process is there for nothing else, so that garbage from before its first recording may stay.
+    alone: whether the process is there for nothing else, so that garbage from before its first
+    recording may stay.
     """
 
     def __init__(self, folder: Path, program: Program, seed: int = 0, alone: bool = False) -> None:
         super().__init__(folder, seed)
         self._program, self._freeze = program, alone
 
-    def _run(self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str) -> None:
+    def _run(
+        self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str
+    ) -> None:
         from otel_torch import bootstrap
 
         with self._program(arguments, dtype, self._seed) as run:
-            if not bootstrap.start(jsonl=str(recording), capture="parity", **({"noise": noise} if noise else {})):
+            if not bootstrap.start(
+                jsonl=str(recording), capture="parity", **({"noise": noise} if noise else {})
+            ):
                 raise RuntimeError("recording did not start")
             try:
                 run()
@@ -159,7 +182,8 @@ class RecorderInProcess(Recorder):
         if not recording.exists():
             raise RuntimeError(f"{' '.join(arguments)} {dtype}: nothing was recorded")
         if self._freeze:
-            # what the frameworks' imports made, half a million objects, is looked through at the start of each recording
+            # what the frameworks' imports made, half a million objects, is looked through at the
+            # start of each recording
             gc.collect()
             gc.freeze()
             self._freeze = False
@@ -179,12 +203,15 @@ def our_diff(recordings: Recordings) -> Named | None:
         raise RuntimeError(f"incomparable: {report.reason}")
     first = report.first
     assert first is not None
-    return Named(_place(first.side, first.module), _place(first.port_side, first.port_module), first.kind)
+    return Named(
+        _place(first.side, first.module), _place(first.port_side, first.port_module), first.kind
+    )
 
 
 def fastvideo_rule(recordings: Recordings) -> Named | None:
-    """The first output, in the reference's order, whose shape, abs_mean or max is 0.5 % off; rows by (module, step, tensor)
-    in order of occurrence; rows of one side only are passed over."""
+    """The first output, in the reference's order, whose shape, abs_mean or max is 0.5 % off; rows
+    by (module, step, tensor) in order of occurrence; rows of one side only are passed over.
+    """
     port = dict(_outputs(recordings.port))
     for key, row in _outputs(recordings.reference):
         other = port.get(key)
@@ -210,9 +237,15 @@ def _outputs(recording: Path) -> Iterable[tuple[tuple[Any, ...], Row]]:
 def _outside(row: Row, other: Row) -> bool:
     if row["shape"] != other["shape"]:
         return True
-    values = [(row[name], other[name]) for name in RULE_STATISTICS if row.get(name) is not None and other.get(name) is not None]
+    values = [
+        (row[name], other[name])
+        for name in RULE_STATISTICS
+        if row.get(name) is not None and other.get(name) is not None
+    ]
     # written so that a NaN of one side alone is outside
-    return any(not abs(a - b) <= RULE_TOLERANCE * abs(a) for a, b in values if not (a != a and b != b))
+    return any(
+        not abs(a - b) <= RULE_TOLERANCE * abs(a) for a, b in values if not (a != a and b != b)
+    )
 
 
 JUDGES: dict[str, Judge] = {"otel_torch": our_diff, "FastVideo 0.5 %": fastvideo_rule}
@@ -229,15 +262,21 @@ def score(case: Case, dtype: str, recordings: Recordings, judge: str) -> Score:
     except Exception as error:
         # a judge that breaks is a result, and must not end the others
         seconds = time.perf_counter() - begin
-        return Score(case, dtype, judge, "error", f"{type(error).__name__}: {error}".splitlines()[0], seconds)
+        return Score(
+            case, dtype, judge, "error", f"{type(error).__name__}: {error}".splitlines()[0], seconds
+        )
     seconds = time.perf_counter() - begin
     worth = outcomes(case, named, recordings)
-    return Score(case, dtype, judge, best(worth), str(named or ""), seconds, both=set(worth) == {"exact"})
+    return Score(
+        case, dtype, judge, best(worth), str(named or ""), seconds, both=set(worth) == {"exact"}
+    )
 
 
 def outcome(case: Case, named: Named | None, recordings: Recordings) -> str:
-    """exact: an expected place, in either program's names. adjacent: one step off, its parent or child or the event before
-    or after. late: behind it. false: in front of it, or anything at all in a clean pair. missed: nothing."""
+    """exact: an expected place, in either program's names. adjacent: one step off, its parent or
+    child or the event before or after. late: behind it. false: in front of it, or anything at all
+    in a clean pair. missed: nothing.
+    """
     return best(outcomes(case, named, recordings))
 
 
@@ -247,7 +286,9 @@ def best(worth: Sequence[str]) -> str:
 
 
 def outcomes(case: Case, named: Named | None, recordings: Recordings) -> list[str]:
-    """The outcome in the port's names and in the reference's, as far as it is known there what is right."""
+    """The outcome in the port's names and in the reference's, as far as it is known there what is
+    right.
+    """
     if case.clean:
         return ["false" if named else "silent"]
     if named is None:
@@ -256,7 +297,11 @@ def outcomes(case: Case, named: Named | None, recordings: Recordings) -> list[st
         (named.port, case.expected, recordings.port),
         (named.reference, case.places_in_reference, recordings.reference),
     )
-    return [_rank(place, named.kind, expected, recording) for place, expected, recording in sides if expected]
+    return [
+        _rank(place, named.kind, expected, recording)
+        for place, expected, recording in sides
+        if expected
+    ]
 
 
 def _rank(place: Place | None, kind: str, expected: Sequence[Place], recording: Path) -> str:
@@ -282,7 +327,9 @@ def _related(one: str, other: str) -> bool:
 
 
 def timeline(recording: Path) -> list[Place]:
-    """The modules' enterings and leavings in order of time, each place once, when it is first passed."""
+    """The modules' enterings and leavings in order of time, each place once, when it is first
+    passed.
+    """
     moments: dict[Place, int] = {}
     for row in load_recording(recording).rows:
         for side, moment in zip(("input", "output"), row.get("order") or (None, None), strict=True):
@@ -310,7 +357,9 @@ def table(scores: Sequence[Score]) -> str:
         below = " (below rounding)" if dtype == "bf16" and not case.above_rounding else ""
         right = "" if case.clean or ours.outcome == "exact" else f" · expected {case.expected[0]}"
         named = f" · named {ours.named}" if ours.named else ""
-        said.append(f"{name:<{width}}  {dtype}  {verdicts}  {ours.seconds:5.1f} s{below}{right}{named}")
+        said.append(
+            f"{name:<{width}}  {dtype}  {verdicts}  {ours.seconds:5.1f} s{below}{right}{named}"
+        )
     header = f"{'':<{width}}        " + "  ".join(judges)
     return "\n".join([header, *said, "", *totals(scores)])
 
@@ -322,13 +371,17 @@ def totals(scores: Sequence[Score]) -> list[str]:
         chosen = [s for s in scores if (s.judge, s.dtype) == (judge, dtype)]
         bugs, clean = [s for s in chosen if not s.case.clean], [s for s in chosen if s.case.clean]
         counts = Counter(s.outcome for s in bugs)
-        line = f"{judge}, {dtype}: {len(bugs)} bugs: " + " · ".join(f"{counts[name]} {name}" for name in OUTCOMES)
+        line = f"{judge}, {dtype}: {len(bugs)} bugs: " + " · ".join(
+            f"{counts[name]} {name}" for name in OUTCOMES
+        )
         if any(s.case.places_in_reference for s in bugs):
             line += f"; {sum(s.both for s in bugs)} exact in both programs' names"
         if dtype == "bf16":
             above = [s for s in bugs if s.case.above_rounding]
             line += f" ({sum(s.outcome == 'exact' for s in above)} exact of {len(above)} above rounding)"
-        said.append(f"{line}; {len(clean)} clean: {sum(s.outcome == 'silent' for s in clean)} silent")
+        said.append(
+            f"{line}; {len(clean)} clean: {sum(s.outcome == 'silent' for s in clean)} silent"
+        )
     return said
 
 
@@ -364,12 +417,21 @@ class Summary:
             terminalreporter.write_line(line)
 
 
-def score_all(work: Sequence[tuple[Case, str]], recorder: Recorder, judges: Sequence[str] = tuple(JUDGES)) -> list[Score]:
-    """Record what is not recorded yet, and let every judge say what it says. A program that fails is a result, too."""
+def score_all(
+    work: Sequence[tuple[Case, str]], recorder: Recorder, judges: Sequence[str] = tuple(JUDGES)
+) -> list[Score]:
+    """Record what is not recorded yet, and let every judge say what it says. A program that fails
+    is a result, too.
+    """
     scores = []
     for number, (case, dtype) in enumerate(work, 1):
         if sys.stderr.isatty():
-            print(f"\r\033[K{number}/{len(work)} {case.name} {dtype} ", end="\r", file=sys.stderr, flush=True)
+            print(
+                f"\r\033[K{number}/{len(work)} {case.name} {dtype} ",
+                end="\r",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
             recordings = recorder.record(case, dtype)
         except Exception as error:
@@ -381,30 +443,64 @@ def score_all(work: Sequence[tuple[Case, str]], recorder: Recorder, judges: Sequ
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description="Score the comparison on programs whose faults are known.")
-    arguments.add_argument("--dtype", choices=["fp32", "bf16"], action="append", help="both, unless given; faults: fp32")
+    arguments = argparse.ArgumentParser(
+        description="Score the comparison on programs whose faults are known."
+    )
+    arguments.add_argument(
+        "--dtype",
+        choices=["fp32", "bf16"],
+        action="append",
+        help="both, unless given; faults: fp32",
+    )
     arguments.add_argument("--only", default="", help="cases whose name holds this")
     arguments.add_argument("--keep", type=Path, help="folder of recordings, made once")
-    arguments.add_argument("--corpus", action="append", help="module that holds CASES; tests.parity.cases unless given")
-    arguments.add_argument("--together", action="store_true", help="record in this process, not each program in its own")
-    arguments.add_argument("--faults", type=int, metavar="COUNT", help="instead of CASES, so many faults drawn for each pair")
-    arguments.add_argument("--seed", type=int, default=0, help="of weights and inputs; with --faults, of the drawing")
+    arguments.add_argument(
+        "--corpus", action="append", help="module that holds CASES; tests.parity.cases unless given"
+    )
+    arguments.add_argument(
+        "--together",
+        action="store_true",
+        help="record in this process, not each program in its own",
+    )
+    arguments.add_argument(
+        "--faults",
+        type=int,
+        metavar="COUNT",
+        help="instead of CASES, so many faults drawn for each pair",
+    )
+    arguments.add_argument(
+        "--seed", type=int, default=0, help="of weights and inputs; with --faults, of the drawing"
+    )
     arguments.add_argument("--json", type=Path, help="write the scores there")
     given = arguments.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums are then always taken in the same order
     scores = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.keep or Path(temporary)).resolve()
-        for corpus_name in given.corpus or ["tests.parity.cases" if given.faults is None else "tests.fastvideo.ports.cases"]:
+        for corpus_name in given.corpus or [
+            "tests.parity.cases" if given.faults is None else "tests.fastvideo.ports.cases"
+        ]:
             module, _, name = corpus_name.partition(":")
             corpus = importlib.import_module(module)
             if given.faults is None:
-                cases, dtypes, seed = getattr(corpus, name or "CASES"), given.dtype or ["fp32", "bf16"], given.seed
+                cases, dtypes, seed = (
+                    getattr(corpus, name or "CASES"),
+                    given.dtype or ["fp32", "bf16"],
+                    given.seed,
+                )
                 cases = cases() if callable(cases) else cases
             else:
-                cases, dtypes, seed = corpus.drawn(given.faults, given.seed, given.only), given.dtype or ["fp32"], 0
+                cases, dtypes, seed = (
+                    corpus.drawn(given.faults, given.seed, given.only),
+                    given.dtype or ["fp32"],
+                    0,
+                )
             together = given.together or given.faults is not None
-            recorder = RecorderInProcess(folder, corpus.program, seed, alone=True) if together else Recorder(folder, seed)
+            recorder = (
+                RecorderInProcess(folder, corpus.program, seed, alone=True)
+                if together
+                else Recorder(folder, seed)
+            )
             work = [(case, dtype) for dtype in dtypes for case in cases if given.only in case.name]
             scores += score_all(work, recorder)
     print(table(scores))

@@ -1,4 +1,6 @@
-"""The corpus itself: faults are where its table says, its programs say nothing of us, and the scores mean what they say."""
+"""The corpus itself: faults are where its table says, its programs say nothing of us, and the
+scores mean what they say.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ def test_a_fault_begins_where_the_table_says_and_is_as_large(name: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "wan", "vae"])
 @pytest.mark.parametrize("dtype", list(families.DTYPES))
-def test_the_sides_of_a_clean_pair_differ_by_rounding_and_not_by_nothing(family: str, dtype: str) -> None:
-    reference, port = (families.run(family, families.load(family, side, dtype, 0), dtype, 0) for side in ("reference", "port"))
+def test_the_sides_of_a_clean_pair_differ_by_rounding_and_not_by_nothing(
+    family: str, dtype: str
+) -> None:
+    reference, port = (
+        families.run(family, families.load(family, side, dtype, 0), dtype, 0)
+        for side in ("reference", "port")
+    )
     assert 0 < truth.relative(port, reference) < {"fp32": 3e-6, "bf16": 3e-2}[dtype]
 
 
@@ -74,7 +81,9 @@ def test_the_programs_know_nothing_of_us() -> None:
 # ---- the scoreboard
 
 
-def _row(module: str, tensor: str, order: tuple[int, int], **statistics: object) -> dict[str, object]:
+def _row(
+    module: str, tensor: str, order: tuple[int, int], **statistics: object
+) -> dict[str, object]:
     row = {"module": module, "tensor": tensor, "step": 0, "phase": "forward", "order": order}
     return row | {"shape": [2], "abs_mean": 1.0, "max": 2.0} | statistics
 
@@ -89,15 +98,20 @@ def recordings(tmp_path: Path) -> scoreboard.Recordings:
     """a, then b, which holds b.c, then d; the port's b.c is 1 % off, and so is all that follows."""
     order = {"a": (1, 2), "b.c": (4, 5), "b": (3, 6), "d": (7, 8), "": (0, 9)}
     off = {"b.c", "b", "d", ""}
-    reference = _recording(tmp_path / "reference.jsonl", *(_row(name, "out", order[name]) for name in order))
+    reference = _recording(
+        tmp_path / "reference.jsonl", *(_row(name, "out", order[name]) for name in order)
+    )
     port = _recording(
-        tmp_path / "port.jsonl", *(_row(name, "out", order[name], abs_mean=1.01 if name in off else 1.0) for name in order)
+        tmp_path / "port.jsonl",
+        *(_row(name, "out", order[name], abs_mean=1.01 if name in off else 1.0) for name in order),
     )
     return scoreboard.Recordings(reference, port, reference)
 
 
 def _case(*expected: Place) -> Case:
-    return Case(name="x", family="x", bug="", program=Path(), reference=(), port=(), expected=expected)
+    return Case(
+        name="x", family="x", bug="", program=Path(), reference=(), port=(), expected=expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +127,9 @@ def _case(*expected: Place) -> Case:
         (None, "missed"),
     ],
 )
-def test_a_named_place_is_scored_by_its_distance(recordings: scoreboard.Recordings, place: Place | None, outcome: str) -> None:
+def test_a_named_place_is_scored_by_its_distance(
+    recordings: scoreboard.Recordings, place: Place | None, outcome: str
+) -> None:
     named = None if place is None else scoreboard.Named(place, place)
     assert scoreboard.outcome(_case(Place("output", "b.c")), named, recordings) == outcome
     assert scoreboard.outcome(_case(), named, recordings) == ("false" if place else "silent")
@@ -124,7 +140,9 @@ def test_the_event_next_to_the_right_one_is_adjacent(recordings: scoreboard.Reco
     assert scoreboard.outcome(_case(Place("output", "b")), named, recordings) == "adjacent"
 
 
-def test_fastvideos_rule_names_the_first_output_that_is_half_a_percent_off(recordings: scoreboard.Recordings) -> None:
+def test_fastvideos_rule_names_the_first_output_that_is_half_a_percent_off(
+    recordings: scoreboard.Recordings,
+) -> None:
     named = scoreboard.fastvideo_rule(recordings)
     assert named is not None and named.port == Place("output", "b.c")
     same = scoreboard.Recordings(recordings.port, recordings.port, recordings.port)

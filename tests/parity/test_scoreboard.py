@@ -1,7 +1,8 @@
-"""`otel-torch diff` on plain transformers and diffusers models: planted faults are named, clean pairs are left alone.
+"""`otel-torch diff` on plain transformers and diffusers models: planted faults are named, clean
+pairs are left alone.
 
-Most are recorded one after the other in this process, which differs from two programs in nothing that a recording shows; six
-are two unmodified processes, switched on by environment alone.
+Most are recorded one after the other in this process, which differs from two programs in nothing
+that a recording shows; six are two unmodified processes, switched on by environment alone.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from tests.parity.case import Case
 from tests.parity.cases import CASES, families
 from tests.parity.cases.bugs import BUGS, Patches
 
-# a family each, and each way in which a fault shows: in front of a module, in its output, in its weights, as a missing call
+# a family each, and each way in which a fault shows: in front of a module, in its output, in its
+# weights, as a missing call
 PROCESSES = (
     "llama_rope_interleaved", "qwen3_q_norm_missing", "gpt2_bias_missing", "wan_unpatchify_order", "unet_skip_order", "vae",
 )  # fmt: skip
-# one of each kind that is quick, so that `make test` sees a difference that stays unnamed or is made up
+# one of each kind that is quick, so that `make test` sees a difference that stays unnamed or is
+# made up
 QUICK = (
     "llama",
     "gpt2",
@@ -69,14 +72,19 @@ class Board:
 
 
 @pytest.fixture(scope="module")
-def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+def board(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Board]:
     board = Board(tmp_path_factory.mktemp("small"))
     yield board
     request.config.pluginmanager.register(scoreboard.Summary("small cases, scored", board.lines()))
 
 
 def _marked(cases: Sequence[Case]) -> list[object]:
-    return [pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.scoreboard) for case in cases]
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in QUICK else pytest.mark.scoreboard)
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize("dtype", list(families.DTYPES))
@@ -92,7 +100,9 @@ def test_a_planted_fault_is_named_in_fp32(board: Board, case: Case) -> None:
     assert found.outcome == "exact", found.named
 
 
-@pytest.mark.parametrize("case", _marked([case for case in CASES if not case.clean and case.above_rounding]))
+@pytest.mark.parametrize(
+    "case", _marked([case for case in CASES if not case.clean and case.above_rounding])
+)
 def test_a_planted_fault_above_rounding_is_named_in_bf16(board: Board, case: Case) -> None:
     found = board.ours(case, "bf16")
     assert found.outcome == "exact", found.named
@@ -100,7 +110,9 @@ def test_a_planted_fault_above_rounding_is_named_in_bf16(board: Board, case: Cas
 
 @pytest.mark.scoreboard
 @pytest.mark.parametrize("name", PROCESSES)
-def test_two_unmodified_processes_switched_on_by_environment_alone(tmp_path: Path, name: str) -> None:
+def test_two_unmodified_processes_switched_on_by_environment_alone(
+    tmp_path: Path, name: str
+) -> None:
     case = BY_NAME[name]
     recordings = scoreboard.Recorder(tmp_path).record(case, "fp32", noise=False)
     found = scoreboard.score(case, "fp32", recordings, OURS)
@@ -112,7 +124,10 @@ def test_fastvideos_own_rule_names_fewer_on_the_same_recordings(board: Board) ->
     cases = [case for case in CASES if not case.clean]
     ours = sum(board.ours(case, "fp32").outcome == "exact" for case in cases)
     theirs = sum(
-        score.outcome == "exact" and not score.case.clean and score.dtype == "fp32" and score.judge != OURS
+        score.outcome == "exact"
+        and not score.case.clean
+        and score.dtype == "fp32"
+        and score.judge != OURS
         for scores in board._known.values()
         for score in scores
     )

@@ -1,9 +1,10 @@
-"""Where a planted fault really begins: the clean and the faulty port in one process, every tensor of every module compared.
+"""Where a planted fault really begins: the clean and the faulty port in one process, every tensor
+of every module compared.
 
     python -m tests.parity.truth [--only WORD] [--seed N]
 
-prints for each case the first event in time order that is not bit for bit the same, and the figures of the case table. A
-score is worth nothing if the place that it counts as right was guessed.
+prints for each case the first event in time order that is not bit for bit the same, and the figures
+of the case table. A score is worth nothing if the place that it counts as right was guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from tests.parity.cases.bugs import BUGS, Patches
 
 
 class Event(NamedTuple):
-    """A tensor that enters or leaves a module: `call` counts the module's calls, `slot` the tensors of one."""
+    """A tensor that enters or leaves a module: `call` counts the module's calls, `slot` the tensors
+    of one.
+    """
 
     side: str
     module: str
@@ -37,8 +40,9 @@ Events = dict[Event, torch.Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first event, in the clean run's order, that the other run has not, or has with another value; and the parameters
-    and buffers that are others."""
+    """The first event, in the clean run's order, that the other run has not, or has with another
+    value; and the parameters and buffers that are others.
+    """
 
     place: Place
     event: Event
@@ -72,8 +76,12 @@ def events(family: str, model: nn.Module, dtype: str, seed: int = 0) -> tuple[Ev
     return seen, final
 
 
-def port(case: str, dtype: str, *, bug: bool, seed: int = 0) -> tuple[Events, torch.Tensor, dict[str, torch.Tensor]]:
-    """The events, the final output, and the parameters and buffers of a case's port, with its fault or without."""
+def port(
+    case: str, dtype: str, *, bug: bool, seed: int = 0
+) -> tuple[Events, torch.Tensor, dict[str, torch.Tensor]]:
+    """The events, the final output, and the parameters and buffers of a case's port, with its fault
+    or without.
+    """
     family, patches = case.partition("_")[0], Patches()
     model = families.load(family, "port", dtype, seed)
     try:
@@ -89,11 +97,15 @@ def first_difference(case: str, dtype: str = "fp32", seed: int = 0) -> Differenc
     """What the fault of a case changes first; LookupError if it changes nothing."""
     clean, _, weights = port(case, dtype, bug=False, seed=seed)
     faulty, _, faulty_weights = port(case, dtype, bug=True, seed=seed)
-    changed = tuple(name for name, tensor in weights.items() if not torch.equal(tensor, faulty_weights[name]))
+    changed = tuple(
+        name for name, tensor in weights.items() if not torch.equal(tensor, faulty_weights[name])
+    )
     for event, tensor in clean.items():
         other = faulty.get(event)
         if other is None or not _same(tensor, other):
-            return Difference(Place(event.side, event.module), event, relative(other, tensor), changed)
+            return Difference(
+                Place(event.side, event.module), event, relative(other, tensor), changed
+            )
     raise LookupError(f"{case} changes nothing")
 
 
@@ -106,7 +118,9 @@ def relative(value: torch.Tensor | None, truth: torch.Tensor) -> float:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
-        one.dtype == other.dtype and one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)).all())
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and bool(((one == other) | (one != one) & (other != other)).all())
     )
 
 
@@ -127,7 +141,9 @@ def _tensors(value: Any, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Measure where the planted faults begin.")
     arguments.add_argument("--only", default="", help="cases whose name holds this")
-    arguments.add_argument("--seed", type=int, default=0, help="other weights and inputs; the table is of seed 0")
+    arguments.add_argument(
+        "--seed", type=int, default=0, help="other weights and inputs; the table is of seed 0"
+    )
     given = arguments.parse_args()
     only, seed = given.only, given.seed
     expected = {case.name: case for case in CASES}
@@ -141,13 +157,17 @@ def main() -> None:
             if (family, dtype) not in references:
                 reference = families.load(family, "reference", dtype, seed)
                 references[family, dtype] = families.run(family, reference, dtype, seed)
-            final[dtype] = relative(port(name, dtype, bug=name in BUGS, seed=seed)[1], references[family, dtype])
+            final[dtype] = relative(
+                port(name, dtype, bug=name in BUGS, seed=seed)[1], references[family, dtype]
+            )
         finals = " ".join(f"{dtype} {error:.2g}" for dtype, error in final.items())
         if name not in BUGS:
             print(f"{name}: clean, final {finals}", flush=True)
             continue
         found = first_difference(name, seed=seed)
-        exact, rounded = (port(name, dtype, bug=False, seed=seed)[0][found.event] for dtype in families.DTYPES)
+        exact, rounded = (
+            port(name, dtype, bug=False, seed=seed)[0][found.event] for dtype in families.DTYPES
+        )
         rounding = relative(rounded, exact)
         agrees = name in expected and found.place == expected[name].expected[0]
         print(

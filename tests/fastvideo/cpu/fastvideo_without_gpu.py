@@ -1,7 +1,8 @@
-"""What FastVideo 0.2.1 takes for granted of a GPU, put right after each module's import, so that its own files stay as
-they are. Standard library only: nothing is imported before FastVideo does it.
+"""What FastVideo 0.2.1 takes for granted of a GPU, put right after each module's import, so that
+its own files stay as they are. Standard library only: nothing is imported before FastVideo does it.
 
-`BREAK_AT_FORWARD=N` makes the Nth forward of the transformer raise, as a shape error or an exhausted device would.
+`BREAK_AT_FORWARD=N` makes the Nth forward of the transformer raise, as a shape error or an
+exhausted device would.
 """
 
 import importlib.machinery
@@ -11,9 +12,12 @@ import sys
 
 
 def _attention_and_device(platform):
-    # there is no attention backend for a CPU, and the generators' device name is not one that torch knows
+    # there is no attention backend for a CPU, and the generators' device name is not one that torch
+    # knows
     cpu = platform.CpuPlatform
-    cpu.get_attn_backend_cls = classmethod(lambda cls, *args, **kwargs: "fastvideo.attention.backends.sdpa.SDPABackend")
+    cpu.get_attn_backend_cls = classmethod(
+        lambda cls, *args, **kwargs: "fastvideo.attention.backends.sdpa.SDPABackend"
+    )
     cpu.device_name = "cpu"
 
     def get_torch_device(cls):
@@ -29,7 +33,8 @@ def _local_device(parallel_state):
 
     # every platform that is neither CUDA nor NPU is taken for Apple's
     parallel_state.get_local_torch_device = lambda: torch.device("cpu")
-    # stages name "cuda" for autocast; switched off there, float32 embeddings would meet bfloat16 weights
+    # stages name "cuda" for autocast; switched off there, float32 embeddings would meet bfloat16
+    # weights
     real = torch.autocast.__init__
 
     def init(self, device_type, *args, **kwargs):
@@ -40,7 +45,9 @@ def _local_device(parallel_state):
 
 def _device_mesh(fsdp_load):
     real = fsdp_load.init_device_mesh
-    fsdp_load.init_device_mesh = lambda device, *args, **kwargs: real(device.replace("cuda", "cpu"), *args, **kwargs)
+    fsdp_load.init_device_mesh = lambda device, *args, **kwargs: real(
+        device.replace("cuda", "cpu"), *args, **kwargs
+    )
 
 
 def _no_warm_up(communication_op):
@@ -84,7 +91,9 @@ class _Finder:
         if name not in _PATCHES:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        return spec and importlib.util.spec_from_file_location(name, spec.origin, loader=_PatchingLoader(name, spec.origin))
+        return spec and importlib.util.spec_from_file_location(
+            name, spec.origin, loader=_PatchingLoader(name, spec.origin)
+        )
 
 
 def install():

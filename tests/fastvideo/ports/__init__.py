@@ -1,13 +1,17 @@
-"""Real ports, written by other people: FastVideo's models against their originals in diffusers and transformers.
+"""Real ports, written by other people: FastVideo's models against their originals in diffusers and
+transformers.
 
-This is what `otel-torch diff` is tested on. FastVideo re-implements these models with other module trees, other names,
-fused projections and other kernels; with tiny configurations and random weights they run on a CPU in a tenth of a second.
+This is what `otel-torch diff` is tested on. FastVideo re-implements these models with other module
+trees, other names, fused projections and other kernels; with tiny configurations and random weights
+they run on a CPU in a tenth of a second.
 
-A program is one side of one pair, run once. It knows nothing of being watched, recording is switched on by environment:
+A program is one side of one pair, run once. It knows nothing of being watched, recording is
+switched on by environment:
 
     OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity OTEL_TORCH_JSONL=reference.jsonl \\
         python tests/fastvideo/ports/program.py wan_t2v reference
-    … python tests/fastvideo/ports/program.py wan_t2v port [--bug wan_gate | --fault skip@blocks.1.ffn] [--dtype bf16] [--seed 1]
+    … python tests/fastvideo/ports/program.py wan_t2v port [--bug wan_gate | --fault
+    skip@blocks.1.ffn] [--dtype bf16] [--seed 1]
 
 Many in one process, each built anew:
 
@@ -64,7 +68,7 @@ Relative L2 error of the clean ports' outputs, fp32 and bf16, and what makes eac
 | `flux2_vae` | 6e-7 | 2e-2 | images; another attention |
 | `oobleck` | 0 | 0 | sound; weight norms, 1-D convolutions |
 
-FastVideo's Llama, HunyuanVideo and per-token Wan take a batch of one only. The forward of its Hunyuan autoencoders raises;
-autoencoders are called by `encode` and `decode`, as pipelines do, so the model itself is never called. Modules that the
-reference keeps in fp32 stay fp32 in bf16 runs.
+FastVideo's Llama, HunyuanVideo and per-token Wan take a batch of one only. The forward of its
+Hunyuan autoencoders raises; autoencoders are called by `encode` and `decode`, as pipelines do, so
+the model itself is never called. Modules that the reference keeps in fp32 stay fp32 in bf16 runs.
 """

@@ -1,8 +1,10 @@
-"""Bugs as people make them in ports, planted in FastVideo's real code at run time, and where each begins.
+"""Bugs as people make them in ports, planted in FastVideo's real code at run time, and where each
+begins.
 
-Most are an edit of FastVideo's source text: a function is compiled anew with one piece of it replaced. The others change
-the built model. Each names its place in both programs' names; any of several places is right. `test_corpus.py` holds these
-claims against what hooks on every module of both programs see.
+Most are an edit of FastVideo's source text: a function is compiled anew with one piece of it
+replaced. The others change the built model. Each names its place in both programs' names; any of
+several places is right. `test_corpus.py` holds these claims against what hooks on every module of
+both programs see.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Places = Place | tuple[Place, ...]
 
 @dataclass(frozen=True)
 class Edit:
-    """A piece of FastVideo's source replaced, wherever it occurs in one function: `where` is `module:Class.function`."""
+    """A piece of FastVideo's source replaced, wherever it occurs in one function: `where` is
+    `module:Class.function`.
+    """
 
     where: str
     old: str
@@ -44,9 +48,15 @@ class Edit:
         if self.old not in source:
             raise LookupError(f"{self.where} has no {self.old!r}")
         # the enclosing function stands for the class, which `super()` looks for
-        wrapped = "def enclosing(__class__):\n" + textwrap.indent(source.replace(self.old, self.new), "    ")
+        wrapped = "def enclosing(__class__):\n" + textwrap.indent(
+            source.replace(self.old, self.new), "    "
+        )
         scope: dict[str, Any] = {}
-        exec(compile(f"{wrapped}\n    return {name}", f"<{self.where}, edited>", "exec"), module.__dict__, scope)
+        exec(
+            compile(f"{wrapped}\n    return {name}", f"<{self.where}, edited>", "exec"),
+            module.__dict__,
+            scope,
+        )
         setattr(owner, name, scope["enclosing"](owner))
         patches.callback(setattr, owner, name, original)
 
@@ -70,13 +80,26 @@ class Bug:
             self.plan(model)
 
 
-def _bug(pair: str, what: str, plan: Edit | Callable[[nn.Module], None], port: Places, reference: Places | None = None) -> Bug:
+def _bug(
+    pair: str,
+    what: str,
+    plan: Edit | Callable[[nn.Module], None],
+    port: Places,
+    reference: Places | None = None,
+) -> Bug:
     """Without `reference`, the place has the same name in both programs."""
     reference = port if reference is None else reference
-    return Bug(pair, what, plan, *(places if isinstance(places, tuple) else (places,) for places in (port, reference)))
+    return Bug(
+        pair,
+        what,
+        plan,
+        *(places if isinstance(places, tuple) else (places,) for places in (port, reference)),
+    )
 
 
-def _each(pattern: Callable[[nn.Module], Any], change: Callable[[Any], None]) -> Callable[[nn.Module], None]:
+def _each(
+    pattern: Callable[[nn.Module], Any], change: Callable[[Any], None]
+) -> Callable[[nn.Module], None]:
     """A change of a part of every block of a transformer."""
 
     def apply(model: nn.Module) -> None:
@@ -87,7 +110,9 @@ def _each(pattern: Callable[[nn.Module], Any], change: Callable[[Any], None]) ->
 
 
 def _per_head(heads: int) -> Callable[[Any], None]:
-    """RMS norms that norm every head by itself, where the checkpoint was trained with one norm over all."""
+    """RMS norms that norm every head by itself, where the checkpoint was trained with one norm over
+    all.
+    """
 
     def change(norm: Any) -> None:
         def forward(x: torch.Tensor) -> torch.Tensor:
@@ -130,11 +155,16 @@ _LLAMA = "models.encoders.llama"
 _WAN_VAE = "models.vaes.wanvae"
 
 BUGS: dict[str, Bug] = {
-    # ------------------------------------------------------------------------------------------------ Wan
+    # ----------------------------------------------------------------------------------------------
+    # Wan
     "wan_gate": _bug(
         "wan_t2v",
         "the residual of self-attention leaves out its gate",
-        Edit("layers.layernorm:ScaleResidualLayerNormScaleShift.forward", "residual + x * gate", "residual + x"),
+        Edit(
+            "layers.layernorm:ScaleResidualLayerNormScaleShift.forward",
+            "residual + x * gate",
+            "residual + x",
+        ),
         into("blocks.0.self_attn_residual_norm.norm"),
         into("blocks.0.norm2"),
     ),
@@ -153,7 +183,9 @@ BUGS: dict[str, Bug] = {
         "wan_t2v",
         "sines before cosines in the timestep's embedding",
         Edit(
-            "layers.visual_embedding:timestep_embedding", "torch.cos(args), torch.sin(args)", "torch.sin(args), torch.cos(args)"
+            "layers.visual_embedding:timestep_embedding",
+            "torch.cos(args), torch.sin(args)",
+            "torch.sin(args), torch.cos(args)",
         ),
         into("condition_embedder.time_embedder.mlp"),
         out_of("condition_embedder.timesteps_proj"),
@@ -161,14 +193,21 @@ BUGS: dict[str, Bug] = {
     "wan_activation": _bug(
         "wan_t2v",
         "SiLU for GELU in the feed-forward",
-        Edit(f"{_WAN}:WanTransformerBlock.__init__", 'act_type="gelu_pytorch_tanh"', 'act_type="silu"'),
+        Edit(
+            f"{_WAN}:WanTransformerBlock.__init__",
+            'act_type="gelu_pytorch_tanh"',
+            'act_type="silu"',
+        ),
         out_of("blocks.0.ffn.act"),
         out_of("blocks.0.ffn.net.0"),
     ),
     "wan_qk_norm": _bug(
         "wan_t2v",
         "q and k normed head by head instead of over all heads",
-        _each(lambda model: [norm for block in model.blocks for norm in (block.norm_q, block.norm_k)], _per_head(2)),
+        _each(
+            lambda model: [norm for block in model.blocks for norm in (block.norm_q, block.norm_k)],
+            _per_head(2),
+        ),
         out_of("blocks.0.norm_q"),
         out_of("blocks.0.attn1.norm_q"),
     ),
@@ -186,8 +225,14 @@ BUGS: dict[str, Bug] = {
     "wan_exchanged_weights": _bug(
         "wan_t2v",
         "cross-attention's q has k's weights and k has q's",
-        _each(lambda model: model.blocks, lambda block: _exchange(block.attn2.to_q, block.attn2.to_k)),
-        (out_of("blocks.0.attn2.to_q"), parameter_of("blocks.0.attn2.to_q"), parameter_of("blocks.0.attn2.to_k")),
+        _each(
+            lambda model: model.blocks, lambda block: _exchange(block.attn2.to_q, block.attn2.to_k)
+        ),
+        (
+            out_of("blocks.0.attn2.to_q"),
+            parameter_of("blocks.0.attn2.to_q"),
+            parameter_of("blocks.0.attn2.to_k"),
+        ),
     ),
     "wan_block_repeated": _bug(
         "wan_t2v",
@@ -236,20 +281,32 @@ BUGS: dict[str, Bug] = {
     "wan_norm_bypassed": _bug(
         "wan_t2v",
         "cross-attention sees the residual instead of its norm",
-        Edit(f"{_WAN}:WanTransformerBlock.forward", "self.attn2(norm_hidden_states,", "self.attn2(hidden_states,"),
+        Edit(
+            f"{_WAN}:WanTransformerBlock.forward",
+            "self.attn2(norm_hidden_states,",
+            "self.attn2(hidden_states,",
+        ),
         into("blocks.0.attn2"),
     ),
     "wan_text_projection": _bug(
         "wan_t2v",
         "the exact GELU in the text projection, which was trained with its approximation by tanh",
-        Edit(f"{_WAN}:WanTimeTextImageEmbedding.__init__", 'act_type="gelu_pytorch_tanh"', 'act_type="gelu"'),
+        Edit(
+            f"{_WAN}:WanTimeTextImageEmbedding.__init__",
+            'act_type="gelu_pytorch_tanh"',
+            'act_type="gelu"',
+        ),
         out_of("condition_embedder.text_embedder.act"),
         out_of("condition_embedder.text_embedder.act_1"),
     ),
     "wan_unpatchify": _bug(
         "wan_t2v",
         "height and width of a patch exchanged when it is laid out again",
-        Edit(f"{_WAN}:WanTransformer3DModel.forward", "permute(0, 7, 1, 4, 2, 5, 3, 6)", "permute(0, 7, 1, 4, 2, 6, 3, 5)"),
+        Edit(
+            f"{_WAN}:WanTransformer3DModel.forward",
+            "permute(0, 7, 1, 4, 2, 5, 3, 6)",
+            "permute(0, 7, 1, 4, 2, 6, 3, 5)",
+        ),
         out_of(""),
     ),
     "wan_image_dropped": _bug(
@@ -265,45 +322,69 @@ BUGS: dict[str, Bug] = {
         Edit(f"{_WAN}:WanI2VCrossAttention.forward", "257", "256"),
         into("blocks.0.attn2.to_k"),
     ),
-    # ------------------------------------------------------------------------------------------------ Flux
+    # ----------------------------------------------------------------------------------------------
+    # Flux
     "flux_timestep_scale": _bug(
         "flux",
         "the timestep is not multiplied by a thousand",
-        Edit(f"{_FLUX}:FluxTransformer2DModel.forward", "ts = timestep.to(hidden_states.dtype) * 1000", "ts = timestep"),
+        Edit(
+            f"{_FLUX}:FluxTransformer2DModel.forward",
+            "ts = timestep.to(hidden_states.dtype) * 1000",
+            "ts = timestep",
+        ),
         into("time_text_embed"),
     ),
     "flux_guidance": _bug(
         "flux",
         "guidance is embedded and then forgotten",
-        Edit(f"{_FLUX}:FluxCombinedTimestepGuidanceTextProjEmbeddings.forward", "timesteps_emb + guidance_emb", "timesteps_emb"),
+        Edit(
+            f"{_FLUX}:FluxCombinedTimestepGuidanceTextProjEmbeddings.forward",
+            "timesteps_emb + guidance_emb",
+            "timesteps_emb",
+        ),
         out_of("time_text_embed"),
     ),
     "flux_final_modulation": _bug(
         "flux",
         "scale and shift of the last norm exchanged",
-        Edit(f"{_SD3}:SD3AdaLayerNormContinuous.forward", "scale, shift = torch.chunk", "shift, scale = torch.chunk"),
+        Edit(
+            f"{_SD3}:SD3AdaLayerNormContinuous.forward",
+            "scale, shift = torch.chunk",
+            "shift, scale = torch.chunk",
+        ),
         out_of("norm_out"),
     ),
     "flux_single_gate": _bug(
         "flux",
         "single blocks leave out their gate",
-        Edit(f"{_FLUX}:FluxSingleTransformerBlock.forward", "gate * self.proj_out(", "self.proj_out("),
+        Edit(
+            f"{_FLUX}:FluxSingleTransformerBlock.forward", "gate * self.proj_out(", "self.proj_out("
+        ),
         out_of("single_transformer_blocks.0"),
     ),
     "flux_key_rope": _bug(
         "flux",
         "joint attention rotates q and not k",
-        Edit(f"{_FLUX}:FluxJointAttention.forward", "k = apply_rotary_emb(k, image_rotary_emb, sequence_dim=1)", "pass"),
+        Edit(
+            f"{_FLUX}:FluxJointAttention.forward",
+            "k = apply_rotary_emb(k, image_rotary_emb, sequence_dim=1)",
+            "pass",
+        ),
         into("transformer_blocks.0.attn.attn"),
         into("transformer_blocks.0.attn.to_out.0"),
     ),
     "flux2_swiglu": _bug(
         "flux2",
         "the gate's half of SwiGLU taken for the other",
-        Edit("models.dits.flux_2:Flux2SwiGLU.forward", "self.gate_fn(x1) * x2", "self.gate_fn(x2) * x1"),
+        Edit(
+            "models.dits.flux_2:Flux2SwiGLU.forward",
+            "self.gate_fn(x1) * x2",
+            "self.gate_fn(x2) * x1",
+        ),
         into("transformer_blocks.0.ff.act_fn.gate_fn"),
     ),
-    # ------------------------------------------------------------------------------------------------ Hunyuan
+    # ----------------------------------------------------------------------------------------------
+    # Hunyuan
     "hunyuan_slices": _bug(
         "hunyuan",
         "q and k exchanged when they are cut out of the fused projection",
@@ -320,19 +401,31 @@ BUGS: dict[str, Bug] = {
         "the fused projection's weights put together as k, q, v",
         _each(lambda model: model.double_blocks, lambda block: _exchange_rows(block.img_attn_qkv)),
         (out_of("double_blocks.0.img_attn_qkv"), parameter_of("double_blocks.0.img_attn_qkv")),
-        (*(place(f"transformer_blocks.0.attn.{name}") for place in (out_of, parameter_of) for name in ("to_q", "to_k")),),
+        (
+            *(
+                place(f"transformer_blocks.0.attn.{name}")
+                for place in (out_of, parameter_of)
+                for name in ("to_q", "to_k")
+            ),
+        ),
     ),
     "hunyuan_activation": _bug(
         "hunyuan",
         "the exact GELU in single blocks, which were trained with its approximation by tanh",
-        Edit(f"{_HUNYUAN}:MMSingleStreamBlock.__init__", 'nn.GELU(approximate="tanh")', "nn.GELU()"),
+        Edit(
+            f"{_HUNYUAN}:MMSingleStreamBlock.__init__", 'nn.GELU(approximate="tanh")', "nn.GELU()"
+        ),
         out_of("single_blocks.0.mlp_act"),
         out_of("single_transformer_blocks.0.act_mlp"),
     ),
     "hunyuan_refiner_time": _bug(
         "hunyuan",
         "the text refiner does not see the timestep",
-        Edit(f"{_HUNYUAN}:SingleTokenRefiner.forward", "c = timestep_aware_representations + ", "c = "),
+        Edit(
+            f"{_HUNYUAN}:SingleTokenRefiner.forward",
+            "c = timestep_aware_representations + ",
+            "c = ",
+        ),
         into("txt_in.refiner_blocks.0"),
         out_of("context_embedder.time_text_embed"),
     ),
@@ -340,15 +433,22 @@ BUGS: dict[str, Bug] = {
         "hunyuan15",
         "image tokens carry the mark of glyph tokens",
         Edit(
-            "models.dits.hunyuanvideo15:HunyuanVideo15Transformer3DModel.forward", "2 * torch.ones_like(", "1 * torch.ones_like("
+            "models.dits.hunyuanvideo15:HunyuanVideo15Transformer3DModel.forward",
+            "2 * torch.ones_like(",
+            "1 * torch.ones_like(",
         ),
         (into("cond_type_embed"), out_of("cond_type_embed")),
     ),
-    # ------------------------------------------------------------------------------------------------ other transformers
+    # ----------------------------------------------------------------------------------------------
+    # other transformers
     "cosmos_rope": _bug(
         "cosmos",
         "RoPE rotates neighbours, the weights want halves",
-        Edit(f"{_COSMOS}:CosmosSelfAttention.forward", "use_real_unbind_dim=-2", "use_real_unbind_dim=-1"),
+        Edit(
+            f"{_COSMOS}:CosmosSelfAttention.forward",
+            "use_real_unbind_dim=-2",
+            "use_real_unbind_dim=-1",
+        ),
         into("transformer_blocks.0.attn1.to_out"),
         into("transformer_blocks.0.attn1.to_out.0"),
     ),
@@ -378,26 +478,46 @@ BUGS: dict[str, Bug] = {
     "wan_ti2v_timestep": _bug(
         "wan_ti2v",
         "tokens take the timesteps of the frame before them",
-        Edit(f"{_WAN}:WanTransformer3DModel.forward", "timestep = timestep.flatten()", "timestep = timestep.flatten().roll(24)"),
+        Edit(
+            f"{_WAN}:WanTransformer3DModel.forward",
+            "timestep = timestep.flatten()",
+            "timestep = timestep.flatten().roll(24)",
+        ),
         into("condition_embedder"),
-        (into("condition_embedder"), into("condition_embedder.timesteps_proj"), out_of("condition_embedder.timesteps_proj")),
+        (
+            into("condition_embedder"),
+            into("condition_embedder.timesteps_proj"),
+            out_of("condition_embedder.timesteps_proj"),
+        ),
     ),
     "sd3_modulation": _bug(
         "sd3",
         "shift and scale of the second attention's modulation exchanged",
-        Edit(f"{_SD3}:SD35AdaLayerNormZeroX.forward", "shift_msa2, scale_msa2,", "scale_msa2, shift_msa2,"),
+        Edit(
+            f"{_SD3}:SD35AdaLayerNormZeroX.forward",
+            "shift_msa2, scale_msa2,",
+            "scale_msa2, shift_msa2,",
+        ),
         out_of("transformer_blocks.0.norm1"),
     ),
     "sd3_position_crop": _bug(
         "sd3",
         "positions cut out of the table's top instead of its middle",
-        Edit(f"{_SD3}:SD3PatchEmbed.cropped_pos_embed", "top = (self.pos_embed_max_size - height) // 2", "top = 0"),
+        Edit(
+            f"{_SD3}:SD3PatchEmbed.cropped_pos_embed",
+            "top = (self.pos_embed_max_size - height) // 2",
+            "top = 0",
+        ),
         out_of("pos_embed"),
     ),
     "zimage_gate": _bug(
         "zimage",
         "gates without their tanh",
-        Edit(f"{_ZIMAGE}:ZImageTransformerBlock.forward", "gate_msa.tanh(), gate_mlp.tanh()", "gate_msa, gate_mlp"),
+        Edit(
+            f"{_ZIMAGE}:ZImageTransformerBlock.forward",
+            "gate_msa.tanh(), gate_mlp.tanh()",
+            "gate_msa, gate_mlp",
+        ),
         into("noise_refiner.0.ffn_norm1"),
     ),
     "zimage_padding": _bug(
@@ -413,7 +533,11 @@ BUGS: dict[str, Bug] = {
     "glm_image_prior": _bug(
         "glm_image",
         "the mask of dropped prior tokens upside down",
-        Edit("models.dits.glm_image:GlmImageTransformer2DModel.forward", "(~prior_token_drop)", "prior_token_drop"),
+        Edit(
+            "models.dits.glm_image:GlmImageTransformer2DModel.forward",
+            "(~prior_token_drop)",
+            "prior_token_drop",
+        ),
         into("prior_projector"),
     ),
     "kandinsky5_time": _bug(
@@ -426,7 +550,8 @@ BUGS: dict[str, Bug] = {
         ),
         into("time_embeddings.in_layer"),
     ),
-    # ------------------------------------------------------------------------------------------------ encoders
+    # ----------------------------------------------------------------------------------------------
+    # encoders
     "llama_causal": _bug(
         "llama",
         "attention looks ahead",
@@ -444,9 +569,17 @@ BUGS: dict[str, Bug] = {
     "llama_swiglu": _bug(
         "llama",
         "gate and up exchanged",
-        Edit("layers.activation:SiluAndMul.forward_native", "F.silu(x[..., :d]) * x[..., d:]", "F.silu(x[..., d:]) * x[..., :d]"),
+        Edit(
+            "layers.activation:SiluAndMul.forward_native",
+            "F.silu(x[..., :d]) * x[..., d:]",
+            "F.silu(x[..., d:]) * x[..., :d]",
+        ),
         out_of("layers.0.mlp.act_fn"),
-        (into("layers.0.mlp.down_proj"), into("layers.0.mlp.act_fn"), out_of("layers.0.mlp.act_fn")),
+        (
+            into("layers.0.mlp.down_proj"),
+            into("layers.0.mlp.act_fn"),
+            out_of("layers.0.mlp.act_fn"),
+        ),
     ),
     "llama_residual": _bug(
         "llama",
@@ -469,30 +602,49 @@ BUGS: dict[str, Bug] = {
         "clip_text",
         "positions count from one",
         Edit(
-            f"{_CLIP}:CLIPTextEmbeddings.forward", "self.position_ids[:, :seq_length]", "self.position_ids[:, 1 : seq_length + 1]"
+            f"{_CLIP}:CLIPTextEmbeddings.forward",
+            "self.position_ids[:, :seq_length]",
+            "self.position_ids[:, 1 : seq_length + 1]",
         ),
-        (into("text_model.embeddings.position_embedding"), out_of("text_model.embeddings.position_embedding")),
+        (
+            into("text_model.embeddings.position_embedding"),
+            out_of("text_model.embeddings.position_embedding"),
+        ),
         (into("embeddings.position_embedding"), out_of("embeddings.position_embedding")),
     ),
     "clip_class_token": _bug(
         "clip_vision",
         "the class token is put last",
-        Edit(f"{_CLIP}:CLIPVisionEmbeddings.forward", "[class_embeds, patch_embeds]", "[patch_embeds, class_embeds]"),
+        Edit(
+            f"{_CLIP}:CLIPVisionEmbeddings.forward",
+            "[class_embeds, patch_embeds]",
+            "[patch_embeds, class_embeds]",
+        ),
         out_of("vision_model.embeddings"),
         out_of("embeddings"),
     ),
     "siglip_softmax_scale": _bug(
         "siglip",
         "attention's logits are not scaled",
-        _each(lambda model: [layer.self_attn.attn for layer in model.vision_model.encoder.layers], _wrong_scale),
+        _each(
+            lambda model: [layer.self_attn.attn for layer in model.vision_model.encoder.layers],
+            _wrong_scale,
+        ),
         out_of("vision_model.encoder.layers.0.self_attn.attn"),
         into("encoder.layers.0.self_attn.out_proj"),
     ),
     "t5_buckets": _bug(
         "t5",
         "relative positions look backwards only",
-        Edit(f"{_T5}:T5Attention.compute_bias", "bidirectional=(not self.is_decoder)", "bidirectional=False"),
-        (into(f"{_T5_FIRST}.relative_attention_bias"), out_of(f"{_T5_FIRST}.relative_attention_bias")),
+        Edit(
+            f"{_T5}:T5Attention.compute_bias",
+            "bidirectional=(not self.is_decoder)",
+            "bidirectional=False",
+        ),
+        (
+            into(f"{_T5_FIRST}.relative_attention_bias"),
+            out_of(f"{_T5_FIRST}.relative_attention_bias"),
+        ),
     ),
     "t5_softmax_scale": _bug(
         "t5",
@@ -528,15 +680,24 @@ BUGS: dict[str, Bug] = {
     "lingbot_t5_eps": _bug(
         "lingbot_t5",
         "a thousand times the norms' epsilon",
-        Edit("models.encoders.lingbotworld2_t5:T5LayerNorm.__init__", "eps: float = 1e-6", "eps: float = 1e-3"),
+        Edit(
+            "models.encoders.lingbotworld2_t5:T5LayerNorm.__init__",
+            "eps: float = 1e-6",
+            "eps: float = 1e-3",
+        ),
         out_of("blocks.0.norm1"),
         out_of("encoder.block.0.layer.0.layer_norm"),
     ),
-    # ------------------------------------------------------------------------------------------------ autoencoders
+    # ----------------------------------------------------------------------------------------------
+    # autoencoders
     "wan_vae_padding": _bug(
         "wan_vae",
         "convolutions padded on both sides of time instead of before only",
-        Edit(f"{_WAN_VAE}:WanCausalConv3d.__init__", "2 * self.padding[0], 0)", "self.padding[0], self.padding[0])"),
+        Edit(
+            f"{_WAN_VAE}:WanCausalConv3d.__init__",
+            "2 * self.padding[0], 0)",
+            "self.padding[0], self.padding[0])",
+        ),
         out_of("encoder.conv_in"),
     ),
     "wan_vae_upsampling": _bug(
@@ -548,13 +709,19 @@ BUGS: dict[str, Bug] = {
     "wan_vae_cache": _bug(
         "wan_vae",
         "a block's first convolution forgets the frames of the chunk before: wrong from the second call on",
-        Edit(f"{_WAN_VAE}:WanResidualBlock.forward", "self.conv1(x, _feat_cache[idx])", "self.conv1(x)"),
+        Edit(
+            f"{_WAN_VAE}:WanResidualBlock.forward",
+            "self.conv1(x, _feat_cache[idx])",
+            "self.conv1(x)",
+        ),
         (into("encoder.down_blocks.0.conv1"), out_of("encoder.down_blocks.0.conv1")),
     ),
     "lingbot_wan_vae_norm": _bug(
         "lingbot_wan_vae",
         "the norm's scale is the root of the number of frames",
-        Edit("models.vaes.lingbotworld2_wanvae:RMS_norm.forward", "self.scale", "x.shape[2] ** 0.5"),
+        Edit(
+            "models.vaes.lingbotworld2_wanvae:RMS_norm.forward", "self.scale", "x.shape[2] ** 0.5"
+        ),
         out_of("encoder.downsamples.0.residual.0"),
         out_of("encoder.down_blocks.0.norm1"),
     ),
@@ -593,7 +760,11 @@ REAL: dict[str, tuple[str, tuple[Place, ...], tuple[Place, ...]]] = {
         (into("txt_in.c_embedder"),),
         (into("context_embedder.time_text_embed"),),
     ),
-    "cosmos_frame_rate": ("RoPE takes every video for one of 16 frames a second", (out_of("rope"),), (out_of("rope"),)),
+    "cosmos_frame_rate": (
+        "RoPE takes every video for one of 16 frames a second",
+        (out_of("rope"),),
+        (out_of("rope"),),
+    ),
     "cosmos25_epsilon": (
         "the norms of q and k take an epsilon of 1e-6, diffusers' take 1e-5: 2.5e-6 of the output",
         (out_of("transformer_blocks.0.attn1.norm_q"),),

@@ -1,4 +1,5 @@
-"""The real ports as cases of the scoreboard: bugs made by hand, faults of real ports, clean pairs, faults drawn by a machine.
+"""The real ports as cases of the scoreboard: bugs made by hand, faults of real ports, clean pairs,
+faults drawn by a machine.
 
 python -m tests.parity.scoreboard --corpus tests.fastvideo.ports.cases [--together] [--only WORD]
 python -m tests.parity.scoreboard --faults 4 --seed 7
@@ -21,8 +22,9 @@ from tests.parity.case import Case, Place
 PROGRAM = Path(__file__).with_name("program.py")
 ENVIRONMENT = {"FASTVIDEO_LOGGING_LEVEL": "ERROR"}
 
-# What bf16 does to an output hides what does less than three times as much: relative L2 of the output, by the fault alone in
-# fp32, and by bf16 alone in the clean port (for faults of real ports, in the reference).
+# What bf16 does to an output hides what does less than three times as much: relative L2 of the
+# output, by the fault alone in fp32, and by bf16 alone in the clean port (for faults of real ports,
+# in the reference).
 BELOW_ROUNDING: dict[str, tuple[float, float]] = {
     "cosmos25_epsilon": (2.4e-6, 1.2e-2),
     "hunyuan_activation": (6.6e-5, 8.8e-3),
@@ -39,16 +41,21 @@ BELOW_ROUNDING: dict[str, tuple[float, float]] = {
     "hunyuan_masked": (2.8e-2, 1.0e-2),
 }
 
-# a clean port whose reference does in fp32 what it need not do: a real difference, rightly named, and nobody's fault
+# a clean port whose reference does in fp32 what it need not do: a real difference, rightly named,
+# and nobody's fault
 LEGAL: dict[str, tuple[str, tuple[places.Place, ...], tuple[places.Place, ...]]] = {
     "kandinsky5": (
         "the reference rounds rotated q and k to bf16 whatever it runs in",
-        tuple(place("text_transformer_blocks.0.self_attention.local_attention") for place in (places.into, places.out_of)),
+        tuple(
+            place("text_transformer_blocks.0.self_attention.local_attention")
+            for place in (places.into, places.out_of)
+        ),
         (places.into("text_transformer_blocks.0.self_attention.out_layer"),),
     ),
 }
 
-# Faults drawn once (`faults.draw`, two each of the seeds 20 and 21), so that a test of many is quick and always the same.
+# Faults drawn once (`faults.draw`, two each of the seeds 20 and 21), so that a test of many is
+# quick and always the same.
 DRAWN: dict[str, tuple[str, ...]] = {
     "wan_t2v": (
         "input.roll@blocks.2.attn2.attn",
@@ -234,7 +241,9 @@ DRAWN: dict[str, tuple[str, ...]] = {
 
 
 class PortCase(Case):
-    """A case whose place in the reference's names is not known is judged by the port's names alone."""
+    """A case whose place in the reference's names is not known is judged by the port's names
+    alone.
+    """
 
     @property
     def places_in_reference(self) -> tuple[Place, ...]:
@@ -261,19 +270,25 @@ def _case(
 
 
 def fault_case(pair: str, spec: str, truth: Iterable[places.Place]) -> Case:
-    """A fault planted by a machine: `spec` is its line of text, `truth` the right answers in the port's names."""
+    """A fault planted by a machine: `spec` is its line of text, `truth` the right answers in the
+    port's names.
+    """
     return _case(f"{pair} {spec}", pair, spec, truth, planted=("--fault", spec))
 
 
 def drawn(count: int, seed: int, only: str = "") -> tuple[Case, ...]:
-    """`count` faults for each pair, all of which reach the output; of pairs whose name holds `only`, if one does."""
+    """`count` faults for each pair, all of which reach the output; of pairs whose name holds
+    `only`, if one does.
+    """
     quietly()
     pairs = [pair for pair in PAIRS if only in pair] or list(PAIRS)
     return tuple(with_truth(pair, spec) for pair in pairs for spec in draw(pair, count, seed))
 
 
 def with_truth(pair: str, spec: str) -> Case:
-    """The case of a fault, whose right answers the broken port itself tells: modules may hang in it under several names."""
+    """The case of a fault, whose right answers the broken port itself tells: modules may hang in it
+    under several names.
+    """
     quietly()
     with build(pair, "port", fault=spec) as broken:
         return fault_case(pair, spec, Fault.parse(spec).truth(broken.model))
@@ -286,16 +301,28 @@ def written_down() -> tuple[Case, ...]:
 
 @contextmanager
 def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callable[[], object]]:
-    """What `program.py` does with these arguments, in this process; a bug's patches end with the context."""
+    """What `program.py` does with these arguments, in this process; a bug's patches end with the
+    context.
+    """
     quietly()
     pair, side, *planted = arguments
     what = dict(zip(planted[::2], planted[1::2], strict=True))
-    with build(pair, cast(Side, side), bug=what.get("--bug"), fault=what.get("--fault"), dtype=dtype, seed=seed) as built:
+    with build(
+        pair,
+        cast(Side, side),
+        bug=what.get("--bug"),
+        fault=what.get("--fault"),
+        dtype=dtype,
+        seed=seed,
+    ) as built:
         yield built.run
 
 
 CASES: tuple[Case, ...] = (
     *(_case(pair, pair) for pair in PAIRS if pair not in LEGAL),
     *(_case(pair, pair, *said) for pair, said in (LEGAL | REAL).items()),
-    *(_case(name, bug.pair, bug.what, bug.port, bug.reference, ("--bug", name)) for name, bug in BUGS.items()),
+    *(
+        _case(name, bug.pair, bug.what, bug.port, bug.reference, ("--bug", name))
+        for name, bug in BUGS.items()
+    ),
 )

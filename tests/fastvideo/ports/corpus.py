@@ -23,7 +23,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass
 class Program:
-    """A model with its input. A bug's patches of FastVideo's code last until `close()`, for those who build several."""
+    """A model with its input. A bug's patches of FastVideo's code last until `close()`, for those
+    who build several.
+    """
 
     model: nn.Module
     call: Callable[[nn.Module, Inputs], Tensor]
@@ -46,10 +48,17 @@ class Program:
 
 
 def build(
-    pair: str, side: Side, *, bug: str | None = None, fault: str | None = None, dtype: str = "fp32", seed: int = 0
+    pair: str,
+    side: Side,
+    *,
+    bug: str | None = None,
+    fault: str | None = None,
+    dtype: str = "fp32",
+    seed: int = 0,
 ) -> Program:
-    """Build one side of a pair of `PAIRS` or `FAULTY`. `bug` is a name of `bugs.BUGS`, `fault` a spec of `faults`: both are
-    the port's."""
+    """Build one side of a pair of `PAIRS` or `FAULTY`. `bug` is a name of `bugs.BUGS`, `fault` a
+    spec of `faults`: both are the port's.
+    """
     made = (PAIRS | FAULTY)[pair]()
     torch_dtype = DTYPES[dtype]
     inputs = {

@@ -9,12 +9,23 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tests.fastvideo.ports.pair import Draw, Inputs, Pair, Settings, configured, load_by_mapping, load_by_name, renamed
+from tests.fastvideo.ports.pair import (
+    Draw,
+    Inputs,
+    Pair,
+    Settings,
+    configured,
+    load_by_mapping,
+    load_by_name,
+    renamed,
+)
 from tests.fastvideo.ports.weights import State, generator
 
 
 def _wan(image: bool = False, first_frame: bool = False) -> Pair:
-    """`image`: tokens of an image beside the text; `first_frame`: the first frame is given, each token has its timestep."""
+    """`image`: tokens of an image beside the text; `first_frame`: the first frame is given, each
+    token has its timestep.
+    """
     settings = Settings(
         patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=64, in_channels=4, out_channels=4, text_dim=64,
         freq_dim=64, ffn_dim=256, num_layers=3, cross_attn_norm=True, qk_norm="rms_norm_across_heads", eps=1e-6,
@@ -38,7 +49,9 @@ def _wan(image: bool = False, first_frame: bool = False) -> Pair:
         batch = 1 if first_frame else 2  # all that the port takes
         made = Inputs(
             latents=draw("latents", batch, 4, 3, 8, 12),
-            timestep=torch.tensor([[0] * 24 + [500] * 48]) if first_frame else torch.tensor([500, 37]),
+            timestep=torch.tensor([[0] * 24 + [500] * 48])
+            if first_frame
+            else torch.tensor([500, 37]),
             text=draw("text", batch, 512 if image else 9, 64),
         )
         return made | (Inputs(image=draw("image", 2, 257, 48)) if image else Inputs())
@@ -47,7 +60,9 @@ def _wan(image: bool = False, first_frame: bool = False) -> Pair:
         reference,
         port,
         inputs,
-        lambda model, i: model(i["latents"], i["timestep"], i["text"], i.get("image"), return_dict=False)[0],
+        lambda model, i: model(
+            i["latents"], i["timestep"], i["text"], i.get("image"), return_dict=False
+        )[0],
         lambda model, i: model(i["latents"], i["text"], i["timestep"], i.get("image")),
         partial(load_by_mapping, left_out=("norm_added_q",)),
     )
@@ -245,7 +260,9 @@ _ORIGINAL_COSMOS_NAMES = {
 
 
 def _cosmos25(epsilon: float | None = 1e-6) -> Pair:
-    """`epsilon` of the reference's norms of q and k, None for its own: the two programs do not agree about it."""
+    """`epsilon` of the reference's norms of q and k, None for its own: the two programs do not
+    agree about it.
+    """
     settings = Settings(
         in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=2, text_embed_dim=48,
         adaln_lora_dim=16, max_size=(8, 16, 16), patch_size=(1, 2, 2), rope_scale=(1.0, 3.0, 3.0), concat_padding_mask=True,
@@ -299,9 +316,13 @@ _STABLE_AUDIO_FUSED = {
 def _load_stable_audio(model: nn.Module, state: State) -> None:
     state = renamed(state, _ORIGINAL_STABLE_AUDIO_NAMES)
     for (attention, whole), parts in _STABLE_AUDIO_FUSED.items():
-        for layer in [name.split(".")[2] for name in state if name.endswith(f".{attention}.to_k.weight")]:
+        for layer in [
+            name.split(".")[2] for name in state if name.endswith(f".{attention}.to_k.weight")
+        ]:
             owner = f"transformer.layers.{layer}.{attention}"
-            state[f"{owner}.{whole}.weight"] = torch.cat([state.pop(f"{owner}.{part}.weight") for part in parts])
+            state[f"{owner}.{whole}.weight"] = torch.cat(
+                [state.pop(f"{owner}.{part}.weight") for part in parts]
+            )
     state["timestep_features.weight"] = state["timestep_features.weight"][:, None]
     load_by_name(model, state)
 
@@ -327,7 +348,14 @@ def _stable_audio() -> Pair:
         from fastvideo.configs.models.dits.stable_audio import StableAudioConfig
         from fastvideo.models.dits.stable_audio import StableAudioDiT
 
-        settings = Settings(io_channels=8, embed_dim=128, depth=2, num_attention_heads=2, cond_token_dim=64, global_cond_dim=48)
+        settings = Settings(
+            io_channels=8,
+            embed_dim=128,
+            depth=2,
+            num_attention_heads=2,
+            cond_token_dim=64,
+            global_cond_dim=48,
+        )
         return StableAudioDiT(configured(StableAudioConfig(), settings))
 
     def inputs(draw: Draw) -> Inputs:
@@ -342,10 +370,19 @@ def _stable_audio() -> Pair:
         from diffusers.models.embeddings import get_1d_rotary_pos_embed
 
         rotary = get_1d_rotary_pos_embed(32, 21, use_real=True, repeat_interleave_real=False)
-        return model(i["latents"], i["timestep"], i["text"], i["duration"][:, None], rotary, return_dict=False)[0]
+        return model(
+            i["latents"],
+            i["timestep"],
+            i["text"],
+            i["duration"][:, None],
+            rotary,
+            return_dict=False,
+        )[0]
 
     def call_port(model: nn.Module, i: Inputs) -> Tensor:
-        return model(i["latents"], i["timestep"], cross_attn_cond=i["text"], global_embed=i["duration"])
+        return model(
+            i["latents"], i["timestep"], cross_attn_cond=i["text"], global_embed=i["duration"]
+        )
 
     return Pair(reference, port, inputs, call_reference, call_port, _load_stable_audio)
 
@@ -366,7 +403,9 @@ def _sd3() -> Pair:
         from fastvideo.configs.models.dits.sd3 import SD3DiTConfig
         from fastvideo.models.dits.sd3 import SD3Transformer2DModel
 
-        return SD3Transformer2DModel(configured(SD3DiTConfig(), settings | Settings(dual_attention_layers=[0])), {})
+        return SD3Transformer2DModel(
+            configured(SD3DiTConfig(), settings | Settings(dual_attention_layers=[0])), {}
+        )
 
     def inputs(draw: Draw) -> Inputs:
         return Inputs(
@@ -397,7 +436,9 @@ def _flux2() -> Pair:
         from fastvideo.configs.models.dits.flux_2 import Flux2Config
         from fastvideo.models.dits.flux_2 import Flux2Transformer2DModel
 
-        return Flux2Transformer2DModel(configured(Flux2Config(), settings | Settings(out_channels=None)), {})
+        return Flux2Transformer2DModel(
+            configured(Flux2Config(), settings | Settings(out_channels=None)), {}
+        )
 
     def inputs(draw: Draw) -> Inputs:
         return Inputs(
@@ -438,13 +479,19 @@ def _zimage() -> Pair:
         return ZImageTransformer2DModel(configured(ZImageDiTConfig(), settings), {})
 
     def inputs(draw: Draw) -> Inputs:
-        return Inputs(latents=draw("latents", 2, 4, 1, 8, 12), timestep=torch.tensor([0.5, 0.25]), text=draw("text", 2, 7, 48))
+        return Inputs(
+            latents=draw("latents", 2, 4, 1, 8, 12),
+            timestep=torch.tensor([0.5, 0.25]),
+            text=draw("text", 2, 7, 48),
+        )
 
     return Pair(
         reference,
         port,
         inputs,
-        lambda model, i: torch.stack(model(list(i["latents"]), i["timestep"], list(i["text"]), return_dict=False)[0]),
+        lambda model, i: torch.stack(
+            model(list(i["latents"]), i["timestep"], list(i["text"]), return_dict=False)[0]
+        ),
         lambda model, i: torch.stack(model(list(i["latents"]), list(i["text"]), i["timestep"])[0]),
         load_by_mapping,
     )
@@ -488,7 +535,12 @@ def _kandinsky5() -> Pair:
         call,
         call,
         load_by_mapping,
-        keep_fp32=("time_embeddings", "modulation", "visual_modulation", "text_modulation"),  # by autocast, on a GPU
+        keep_fp32=(
+            "time_embeddings",
+            "modulation",
+            "visual_modulation",
+            "text_modulation",
+        ),  # by autocast, on a GPU
         limit=1e-3,
         note="the reference rounds rotated q and k to bf16 whatever it runs in",
     )
@@ -515,7 +567,9 @@ def _glm_image() -> Pair:
         return Inputs(
             hidden_states=draw("latents", 2, 4, 8, 12),
             encoder_hidden_states=draw("text", 2, 7, 48),
-            prior_token_id=torch.randint(64, (2, 24), generator=generator(draw.seed, f"{draw.pair}: prior")),
+            prior_token_id=torch.randint(
+                64, (2, 24), generator=generator(draw.seed, f"{draw.pair}: prior")
+            ),
             prior_token_drop=torch.zeros(2, 24, dtype=torch.bool),
             timestep=torch.tensor([500, 37]),
             target_size=torch.tensor([[64.0, 96.0], [64.0, 96.0]]),

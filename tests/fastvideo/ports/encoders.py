@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.fastvideo.ports.pair import Draw, Inputs, Pair, Settings, configured, load_by_method, renamed
+from tests.fastvideo.ports.pair import (
+    Draw,
+    Inputs,
+    Pair,
+    Settings,
+    configured,
+    load_by_method,
+    renamed,
+)
 from tests.fastvideo.ports.weights import generator
 
 _VOCABULARY = 96
@@ -32,7 +40,12 @@ def _text_encoder(
         mask = torch.ones(batch, tokens, dtype=torch.long)
         if padded:
             mask[-1, -3:] = 0
-        drawn = torch.randint(3, _VOCABULARY - 1, (batch, tokens), generator=generator(draw.seed, f"{draw.pair}: tokens"))
+        drawn = torch.randint(
+            3,
+            _VOCABULARY - 1,
+            (batch, tokens),
+            generator=generator(draw.seed, f"{draw.pair}: tokens"),
+        )
         return Inputs(tokens=drawn, mask=mask)
 
     def call(model: nn.Module, i: Inputs) -> Tensor:
@@ -60,7 +73,9 @@ def _llama() -> Pair:
 
         return LlamaModel(configured(LlamaConfig(), settings))
 
-    return _text_encoder(reference, port, padded=False, batch=1)  # the port takes one prompt at a time
+    return _text_encoder(
+        reference, port, padded=False, batch=1
+    )  # the port takes one prompt at a time
 
 
 def _clip_text() -> Pair:
@@ -93,7 +108,11 @@ def _t5(umt5: bool = False) -> Pair:
     def reference() -> nn.Module:
         from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-        return UMT5EncoderModel(UMT5Config(**settings)) if umt5 else T5EncoderModel(T5Config(**settings))
+        return (
+            UMT5EncoderModel(UMT5Config(**settings))
+            if umt5
+            else T5EncoderModel(T5Config(**settings))
+        )
 
     def port() -> nn.Module:
         from fastvideo.configs.models.encoders import T5Config
@@ -123,10 +142,22 @@ def _lingbot_t5() -> Pair:
         from fastvideo.configs.models.encoders.lingbotworld2_t5 import LingBotWorld2UMT5Config
         from fastvideo.models.encoders.lingbotworld2_t5 import LingBotWorld2T5EncoderModel
 
-        settings = Settings(vocab_size=_VOCABULARY, dim=64, dim_attn=64, dim_ffn=128, num_heads=4, num_layers=3, num_buckets=32)
+        settings = Settings(
+            vocab_size=_VOCABULARY,
+            dim=64,
+            dim_attn=64,
+            dim_ffn=128,
+            num_heads=4,
+            num_layers=3,
+            num_buckets=32,
+        )
         return LingBotWorld2T5EncoderModel(configured(LingBotWorld2UMT5Config(), settings))
 
-    return replace(_t5(umt5=True), port=port, load=lambda model, state: load_by_method(model, renamed(state, _LINGBOT_NAMES)))
+    return replace(
+        _t5(umt5=True),
+        port=port,
+        load=lambda model, state: load_by_method(model, renamed(state, _LINGBOT_NAMES)),
+    )
 
 
 def _qwen3() -> Pair:
@@ -170,13 +201,18 @@ def _qwen2_5_vl() -> Pair:
         from fastvideo.models.encoders.qwen2_5 import Qwen2_5_VLTextModel
 
         rope = Settings(type="mrope", mrope_section=sections)
-        return Qwen2_5_VLTextModel(configured(Qwen2_5_VLConfig(), settings | Settings(rope_scaling=rope)))
+        return Qwen2_5_VLTextModel(
+            configured(Qwen2_5_VLConfig(), settings | Settings(rope_scaling=rope))
+        )
 
     return _text_encoder(reference, port)
 
 
 def _image_encoder(
-    reference: Callable[[], nn.Module], port: Callable[[], nn.Module], output: Callable[[Any], Tensor], prefix: str = ""
+    reference: Callable[[], nn.Module],
+    port: Callable[[], nn.Module],
+    output: Callable[[Any], Tensor],
+    prefix: str = "",
 ) -> Pair:
     return Pair(
         reference,
@@ -208,12 +244,19 @@ def _clip_vision() -> Pair:
         config.require_post_norm = False  # transformers, too, normalises only the pooled token
         return CLIPVisionModel(config)
 
-    return _image_encoder(reference, port, lambda output: output.last_hidden_state, prefix="vision_model.")
+    return _image_encoder(
+        reference, port, lambda output: output.last_hidden_state, prefix="vision_model."
+    )
 
 
 def _siglip() -> Pair:
     settings = Settings(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, image_size=32, patch_size=8
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
     )
 
     def reference() -> nn.Module:
@@ -227,7 +270,9 @@ def _siglip() -> Pair:
 
         return SiglipVisionModel(configured(SiglipVisionConfig(), settings))
 
-    return _image_encoder(reference, port, lambda output: output.last_hidden_state, prefix="vision_model.")
+    return _image_encoder(
+        reference, port, lambda output: output.last_hidden_state, prefix="vision_model."
+    )
 
 
 PAIRS: dict[str, Callable[[], Pair]] = {

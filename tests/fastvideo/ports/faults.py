@@ -1,11 +1,13 @@
-"""Faults that a machine plants at random modules: they find what faults thought up by people do not.
+"""Faults that a machine plants at random modules: they find what faults thought up by people do
+not.
 
 A fault is a line of text, `KIND@MODULE` or `sister@MODULE#INDEX`, the same in every process.
 
     python tests/fastvideo/ports/faults.py PAIR [--count N] [--seed S]      # lists faults that reach the output
 
-What belongs to a module (`output.*`, `weight.*`, `bias.zero`, `skip`, `sister`) is wrong inside its forward: right inputs,
-wrong output, whichever way somebody listens. What lies in front of it (`input.*`) is done before its call begins.
+What belongs to a module (`output.*`, `weight.*`, `bias.zero`, `skip`, `sister`) is wrong inside its
+forward: right inputs, wrong output, whichever way somebody listens. What lies in front of it
+(`input.*`) is done before its call begins.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def _floating(value: Any) -> bool:
 
 
 def _change_all(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Every floating tensor of a result changed; the containers that hold tensors directly are rebuilt."""
+    """Every floating tensor of a result changed; the containers that hold tensors directly are
+    rebuilt.
+    """
     if _floating(value):
         return change(value)
     if type(value) in (list, tuple):
@@ -79,7 +83,9 @@ def _change_all(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _change_first(args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Any:
+def _change_first(
+    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> Any:
     """The call's first floating tensor changed, positional ones first."""
     for place, value in enumerate(args):
         if _floating(value):
@@ -114,7 +120,9 @@ class Fault:
         """ValueError, which names the kinds there are, on a spec that is none."""
         match = re.fullmatch(r"([a-z.]+)@([^#]+)(?:#(\d+))?", spec)
         if match is None or match[1] not in KINDS:
-            raise ValueError(f"not a fault: {spec!r}; write KIND@MODULE, KIND one of {', '.join(KINDS)}")
+            raise ValueError(
+                f"not a fault: {spec!r}; write KIND@MODULE, KIND one of {', '.join(KINDS)}"
+            )
         return cls(match[1], match[2], int(match[3]) if match[3] else None)
 
     def __str__(self) -> str:
@@ -130,15 +138,21 @@ class Fault:
 
             @functools.wraps(forward)
             def changed_forward(*args: Any, **kwargs: Any) -> Any:
-                return _change_all(forward(*args, **kwargs), lambda tensor: change(tensor, generator))
+                return _change_all(
+                    forward(*args, **kwargs), lambda tensor: change(tensor, generator)
+                )
 
             module.forward = changed_forward
         elif self.kind in _INPUT:
             change_input = _INPUT[self.kind]
-            call = module._call_impl  # in front of every hook, wherever and whenever it is registered
+            call = (
+                module._call_impl
+            )  # in front of every hook, wherever and whenever it is registered
 
             def changed_call(*args: Any, **kwargs: Any) -> Any:
-                args, kwargs = _change_first(args, kwargs, lambda tensor: change_input(tensor, generator))
+                args, kwargs = _change_first(
+                    args, kwargs, lambda tensor: change_input(tensor, generator)
+                )
                 return call(*args, **kwargs)
 
             module._call_impl = changed_call
@@ -157,7 +171,9 @@ class Fault:
             module.forward = skipped
         else:
             assert self.index is not None
-            module.load_state_dict(model.get_submodule(_sister(self.module, self.index)).state_dict())
+            module.load_state_dict(
+                model.get_submodule(_sister(self.module, self.index)).state_dict()
+            )
 
     def truth(self, model: nn.Module) -> tuple[Place, ...]:
         """The right answers, in the port's names: any of them is exact."""
@@ -169,15 +185,23 @@ class Fault:
         if self.kind in _WEIGHT:
             places += [Place("parameter", name) for name in names]
         if self.kind == "sister":  # each owner below has wrong weights of its own
-            owners = [owner for owner in module.modules() if dict(owner.named_parameters(recurse=False))]
+            owners = [
+                owner for owner in module.modules() if dict(owner.named_parameters(recurse=False))
+            ]
             below = [name for owner in owners for name in _names(model, owner)]
-            places = [Place(side, name) for name in dict.fromkeys(names + below) for side in ("output", "parameter")]
+            places = [
+                Place(side, name)
+                for name in dict.fromkeys(names + below)
+                for side in ("output", "parameter")
+            ]
         return tuple(places)
 
 
 def _names(model: nn.Module, wanted: nn.Module) -> list[str]:
     """A module that hangs in the tree twice has two names."""
-    return [name for name, module in model.named_modules(remove_duplicate=False) if module is wanted]
+    return [
+        name for name, module in model.named_modules(remove_duplicate=False) if module is wanted
+    ]
 
 
 def eligible(model: nn.Module, events: list[Event]) -> dict[str, list[Fault]]:
@@ -212,13 +236,20 @@ def eligible(model: nn.Module, events: list[Event]) -> dict[str, list[Fault]]:
         if any(True for _ in module.parameters()):
             for index in range(8):
                 sister = _sister(name, index)
-                if sister != name and sister in left and _alike(module, model.get_submodule(sister)):
+                if (
+                    sister != name
+                    and sister in left
+                    and _alike(module, model.get_submodule(sister))
+                ):
                     found["sister"].append(Fault("sister", name, index))
     return {kind: faults for kind, faults in found.items() if faults}
 
 
 def _alike(a: nn.Module, b: nn.Module) -> bool:
-    shapes = [{name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} for module in (a, b)]
+    shapes = [
+        {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        for module in (a, b)
+    ]
     return shapes[0] == shapes[1]
 
 
@@ -244,9 +275,12 @@ def reaches(pair: str, spec: str, *, dtype: str = "fp32", seed: int = 0) -> bool
     return not error <= 10 * rounding  # NaN reaches, too
 
 
-def draw(pair: str, count: int, seed: int = 0, *, dtype: str = "fp32", weights: int = 0) -> list[str]:
-    """Different faults that reach the output, kinds evenly at random, then modules. Fewer than `count` where there are
-    no more. `weights` is the seed of weights and inputs."""
+def draw(
+    pair: str, count: int, seed: int = 0, *, dtype: str = "fp32", weights: int = 0
+) -> list[str]:
+    """Different faults that reach the output, kinds evenly at random, then modules. Fewer than
+    `count` where there are no more. `weights` is the seed of weights and inputs.
+    """
     with build(pair, "port", dtype=dtype, seed=weights) as program:
         _, events, _ = _clean(pair, dtype, weights)
         candidates = eligible(program.model, events)
@@ -263,7 +297,9 @@ def draw(pair: str, count: int, seed: int = 0, *, dtype: str = "fp32", weights: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pair", choices=sorted(PAIRS), metavar="PAIR")
     parser.add_argument("--count", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

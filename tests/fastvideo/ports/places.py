@@ -14,9 +14,8 @@ class Place:
     """An answer, in one program's names.
 
     output: what enters `module` and what its children compute is right, what it returns is wrong.
-    input: what enters `module` is wrong, though everything before was right: the fault is in the glue in front of it.
-    parameter: its own weights are wrong.
-    missing: it is never called.
+    input: what enters `module` is wrong, though everything before was right: the fault is in the
+    glue in front of it. parameter: its own weights are wrong. missing: it is never called.
 
     The model itself is the module "".
     """

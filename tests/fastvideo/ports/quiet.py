@@ -1,4 +1,6 @@
-"""FastVideo and its dependencies say much at import that is about GPUs; set before torch is imported, this keeps it short."""
+"""FastVideo and its dependencies say much at import that is about GPUs; set before torch is
+imported, this keeps it short.
+"""
 
 from __future__ import annotations
 

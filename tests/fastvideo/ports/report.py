@@ -1,8 +1,10 @@
-"""What the corpus is worth, measured: how well the clean pairs agree, and whether bugs and faults begin where they say.
+"""What the corpus is worth, measured: how well the clean pairs agree, and whether bugs and faults
+begin where they say.
 
     python tests/fastvideo/ports/report.py [--pairs PAIR,…] [--faults N] [--json]
 
-One process for all of it, because importing FastVideo takes ten times longer than any of its checks.
+One process for all of it, because importing FastVideo takes ten times longer than any of its
+checks.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ from tests.fastvideo.ports.truth import Event, confirms, first_difference, never
 
 
 def compare(pair: str) -> dict[str, Any]:
-    """Relative L2 error of the clean port's output, and of the reference's own bf16 against its fp32."""
+    """Relative L2 error of the clean port's output, and of the reference's own bf16 against its
+    fp32.
+    """
     reference, port = (
-        {dtype: build(pair, side, dtype=dtype).run() for dtype in ("fp32", "bf16")} for side in ("reference", "port")
+        {dtype: build(pair, side, dtype=dtype).run() for dtype in ("fp32", "bf16")}
+        for side in ("reference", "port")
     )
     return {
         "fp32": relative_error(port["fp32"], reference["fp32"]),
@@ -40,7 +45,9 @@ def compare(pair: str) -> dict[str, Any]:
 
 
 def check_bug(name: str, traces: dict[str, Any]) -> dict[str, Any]:
-    """Where the broken port first differs from the clean one, and whether that is what the bug claims, in both programs."""
+    """Where the broken port first differs from the clean one, and whether that is what the bug
+    claims, in both programs.
+    """
     bug = BUGS[name]
     output, clean = traces["port"]
     _, reference = traces["reference"]
@@ -62,7 +69,11 @@ def check_fault(pair: str, spec: str, clean: list[Event]) -> dict[str, Any]:
         truth = Fault.parse(spec).truth(program.model)
         _, broken = trace(program)
     first = _first(clean, broken)
-    return {"pair": pair, "first": [str(place) for place in first], "port": any(place in truth for place in first)}
+    return {
+        "pair": pair,
+        "first": [str(place) for place in first],
+        "port": any(place in truth for place in first),
+    }
 
 
 def _first(clean: list[Event], broken: list[Event]) -> list[Place]:
@@ -85,7 +96,9 @@ def measure(pairs: list[str], faults: int) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", default=",".join(PAIRS), help="these only")
     parser.add_argument("--faults", type=int, default=2, help="planted by a machine, for each pair")
     parser.add_argument("--json", action="store_true")

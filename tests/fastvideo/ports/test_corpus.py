@@ -1,5 +1,6 @@
-"""The corpus on which `otel-torch diff` is tested is itself held to what it claims: clean ports are right, each bug and each
-fault changes the output and begins where it says, in both programs' names."""
+"""The corpus on which `otel-torch diff` is tested is itself held to what it claims: clean ports are
+right, each bug and each fault changes the output and begins where it says, in both programs' names.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_two_processes_agree_without_talking(tmp_path: Path) -> None:
 
     def norm(*arguments: str) -> float:
         command = [sys.executable, str(HERE / "program.py"), "clip_text", *arguments]
-        done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         return float(done.stdout.split()[-1])
 
     port = norm("port")

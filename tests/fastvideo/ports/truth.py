@@ -1,5 +1,6 @@
-"""Where a broken port first differs from the clean one, found with hooks on every module: what a diff must find without
-the clean port to compare with."""
+"""Where a broken port first differs from the clean one, found with hooks on every module: what a
+diff must find without the clean port to compare with.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +73,17 @@ def trace(program: Program) -> tuple[Tensor, list[Event]]:
 
 
 def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def first_difference(clean: list[Event], broken: list[Event]) -> Event | None:
-    """The first event of the broken port that is not, bit for bit, the clean one's; None where there is none.
+    """The first event of the broken port that is not, bit for bit, the clean one's; None where
+    there is none.
 
-    Where calls are missing or too many, events are paired by module, call and side."""
+    Where calls are missing or too many, events are paired by module, call and side.
+    """
     before = {(event.side, event.module, event.call): event.tensors for event in clean}
     for event in broken:
         expected = before.get((event.side, event.module, event.call))
@@ -88,16 +93,25 @@ def first_difference(clean: list[Event], broken: list[Event]) -> Event | None:
 
 
 def never_called(clean: list[Event], broken: list[Event]) -> list[str]:
-    """Modules that the clean port calls and the broken one does not, in the order of the clean port."""
+    """Modules that the clean port calls and the broken one does not, in the order of the clean
+    port.
+    """
     called = {event.module for event in broken}
     return list(dict.fromkeys(event.module for event in clean if event.module not in called))
 
 
-def first_lost(reference: list[Event], clean: list[Event], broken: list[Event], tolerance: float) -> int | None:
-    """The first event of the reference, by its index, whose value the clean port computes somewhere and the broken one
-    nowhere. Values are the same when they agree, laid out flat, within `tolerance` (relative L2), whatever their names."""
+def first_lost(
+    reference: list[Event], clean: list[Event], broken: list[Event], tolerance: float
+) -> int | None:
+    """The first event of the reference, by its index, whose value the clean port computes somewhere
+    and the broken one nowhere. Values are the same when they agree, laid out flat, within
+    `tolerance` (relative L2), whatever their names.
+    """
     for index, event in enumerate(reference):
-        if any(_among(tensor, clean, tolerance) and not _among(tensor, broken, tolerance) for tensor in event.tensors):
+        if any(
+            _among(tensor, clean, tolerance) and not _among(tensor, broken, tolerance)
+            for tensor in event.tensors
+        ):
             return index
     return None
 
@@ -110,9 +124,11 @@ def confirms(
     broken: list[Event],
     tolerance: float,
 ) -> bool:
-    """Whether the values say that the port goes wrong at one of the `claimed` places of the reference.
+    """Whether the values say that the port goes wrong at one of the `claimed` places of the
+    reference.
 
-    So they do where the first lost value belongs to one of them, or where, ahead of that, a value of such a place is one
+    So they do where the first lost value belongs to one of them, or where, ahead of that, a value
+    of such a place is one
     that the clean port has at its own claimed place and the broken port has no longer there."""  # fmt: skip
     lost = first_lost(reference, clean, broken, tolerance)
     ahead = reference if lost is None else reference[: lost + 1]
@@ -131,8 +147,12 @@ def _among(wanted: Tensor, events: list[Event], tolerance: float) -> bool:
     return any(_near(tensor, wanted, tolerance) for event in events for tensor in event.tensors)
 
 
-def _where(wanted: Tensor, events: list[Event], tolerance: float) -> set[tuple[Place, int, int, int]]:
-    """The calls and slots that hold the value, whole or, where a fused projection holds three, by which third."""
+def _where(
+    wanted: Tensor, events: list[Event], tolerance: float
+) -> set[tuple[Place, int, int, int]]:
+    """The calls and slots that hold the value, whole or, where a fused projection holds three, by
+    which third.
+    """
     return {
         (event.place, event.call, slot, part)
         for event in events

@@ -1,4 +1,6 @@
-"""Autoencoders: FastVideo's against diffusers', tiny and with random weights. Encoded and decoded again, without sampling."""
+"""Autoencoders: FastVideo's against diffusers', tiny and with random weights. Encoded and decoded
+again, without sampling.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tests.fastvideo.ports.pair import Draw, Inputs, Pair, Settings, configured, load_by_name, renamed
+from tests.fastvideo.ports.pair import (
+    Draw,
+    Inputs,
+    Pair,
+    Settings,
+    configured,
+    load_by_name,
+    renamed,
+)
 from tests.fastvideo.ports.weights import State
 
 
-def _autoencoder(reference: Callable[[], nn.Module], port: Callable[[], nn.Module], shape: tuple[int, ...], **more: Any) -> Pair:
+def _autoencoder(
+    reference: Callable[[], nn.Module],
+    port: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    **more: Any,
+) -> Pair:
     def inputs(draw: Draw) -> Inputs:
         return Inputs(sample=draw("sample", *shape))
 
@@ -57,7 +72,11 @@ _ORIGINAL_WAN_NAMES = {
     r"\.mid_block\.attentions\.0\.": ".middle.1.",
     r"\.mid_block\.resnets\.1\.": ".middle.2.",
     r"\.down_blocks\.": ".downsamples.",
-    **{rf"\.up_blocks\.{i}\.resnets\.{j}\.": f".upsamples.{3 * i + j}." for i in range(3) for j in range(2)},
+    **{
+        rf"\.up_blocks\.{i}\.resnets\.{j}\.": f".upsamples.{3 * i + j}."
+        for i in range(3)
+        for j in range(2)
+    },
     **{rf"\.up_blocks\.{i}\.upsamplers\.0\.": f".upsamples.{3 * i + 2}." for i in range(3)},
     r"(samples|middle)\.(\d+)\.norm1\.": r"\1.\2.residual.0.",
     r"(samples|middle)\.(\d+)\.conv1\.": r"\1.\2.residual.2.",

@@ -1,4 +1,6 @@
-"""Weights that two processes agree on without talking: each tensor follows from the seed and its name in the reference."""
+"""Weights that two processes agree on without talking: each tensor follows from the seed and its
+name in the reference.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ _EMBEDDINGS = ("embed_tokens", "token_embedding", "shared")
 
 
 def weight(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight that neither dies nor explodes: matrices keep the size of what passes, norms vary around one, biases are
-    small and never zero (a bias that is zero hides that it is missing)."""
+    """A weight that neither dies nor explodes: matrices keep the size of what passes, norms vary
+    around one, biases are small and never zero (a bias that is zero hides that it is missing).
+    """
     value = normal(seed, name, *shape)
     *owners, leaf = name.split(".")
     if leaf in _CENTRE_AND_SPREAD:
@@ -51,15 +54,26 @@ def weight(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def reference_state(seed: int, reference: nn.Module) -> State:
-    """A checkpoint for the reference, as its authors would have published it: fp32, by the reference's names."""
+    """A checkpoint for the reference, as its authors would have published it: fp32, by the
+    reference's names.
+    """
     learned = dict(reference.named_parameters())
-    measured = {name: tensor for name, tensor in reference.state_dict().items() if name.endswith(("running_mean", "running_var"))}
-    return {name: weight(seed, name, tuple(tensor.shape)) for name, tensor in (learned | measured).items()}
+    measured = {
+        name: tensor
+        for name, tensor in reference.state_dict().items()
+        if name.endswith(("running_mean", "running_var"))
+    }
+    return {
+        name: weight(seed, name, tuple(tensor.shape))
+        for name, tensor in (learned | measured).items()
+    }
 
 
 def cast(model: nn.Module, dtype: torch.dtype, keep_fp32: tuple[str, ...] = ()) -> None:
-    """Cast as loaders do and `.to()` does not: what a checkpoint holds takes the dtype, tables made at construction
-    stay as they were made, and modules whose name has a component in `keep_fp32` stay too."""
+    """Cast as loaders do and `.to()` does not: what a checkpoint holds takes the dtype, tables made
+    at construction stay as they were made, and modules whose name has a component in `keep_fp32`
+    stay too.
+    """
     saved = set(model.state_dict())
     for owner, module in model.named_modules():
         for store in (module._parameters, module._buffers):

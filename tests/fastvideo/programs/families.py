@@ -1,4 +1,6 @@
-"""Denoising stages as other model families write them, in FastVideo's own pipeline classes around one linear layer."""
+"""Denoising stages as other model families write them, in FastVideo's own pipeline classes around
+one linear layer.
+"""
 
 import contextlib
 
@@ -10,7 +12,9 @@ from fastvideo.pipelines.stages.base import PipelineStage
 
 
 class Family(PipelineStage):
-    """Runs its model once or twice for each of the `contexts` that it puts into the forward context."""
+    """Runs its model once or twice for each of the `contexts` that it puts into the forward
+    context.
+    """
 
     contexts: tuple = ()
     calls = 1
@@ -20,7 +24,9 @@ class Family(PipelineStage):
 
     def forward(self, batch, fastvideo_args):
         for context in self.contexts:
-            with set_forward_context(current_timestep=context, attn_metadata=None, forward_batch=batch):
+            with set_forward_context(
+                current_timestep=context, attn_metadata=None, forward_batch=batch
+            ):
                 for _ in range(self.calls):
                     self.model(torch.ones(2, 2))
         return batch
@@ -49,10 +55,14 @@ class GuidedDenoisingStage(Family):
     def forward(self, batch, fastvideo_args):
         for context in self.contexts:
             batch.is_cfg_negative = False
-            with set_forward_context(current_timestep=context, attn_metadata=None, forward_batch=batch):
+            with set_forward_context(
+                current_timestep=context, attn_metadata=None, forward_batch=batch
+            ):
                 self.model(torch.ones(2, 2))
             batch.is_cfg_negative = True
-            with set_forward_context(current_timestep=context, attn_metadata=None, forward_batch=batch):
+            with set_forward_context(
+                current_timestep=context, attn_metadata=None, forward_batch=batch
+            ):
                 self.model(torch.zeros(2, 2))
         return batch
 
@@ -60,7 +70,12 @@ class GuidedDenoisingStage(Family):
 class TracingDenoisingStage(Family):
     def forward(self, batch, fastvideo_args):
         for step, timestep in enumerate((999, 500)):
-            with trace_step(step), set_forward_context(current_timestep=timestep, attn_metadata=None, forward_batch=batch):
+            with (
+                trace_step(step),
+                set_forward_context(
+                    current_timestep=timestep, attn_metadata=None, forward_batch=batch
+                ),
+            ):
                 self.model(torch.ones(2, 2))
         return batch
 

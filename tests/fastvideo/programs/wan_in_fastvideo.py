@@ -1,8 +1,9 @@
 """The port: FastVideo generates videos from a Wan folder.  python wan_in_fastvideo.py MODEL PRECISION MISTAKE...
 
-It knows nothing of tracing. PRECISION is that of the transformer, float32 or bfloat16; the rest is float32. One video is made for
-each MISTAKE, with it; `none` makes none, `as_it_is` leaves FastVideo the ways in which it differs from diffusers by itself. A
-worker imports this file again, so what is done to FastVideo when it is imported is done there too.
+It knows nothing of tracing. PRECISION is that of the transformer, float32 or bfloat16; the rest is
+float32. One video is made for each MISTAKE, with it; `none` makes none, `as_it_is` leaves FastVideo
+the ways in which it differs from diffusers by itself. A worker imports this file again, so what is
+done to FastVideo when it is imported is done there too.
 """
 
 import functools
@@ -14,7 +15,12 @@ from fastvideo import VideoGenerator
 from fastvideo.configs.pipelines.wan import WanT2V480PConfig
 from fastvideo.models.dits.wanvideo import WanTransformerBlock
 from fastvideo.models.schedulers.scheduling_flow_unipc_multistep import FlowUniPCMultistepScheduler
-from fastvideo.pipelines.stages import DecodingStage, DenoisingStage, InputValidationStage, TextEncodingStage
+from fastvideo.pipelines.stages import (
+    DecodingStage,
+    DenoisingStage,
+    InputValidationStage,
+    TextEncodingStage,
+)
 
 MODEL, PRECISION, *VIDEOS = sys.argv[1:]
 
@@ -33,7 +39,11 @@ PADDING = (
     {"dict(encoder_config.tokenizer_kwargs)": "dict(encoder_config.tokenizer_kwargs, padding='max_length')"},
 )  # fmt: skip
 # it denoises in bfloat16, whatever it is told
-IN_FLOAT32 = (DenoisingStage, "forward", {"target_dtype = torch.bfloat16": "target_dtype = torch.float32"})
+IN_FLOAT32 = (
+    DenoisingStage,
+    "forward",
+    {"target_dtype = torch.bfloat16": "target_dtype = torch.float32"},
+)
 
 MISTAKES = {
     # the feed-forward of each block gets the gate of its attention
@@ -53,12 +63,18 @@ video = -1  # which one is being made
 
 def rewritten(method, changes):
     """A method of FastVideo's with pieces of its source replaced."""
-    source = getattr(method, "source", None) or textwrap.dedent(inspect.getsource(inspect.unwrap(method)))
+    source = getattr(method, "source", None) or textwrap.dedent(
+        inspect.getsource(inspect.unwrap(method))
+    )
     for old, new in changes.items():
         assert old in source, f"FastVideo's {method.__qualname__} has no {old!r}"
         source = source.replace(old, new)
     scope = {}
-    exec(compile(source, f"<{method.__qualname__}, rewritten>", "exec"), vars(sys.modules[method.__module__]), scope)
+    exec(
+        compile(source, f"<{method.__qualname__}, rewritten>", "exec"),
+        vars(sys.modules[method.__module__]),
+        scope,
+    )
     made = functools.wraps(method)(scope[method.__name__])
     made.source = source
     return made
@@ -94,7 +110,9 @@ if PRECISION == "float32":
     owner, name, changes = IN_FLOAT32
     setattr(owner, name, rewritten(getattr(owner, name), changes))
 for change, way in ((SCHEDULE, "schedule"), (PADDING, "padding")):
-    only_in([number for number, name in enumerate(VIDEOS) if name not in (way, "as_it_is")], *change)
+    only_in(
+        [number for number, name in enumerate(VIDEOS) if name not in (way, "as_it_is")], *change
+    )
 for mistake, change in MISTAKES.items():
     only_in([number for number, name in enumerate(VIDEOS) if name == mistake], *change)
 

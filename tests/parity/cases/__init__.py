@@ -1,7 +1,7 @@
 """Programs of plain transformers and diffusers models, with and without a fault in the port.
 
-Both sides of a case are the same library, so a place has the same name in both. The figures are what
-`python -m tests.parity.truth` measures; the first place of each case is what it finds.
+Both sides of a case are the same library, so a place has the same name in both. The figures are
+what `python -m tests.parity.truth` measures; the first place of each case is what it finds.
 """
 
 from __future__ import annotations

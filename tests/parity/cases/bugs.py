@@ -1,6 +1,8 @@
-"""The faults: each is what a person who ports a model does wrong, planted in the loaded port and nowhere else.
+"""The faults: each is what a person who ports a model does wrong, planted in the loaded port and
+nowhere else.
 
-Some are wrong weights. The others are wrong lines of the library's own code, replaced while the program runs.
+Some are wrong weights. The others are wrong lines of the library's own code, replaced while the
+program runs.
 """
 
 from __future__ import annotations
@@ -30,14 +32,21 @@ class Patches:
         setattr(owner, name, value)
 
     def edit(self, owner: type | nn.Module, name: str, old: str, new: str) -> None:
-        """Compile a method again with `old`, which its source must hold once, replaced by `new`; of one module only, or of
-        a class."""
+        """Compile a method again with `old`, which its source must hold once, replaced by `new`; of
+        one module only, or of a class.
+        """
         kind = owner if isinstance(owner, type) else type(owner)
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(kind, name))))
         if source.count(old) != 1:
-            raise ValueError(f"{kind.__name__}.{name} holds {source.count(old)} times {old!r}: this library is another one")
+            raise ValueError(
+                f"{kind.__name__}.{name} holds {source.count(old)} times {old!r}: this library is another one"
+            )
         space: dict[str, Any] = {}
-        exec(compile(source.replace(old, new), f"<{kind.__name__}.{name}>", "exec"), vars(sys.modules[kind.__module__]), space)
+        exec(
+            compile(source.replace(old, new), f"<{kind.__name__}.{name}>", "exec"),
+            vars(sys.modules[kind.__module__]),
+            space,
+        )
         if kind is owner:
             self.set(owner, name, space[name])
         else:
@@ -66,7 +75,9 @@ def llama_rope_interleaved(model: Any, patches: Patches) -> None:
     """Neighbours are rotated, as in the original code; the weights want halves."""
     from transformers.models.llama import modeling_llama
 
-    def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         half = cos.shape[-1] // 2
         cos, sin = (t[:, None, :, :half].repeat_interleave(2, dim=-1) for t in (cos, sin))
         turned = (torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) for x in (q, k))
@@ -172,7 +183,12 @@ def mistral_window_dropped(model: Any, patches: Patches) -> None:
 def mistral_positions_in_bf16(model: Any, patches: Patches) -> None:
     """Exact up to 256, even numbers only from there on."""
     kind = type(model.model.rotary_emb)
-    patches.edit(kind, "forward", "position_ids[..., None].float()", "position_ids[..., None].to(torch.bfloat16).float()")
+    patches.edit(
+        kind,
+        "forward",
+        "position_ids[..., None].float()",
+        "position_ids[..., None].to(torch.bfloat16).float()",
+    )
 
 
 # ---- GPT-2
@@ -256,7 +272,12 @@ def flux_norm_out_swapped(model: Any, patches: Patches) -> None:
 
 @_bug
 def flux_guidance_unscaled(model: Any, patches: Patches) -> None:
-    patches.edit(type(model), "forward", "guidance.to(hidden_states.dtype) * 1000", "guidance.to(hidden_states.dtype)")
+    patches.edit(
+        type(model),
+        "forward",
+        "guidance.to(hidden_states.dtype) * 1000",
+        "guidance.to(hidden_states.dtype)",
+    )
 
 
 @_bug
@@ -297,7 +318,12 @@ def vae_scaling_factor(model: Any, patches: Patches) -> None:
 
 @_bug
 def vae_padding_side(model: Any, patches: Patches) -> None:
-    patches.edit(type(model.encoder.down_blocks[0].downsamplers[0]), "forward", "(0, 1, 0, 1)", "(1, 0, 1, 0)")
+    patches.edit(
+        type(model.encoder.down_blocks[0].downsamplers[0]),
+        "forward",
+        "(0, 1, 0, 1)",
+        "(1, 0, 1, 0)",
+    )
 
 
 @_bug

@@ -1,7 +1,9 @@
-"""The models: transformers and diffusers classes as they are, tiny, with random weights; and one run of each.
+"""The models: transformers and diffusers classes as they are, tiny, with random weights; and one
+run of each.
 
-Norms start as ones and biases as zeros, which would hide half of all faults, so every parameter of one dimension is
-perturbed. The reference and the port differ in their attention kernel, and so by rounding.
+Norms start as ones and biases as zeros, which would hide half of all faults, so every parameter of
+one dimension is perturbed. The reference and the port differ in their attention kernel, and so by
+rounding.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ LLAMA_LIKE = {
 
 @dataclass(frozen=True)
 class Family:
-    """build: the model in fp32. run: one forward, given the model, a generator of random inputs and the type of the
-    weights; returns the final tensor. attend: gives the model one of its `kernels`, the reference's or the port's."""
+    """build: the model in fp32. run: one forward, given the model, a generator of random inputs and
+    the type of the weights; returns the final tensor. attend: gives the model one of its `kernels`,
+    the reference's or the port's.
+    """
 
     build: Callable[[], nn.Module]
     run: Callable[[Any, torch.Generator, torch.dtype], torch.Tensor]
@@ -93,7 +97,9 @@ def _vae() -> nn.Module:
     )  # fmt: skip
 
 
-def _run_text(batch: int, length: int) -> Callable[[Any, torch.Generator, torch.dtype], torch.Tensor]:
+def _run_text(
+    batch: int, length: int
+) -> Callable[[Any, torch.Generator, torch.dtype], torch.Tensor]:
     def run(model: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
         tokens = torch.randint(0, VOCABULARY, (batch, length), generator=generator)
         return model(input_ids=tokens, use_cache=False).logits
@@ -104,7 +110,9 @@ def _run_text(batch: int, length: int) -> Callable[[Any, torch.Generator, torch.
 def _run_wan(model: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     latents = torch.randn(2, 4, 3, 8, 12, generator=generator).to(dtype)
     text = torch.randn(2, 10, 32, generator=generator).to(dtype)
-    return model(hidden_states=latents, timestep=torch.tensor([531, 742]), encoder_hidden_states=text).sample
+    return model(
+        hidden_states=latents, timestep=torch.tensor([531, 742]), encoder_hidden_states=text
+    ).sample
 
 
 def _run_flux(model: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
@@ -130,7 +138,8 @@ def _run_unet(model: Any, generator: torch.Generator, dtype: torch.dtype) -> tor
 def _run_vae(model: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     image = torch.randn(2, 3, 32, 32, generator=generator).to(dtype)
     latents = model.encode(image).latent_dist.mode() * 0.18215
-    # as a pipeline does: the scale of the latents is the trainer's, the one to undo is the configuration's
+    # as a pipeline does: the scale of the latents is the trainer's, the one to undo is the
+    # configuration's
     return model.decode(latents / model.config.scaling_factor).sample
 
 

@@ -2,7 +2,8 @@
 
     python program.py CASE {reference|port} [--dtype fp32|bf16] [--clean] [--seed N]
 
-A case is the name of a family for a clean pair, or of a bug, which only the port has. Nothing here records anything.
+A case is the name of a family for a clean pair, or of a bug, which only the port has. Nothing here
+records anything.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def main() -> None:
     if given.side == "port" and given.case in BUGS and not given.clean:
         BUGS[given.case](model, Patches())
     output = families.run(family, model, given.dtype, given.seed)
-    print(f"{given.case} {given.side}: {tuple(output.shape)} {output.dtype} mean magnitude {output.float().abs().mean():.6f}")
+    print(
+        f"{given.case} {given.side}: {tuple(output.shape)} {output.dtype} mean magnitude {output.float().abs().mean():.6f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+"""FastVideo's activation trace, attached by hand: for a model in a notebook or a test, without a
+session.
+
+While a session runs it records every model by itself; `attach_activation_trace` then adds nothing,
+so that no tensor is recorded twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from otel_torch import session
+from otel_torch.console import say, say_once
+from otel_torch.job import this_job
+from otel_torch.recording.recording_file import resolve
+from otel_torch.records import spell
+from otel_torch.settings import Numbers, Settings, Unusable
+from otel_torch.sources.activations import selects
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
+from otel_torch.sources.module_names import named_modules
+from otel_torch.sources.steps import current_step_idx
+from otel_torch.sources.values import walk
+from otel_torch.statistics.measure import measure
+from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.table import derive, primitives_of
+
+StatFunction = Callable[[torch.Tensor], Any]
+
+
+class JsonlSink:
+    """Appends objects to a file as lines of strict JSON, from any thread. Folders are made; closing
+    twice is fine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 -- open until close()
+        self._lock = threading.Lock()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one object; what comes after `close` is dropped and said once."""
+        line = (
+            json.dumps(
+                {key: spell(value) for key, value in record.items()}, default=str, allow_nan=False
+            )
+            + "\n"
+        )
+        with self._lock:
+            if self._file.closed:
+                say_once(
+                    f"{self.path} is closed: records of hooks that are still attached are dropped"
+                )
+            else:
+                self._file.write(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+
+class ActivationStatHook(ForwardHook):
+    """Writes statistics of every output tensor of one module to a sink.
+
+    stats: (name, function of the tensor) pairs. step_filter: the steps that are recorded, None for
+    all.
+    """
+
+    def __init__(
+        self,
+        module_name: str,
+        stats: list[tuple[str, StatFunction]],
+        sink: JsonlSink,
+        step_filter: set[int] | Numbers | None = None,
+    ) -> None:
+        self.module_name = module_name
+        self.stats = stats
+        self.sink = sink
+        self.step_filter = step_filter
+
+    @classmethod
+    def name(cls) -> str:
+        return "activation_stats"
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        step = current_step_idx()
+        if self.step_filter is None or (step is not None and step in self.step_filter):
+            try:
+                for label, tensor in walk(output, "out"):
+                    values = ((name, function(tensor)) for name, function in self.stats)
+                    record = {"module": self.module_name, "tensor": label, "step": step}
+                    self.sink.write(
+                        record | {name: value for name, value in values if value is not None}
+                    )
+            except Exception as error:
+                say_once(
+                    f"{self.module_name}: an activation was not recorded: {type(error).__name__}: {error}"
+                )
+        return output
+
+
+class ActivationTraceManager:
+    """What `attach_activation_trace` attached, and the sink that it writes to."""
+
+    def __init__(self, managers: list[ModuleHookManager], sink: JsonlSink | None) -> None:
+        self.managers = managers
+        self.sink = sink
+
+    def remove_from_manager(self) -> None:
+        """Remove the hooks, and a module's hook manager with its last hook; close the sink. A
+        second call does nothing.
+        """
+        for manager in self.managers:
+            if manager.get_forward_hook(ActivationStatHook.name()) is not None:
+                manager.remove_forward_hook(ActivationStatHook.name())
+                manager.remove_if_empty()
+        self.managers = []
+        if self.sink is not None:
+            self.sink.close()
+
+
+def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager | None:
+    """Attach statistics hooks to a model's selected modules (its root has no name and is left out).
+
+    None when the trace is off (neither OTEL_TORCH_ENABLED nor FASTVIDEO_TRACE_ACTIVATIONS is on) or
+    `model` is None. The environment is read at the call. Raises ValueError, with nothing attached,
+    where the model is traced already.
+    """
+    try:
+        settings = Settings.from_env(problem=say_once)
+    except Unusable as error:
+        say(f"{error}. Nothing is attached")
+        return None
+    asked = settings.enabled or "FASTVIDEO_TRACE_ACTIVATIONS" in os.environ
+    if model is None or not (asked and settings.activations) or settings.jsonl is None:
+        return None
+    if session.current() is not None:
+        return ActivationTraceManager([], None)
+    chosen = {
+        module: name
+        for name, module in reversed(named_modules(model))
+        if name and selects(settings, name)
+    }
+    if not chosen:
+        say(
+            f"no module of {type(model).__name__} is selected; see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
+        )
+    present = (ModuleHookManager.get_from(module) for module in chosen)
+    if any(
+        manager is not None and manager.get_forward_hook(ActivationStatHook.name())
+        for manager in present
+    ):
+        raise ValueError(
+            f"{type(model).__name__} has an activation trace attached already; detach that first"
+        )
+    sink = JsonlSink(resolve(settings.jsonl, this_job()))
+    stats: list[tuple[str, StatFunction]] = [
+        (name, functools.partial(_statistic, name)) for name in settings.stats
+    ]
+    managers = {
+        ModuleHookManager.get_from_or_default(module): name
+        for module, name in reversed(chosen.items())
+    }
+    for manager, name in managers.items():
+        manager.append_forward_hook(
+            ActivationStatHook(name, stats, sink, None if settings.steps.all else settings.steps)
+        )
+    return ActivationTraceManager(list(managers), sink)
+
+
+def detach_activation_trace(manager: ActivationTraceManager | None) -> None:
+    """Undo `attach_activation_trace`; None and a second call do nothing."""
+    if manager is not None:
+        manager.remove_from_manager()
+
+
+def _statistic(name: str, tensor: torch.Tensor) -> Any:
+    measured = measure(tensor, primitives_of((name,)))
+    return derive((name,), read_rows([measured])[0], measured).get(name)

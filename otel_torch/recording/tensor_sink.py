@@ -1,0 +1,90 @@
+"""Whole tensors of the selected modules, one safetensors file a step: what statistics cannot say,
+for a closer look.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from otel_torch.console import say
+from otel_torch.job import Job
+from otel_torch.recorder import Sink
+from otel_torch.recording.disk_budget import DiskBudget
+from otel_torch.records import Batch, Losses, Record
+
+
+def key_of(record: Record) -> str:
+    """The name of a record's tensor in its file; the step and the loop are the file's.
+
+    >>> key_of(Record("blocks.0", "out[1]", 3, 1, 0, "Net", "forward", None, {}, 0))
+    'Net/blocks.0/out[1]/call1/forward'
+    """
+    return f"{record.model}/{record.module}/{record.tensor}/call{record.call}/{record.phase}"
+
+
+class TensorSink(Sink):
+    """Writes `FOLDER/<run>.rank<rank>/loop<L>.step<S>.safetensors`; a step that is read several
+    times gets `.1` and so on.
+    """
+
+    def __init__(self, folder: str, job: Job, losses: Losses, budget: DiskBudget) -> None:
+        self.written = 0
+        self.folder = Path(folder).expanduser() / f"{job.run_id}.rank{job.rank}"
+        self._job, self._losses, self._budget = job, losses, budget
+        self._made = self._ended = False
+
+    def write(self, batch: Batch) -> None:
+        steps: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
+        for record in batch.records:
+            if record.data:
+                steps[record.loop, record.step][key_of(record)] = record.data.pop()
+        for (loop, step), tensors in steps.items():
+            if not self._ended and self._budget.exhausted:
+                self._end(f"OTEL_TORCH_MAX_BYTES ({self._budget.limit} bytes) is reached")
+            if self._ended:
+                self._losses.count("tensor", "disk", len(tensors))
+            else:
+                self._save(f"loop{loop}.step{step}", tensors)
+
+    def finish(self, deadline: float) -> None:
+        if self.written:
+            say(f"{self.written} tensors in {self.folder}")
+
+    def _save(self, name: str, tensors: dict[str, Any]) -> None:
+        from safetensors.torch import save_file
+
+        path = None
+        try:
+            path = self._free_path(name)
+            save_file(tensors, path, {"run_id": self._job.run_id, "rank": str(self._job.rank)})
+        except Exception as error:
+            self._losses.count("tensor", "disk", len(tensors))
+            self._end(
+                f"{path or self.folder} cannot be written ({str(error).partition(chr(10))[0]})"
+            )
+            if path is not None:
+                path.unlink(missing_ok=True)
+        else:
+            self.written += len(tensors)
+            self._budget.spend(path.stat().st_size)
+
+    def _free_path(self, name: str) -> Path:
+        if not self._made:
+            if (
+                self.folder.exists()
+            ):  # another process of this run and rank, or an earlier run of this name
+                self.folder = self.folder.with_name(f"{self.folder.name}.pid{os.getpid()}")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made = True
+        path, number = self.folder / f"{name}.safetensors", 0
+        while path.exists():
+            number += 1
+            path = self.folder / f"{name}.{number}.safetensors"
+        return path
+
+    def _end(self, why: str) -> None:
+        self._ended = True
+        say(f"no more tensors are written: {why}; the program goes on")
