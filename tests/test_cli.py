@@ -47,7 +47,7 @@ def call(*arguments, **variables):
 
 
 def test_help_names_every_command_and_loads_none_of_them():
-    code = "import sys; from otel_torch.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
+    code = "import sys; from otel_torch.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert all(f"    {name}" in shown for name in cli.COMMANDS)
     loaded = shown.splitlines()[-1]

@@ -387,12 +387,12 @@ class Page(html.parser.HTMLParser):
 def library():
     """The scripts of Vega, which take seconds to put together."""
     pytest.importorskip("vl_convert")
-    return otel_torch.page.plot_library()
+    return otel_torch.rendering.page.plot_library()
 
 
 @pytest.fixture
 def page(tmp_path, monkeypatch, library):
-    monkeypatch.setattr(otel_torch.page, "plot_library", lambda: library)
+    monkeypatch.setattr(otel_torch.rendering.page, "plot_library", lambda: library)
 
     def make(report):
         path = tmp_path / "new" / "report.html"

@@ -587,7 +587,7 @@ def test_sketches_stay_out_of_the_table_and_of_what_is_sent(tmp_path: Path) -> N
     run_python(
         tmp_path, PROGRAM, OTEL_TORCH_CAPTURE="parity", OTEL_TORCH_STATS="abs_mean,histogram"
     )
-    shown = run_python(tmp_path, "import sys; from otel_torch.cli import main; sys.exit(main(sys.argv[1:]))", "show",
+    shown = run_python(tmp_path, "import sys; from otel_torch.cli.main import main; sys.exit(main(sys.argv[1:]))", "show",
                        str(tmp_path / "run.jsonl"), OTEL_TORCH_ENABLED="0").stdout  # fmt: skip
     (columns,) = [
         line.split() for line in shown.splitlines() if line.split()[:2] == ["module", "tensor"]

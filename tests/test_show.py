@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from otel_torch import show
+from otel_torch.cli import show
 from otel_torch.rendering.table import Line, colourful, escape, render, write
 
 

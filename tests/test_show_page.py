@@ -31,7 +31,7 @@ from tests.test_show import recording, row  # noqa: F401  # a fixture
 @pytest.fixture
 def page(tmp_path, monkeypatch, capsys):
     """Runs the command and gives the page as a browser finds it."""
-    monkeypatch.setattr(otel_torch.page, "plot_library", lambda: "/* the plots */")
+    monkeypatch.setattr(otel_torch.rendering.page, "plot_library", lambda: "/* the plots */")
 
     def make(*words):
         path = tmp_path / "page.html"
@@ -510,8 +510,8 @@ def test_fields_that_are_no_numbers_are_no_statistics():
 def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):
     write(tmp_path / "run.jsonl", json.dumps(row()) + "\n")
     code = (
-        "import sys, otel_torch.show.page as page, otel_torch.page, otel_torch.show.chrome_trace\nfrom pathlib import Path\n"
-        "from otel_torch.show.selection import Selection\notel_torch.page.plot_library = lambda: ''\n"
+        "import sys, otel_torch.show.page as page, otel_torch.rendering.page, otel_torch.show.chrome_trace\nfrom pathlib import Path\n"
+        "from otel_torch.show.selection import Selection\notel_torch.rendering.page.plot_library = lambda: ''\n"
         "page.write_page(Selection('run.jsonl'), Path('p.html'), [], lambda text: None)\n"
         "sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
     )

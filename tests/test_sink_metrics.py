@@ -154,10 +154,10 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=os.environ["PROGRAM"]), export_interval_millis=3600_000)
 provider = MeterProvider([reader], resource=Resource({"service.name": "the program"}))
-metric_sink.set_meter_provider(provider)
+metrics.set_meter_provider(provider)
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
-assert metric_sink.get_meter_provider() is provider
+assert metrics.get_meter_provider() is provider
 """, PROGRAM=receiver.grpc_endpoint)  # fmt: skip
     assert values(receiver)[-1] == ("layer", None, 2.0)
     assert receiver.metric_points("torch.module.activation.magnitude")[-1]["count"] == 3
