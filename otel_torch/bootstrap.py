@@ -18,7 +18,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from otel_torch import session
+from otel_torch import at_fork, session
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say, say_once
 from otel_torch.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
@@ -111,8 +112,7 @@ def _start(settings: Settings, overrides: dict[str, str] | None = None) -> bool:
             _at_exit_registered = True
             atexit.register(stop)
             _stop_in_multiprocessing()
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=_after_fork)
+            at_fork.register(ForkOrder.SESSION, in_child=_after_fork)
         return True
 
 

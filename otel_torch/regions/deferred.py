@@ -8,15 +8,15 @@ thread starts with the first region that ends.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from time import time_ns
 from typing import Any, Protocol
 
+from otel_torch import at_fork
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Scope
@@ -137,9 +137,6 @@ def _can_wait(sink: Sink) -> bool:
     return bool(getattr(cls, "late", False)) or (cls.open is Sink.open and cls.close is Sink.close)
 
 
-_all: weakref.WeakSet[Late] = weakref.WeakSet()
-
-
 class Late(Sink):
     """Stands last among a recorder's sinks, so that at the end it is asked first, and takes regions
     to those before it.
@@ -176,7 +173,7 @@ class Late(Sink):
         self.idle = True
         self._begin()
         self.dead = False  # its sinks have ended, or belong to a parent process
-        _all.add(self)
+        at_fork.register(ForkOrder.REGION_CLOSERS, in_child=self._forked)
 
     @classmethod
     def of(cls, recorder: Recorder) -> Late:
@@ -355,12 +352,3 @@ class Late(Sink):
         self._begin()
         if self.entrance is not None:
             self.entrance.forget()
-
-
-def _after_fork() -> None:
-    for late in list(_all):
-        late._forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

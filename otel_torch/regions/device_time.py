@@ -8,14 +8,14 @@ graph is captured nothing is recorded: an event in a graph has no time.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from otel_torch import torch_private
+from otel_torch import at_fork, torch_private
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
 from otel_torch.statistics.graph_capture import beside_captures
 
@@ -227,5 +227,4 @@ def _after_fork() -> None:
         _pools, ready = [], False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork.register(ForkOrder.DEVICE_TIME, in_child=_after_fork)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable
 from threading import get_ident
@@ -20,7 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch.compiler import is_compiling
 
-from otel_torch import session
+from otel_torch import at_fork, session
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
@@ -139,8 +139,7 @@ def _after_fork() -> None:
     _natural.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork.register(ForkOrder.OPEN_REGIONS, in_child=_after_fork)
 
 
 def _visit(

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from otel_torch import job
+from otel_torch import at_fork, job
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say, say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry as _regions
@@ -279,6 +280,8 @@ class TorchProfilerController:
         self._lock = threading.RLock()
         self._profiler, self._depth, self._collecting = None, 0, False
         atexit.unregister(self.stop)
+        if get_global_controller() is self:
+            set_global_controller(None)
 
 
 def _mark(event: str) -> None:
@@ -359,7 +362,7 @@ def get_or_create_profiler(trace_dir: str | None) -> TorchProfilerController:
         return TorchProfilerController(None, activities, disabled=True)
     controller = TorchProfilerController(profiler, activities, config, trace_dir=str(folder))
     atexit.register(controller.stop)
-    os.register_at_fork(after_in_child=lambda: _forget(controller))
+    at_fork.register(ForkOrder.PROFILER, in_child=controller._forget)
     return controller
 
 
@@ -368,12 +371,6 @@ def close() -> None:
     controller = get_global_controller()
     if controller is not None:
         controller.stop()
-
-
-def _forget(controller: TorchProfilerController) -> None:
-    controller._forget()
-    if get_global_controller() is controller:
-        set_global_controller(None)
 
 
 def _make_profile(

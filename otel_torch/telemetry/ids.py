@@ -10,10 +10,12 @@ import random
 
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
+from otel_torch import at_fork
+from otel_torch.at_fork import ForkOrder
+
 private = random.Random(os.urandom(16))
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: private.seed(os.urandom(16)))
+at_fork.register(ForkOrder.SPAN_IDS, in_child=lambda: private.seed(os.urandom(16)))
 
 
 class PrivateIds(IdGenerator):

@@ -8,7 +8,6 @@ program waiting half a minute at its end.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 import weakref
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
+from otel_torch import at_fork
+from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
 from otel_torch.records import Losses
 from otel_torch.telemetry.queue_items import Item
@@ -467,9 +468,9 @@ def _after_fork_in_child() -> None:
         queue._forked()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+at_fork.register(
+    ForkOrder.EXPORT_QUEUES,
+    before=_before_fork,
+    in_parent=_after_fork_in_parent,
+    in_child=_after_fork_in_child,
+)

@@ -1,0 +1,93 @@
+"""Callbacks that run around a fork, in an order that does not depend on the order of imports.
+
+A forked child inherits locks that a thread of the parent may hold, threads that do not run, and
+spans, queues and devices that the parent still uses. Whoever owns such a thing registers what to
+reset, and `ForkOrder` says when that runs:
+
+    at_fork.register(ForkOrder.REGION_CLOSERS, in_child=self.reset_in_child)
+
+A bound method is held weakly: it is dropped with its object.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any
+
+from otel_torch.console import say_once
+
+_Callback = Callable[[], None]
+_CallbackReference = Callable[[], _Callback | None]
+
+
+class ForkOrder(IntEnum):
+    """Who is called when: in the child and in the parent from first to last, before the fork from
+    last to first.
+    """
+
+    DEVICE_TIME = 1
+    REGION_CLOSERS = 2
+    OPEN_REGIONS = 3
+    PROFILER = 4
+    SESSION = 5
+    EXPORT_QUEUES = 6
+    SPAN_IDS = 7
+
+
+_Callbacks = dict[ForkOrder, list[_CallbackReference]]
+_before: _Callbacks = {order: [] for order in ForkOrder}
+_in_parent: _Callbacks = {order: [] for order in ForkOrder}
+_in_child: _Callbacks = {order: [] for order in ForkOrder}
+
+
+def register(
+    order: ForkOrder,
+    *,
+    in_child: _Callback,
+    before: _Callback | None = None,
+    in_parent: _Callback | None = None,
+) -> None:
+    """Call `in_child` in every forked child, `before` and `in_parent` in the process that forks."""
+    for callbacks, callback in ((_before, before), (_in_parent, in_parent), (_in_child, in_child)):
+        if callback is not None:
+            _add(callbacks[order], callback)
+
+
+def child_callbacks() -> Iterator[_Callback]:
+    """Return the callbacks of a child in the order in which they run."""
+    return _live(_in_child)
+
+
+def _add(references: list[_CallbackReference], callback: _Callback) -> None:
+    if hasattr(callback, "__self__"):
+        references.append(weakref.WeakMethod(callback, references.remove))
+    else:
+        references.append(lambda: callback)
+
+
+def _live(callbacks: _Callbacks) -> Iterator[_Callback]:
+    for references in callbacks.values():
+        for reference in references.copy():
+            callback = reference()
+            if callback is not None:
+                yield callback
+
+
+def _call_all(callbacks: Iterator[_Callback] | list[_Callback]) -> None:
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception as error:
+            name: Any = getattr(callback, "__qualname__", callback)
+            say_once(f"{name} failed around a fork: {type(error).__name__}: {error}")
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=lambda: _call_all(list(_live(_before))[::-1]),
+        after_in_parent=lambda: _call_all(_live(_in_parent)),
+        after_in_child=lambda: _call_all(child_callbacks()),
+    )
