@@ -12,9 +12,6 @@ from typing import Any
 
 Statistic = float | int | str | list[int]
 
-# the name and version of a recording, in its metadata
-RECORDING_SCHEMA = "otel_torch.recording/1"
-
 # statistics that mean something to a comparison only: they stay in the recording
 FINGERPRINTS = frozenset({"sketch", "row_sketch"})
 

@@ -213,7 +213,7 @@ def test_a_place_where_no_file_can_be_is_one_line(name: str, ended: Callable[[st
 def test_a_full_disk_ends_the_recording_after_a_whole_step(ended: Callable[[str], Ended]) -> None:
     end = ended("full disk")
     line, lost = end.said
-    assert str(end.recording) in line and "the program goes on" in line
+    assert str(end.recording) in line and "the program continues" in line
     rows = lines(end.recording)
     count = len(rows)
     assert 0 < count < 30 and count % 3 == 0

@@ -14,7 +14,8 @@ import pytest
 
 from otel_torch.parity import ranks
 from otel_torch.parity.compare import compare
-from otel_torch.recording.reader import RecordingError, load_recording, metadata_path
+from otel_torch.recording.metadata import metadata_path
+from otel_torch.recording.reader import RecordingError, load_recording
 from tests.support import run_python, run_ranks
 
 pytest.importorskip("duckdb")

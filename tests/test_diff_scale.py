@@ -21,7 +21,8 @@ import pytest
 from otel_torch.parity import compare as comparing
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
-from otel_torch.recording.reader import RecordingError, metadata_path
+from otel_torch.recording.metadata import metadata_path
+from otel_torch.recording.reader import RecordingError
 from tests.support import lines, metadata, run_python
 
 PROGRAM = """
@@ -371,9 +372,7 @@ def test_a_shorter_recording_is_compared_as_far_as_it_goes(real, write):
     )
     assert report.verdict == "match" and max(pair.step for pair in report.compared) == 29
     killed, left = report.warnings
-    assert (
-        "port.jsonl: the run was killed, or is still going on; the recording ends early" in killed
-    )
+    assert "port.jsonl: ends early: its run was killed or is still running" in killed
     assert left == "10 forwards of Model in the reference have no counterpart and were not compared"
 
 

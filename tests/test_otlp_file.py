@@ -122,7 +122,7 @@ def test_an_earlier_run_is_renamed(tmp_path: Path) -> None:
             OTEL_TORCH_RUN_ID=run,
             OTEL_TORCH_SIGNALS="log_events",
         )
-    assert "held an earlier run, which is now logs.1.jsonl" in done.stderr
+    assert "is from an earlier run; renamed to logs.1.jsonl" in done.stderr
     names = [("logs.1", "first"), ("logs", "second")]
     for name, run in names:
         assert f'"{run}"' in (tmp_path / "otlp" / f"{name}.jsonl").read_text()

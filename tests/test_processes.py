@@ -92,7 +92,7 @@ def whole_steps(*steps: int) -> dict[int, list[tuple[str, str]]]:
 
 # sends a signal when half of a step's lines is written, as if it had come from outside just then
 SIGNAL_IN_A_WRITE = """
-    from otel_torch.recording import jsonl_sink
+    from otel_torch.recording import append_file
     run(3)
     write = os.write
 
@@ -628,7 +628,7 @@ def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_n
     earlier = tmp_path / "run.1.jsonl"
     assert (
         second.said[0]
-        == f"otel_torch: {second.recording} held an earlier run, which is now run.1.jsonl"
+        == f"otel_torch: {second.recording} is from an earlier run; renamed to run.1.jsonl"
     )
     assert earlier.read_bytes() == second.recording.read_bytes()
     assert metadata(earlier)["run_id"] != metadata(second.recording)["run_id"]

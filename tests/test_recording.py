@@ -10,13 +10,8 @@ import sys
 
 import pytest
 
-from otel_torch.recording.reader import (
-    RecordingError,
-    iterate_rows,
-    load_recording,
-    metadata_path,
-    read_recording,
-)
+from otel_torch.recording.metadata import metadata_path
+from otel_torch.recording.reader import RecordingError, iterate_rows, load_recording, read_recording
 
 ROW = {
     "module": "block", "tensor": "out", "step": 0, "call": 0, "loop": 0, "model": "M", "phase": "forward",
@@ -128,8 +123,8 @@ def test_broken_metadata_is_a_warning(write, meta):
         (lines(*[ROW] * 1500) + "{broken\n" + lines(ROW), "line 1501 is not JSON"),
         (lines(ROW) + "[1]\n", "line 2 is not a JSON object"),
         (lines(ROW, {"resourceSpans": []}), "line 2 is not a record"),
-        (lines({**ROW, "step": "0"}), "`step` is not a whole number"),
-        (lines({**ROW, "call": 1.5}), "`call` is not a whole number"),
+        (lines({**ROW, "step": "0"}), "`step` is not an integer"),
+        (lines({**ROW, "call": 1.5}), "`call` is not an integer"),
         (b"\xff\xfe{}\n", "line 1 is not UTF-8"),
         (
             lines(ROW) + '{"module": "a", "tensor": "out", "step": ' + "9" * 10_000 + "}\n",

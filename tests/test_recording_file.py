@@ -16,11 +16,12 @@ import pytest
 
 from otel_torch import console
 from otel_torch.recorder import Recorder, Sink
-from otel_torch.recording import jsonl_sink
+from otel_torch.recording import rows
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.jsonl_sink import JsonlSink
+from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import load_recording
-from otel_torch.recording.recording_file import claim, metadata_path, resolve
+from otel_torch.recording.run_file import claim_path, resolve_path
 from otel_torch.records import Batch, Losses, Place, Record, Scope, spell
 from tests.support import JOB, Arrived, ListSink, lines, metadata
 
@@ -79,11 +80,11 @@ def test_placeholders_are_replaced_and_ranks_told_apart(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     job = dataclasses.replace(JOB, run_id="r1", rank=3, pid=7, world_size=world_size)
-    assert resolve(template, job) == Path(expected)
+    assert resolve_path(template, job) == Path(expected)
 
 
 def claim_for(path: Path, run_id: str, pid: int, rank: int = 0) -> Path:
-    place, descriptor = claim(
+    place, descriptor = claim_path(
         path,
         dataclasses.replace(JOB, run_id=run_id, pid=pid, rank=rank),
         {"run_id": run_id, "rank": rank, "pid": pid},
@@ -115,7 +116,7 @@ def test_the_path_holds_the_newest_run_and_another_process_of_it_gets_its_own(
     ]
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        f"otel_torch: {path} held an earlier run, which is now run.{number}.jsonl"
+        f"otel_torch: {path} is from an earlier run; renamed to run.{number}.jsonl"
         for number in (1, 2, 3)
     ]
 
@@ -236,7 +237,7 @@ def test_a_place_without_a_parent_is_null_and_a_number_that_is_not_finite_is_non
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float | None
 ) -> None:
     spelled: list[Any] = []
-    monkeypatch.setattr(jsonl_sink, "spell", lambda value: spelled.append(value) or spell(value))
+    monkeypatch.setattr(rows, "spell", lambda value: spelled.append(value) or spell(value))
     places = [
         Place("Linear", None, number, None, (number, None), None, None) for number in range(3)
     ]
@@ -327,7 +328,7 @@ def test_at_the_limit_writing_ends_with_the_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, losses = tmp_path / "run.jsonl", Losses()
-    sink = open_sink(path, losses, max_bytes=2 * (len(jsonl_sink.encode([record()]))))
+    sink = open_sink(path, losses, max_bytes=2 * (len(rows.encode_rows([record()]))))
     steps = [Scope("step", "torch.step") for _ in range(3)]
     for step in (
         0,

@@ -20,7 +20,7 @@ from otel_torch import session
 from otel_torch.parity.breakdown import break_down
 from otel_torch.parity.isolation import Pairing
 from otel_torch.recording.tensor_files import TensorFolder, tensor_key
-from otel_torch.recording.tensor_sink import key_of
+from otel_torch.recording.tensor_sink import record_key
 from otel_torch.records import Record
 from otel_torch.sources.isolation import rebuilt
 from otel_torch.sources.values import walk
@@ -576,7 +576,7 @@ def test_tensors_are_found_and_read_without_torch(tmp_path: Path) -> None:
 
 def test_keys_are_those_of_the_sink() -> None:
     row = Record("blocks.0", "out[1]", 3, 1, 0, "Net", "eval", None, {}, 0)
-    assert tensor_key("Net", "blocks.0", "out[1]", 1, "eval") == key_of(row)
+    assert tensor_key("Net", "blocks.0", "out[1]", 1, "eval") == record_key(row)
 
 
 def test_a_folder_of_several_runs_asks_which(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from otel_torch import session
 from otel_torch.console import say, say_once
 from otel_torch.job import this_job
-from otel_torch.recording.recording_file import resolve
+from otel_torch.recording.run_file import resolve_path
 from otel_torch.records import spell
 from otel_torch.settings import Numbers, Settings, Unusable
 from otel_torch.sources.activations import selects
@@ -163,7 +163,7 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
         raise ValueError(
             f"{type(model).__name__} has an activation trace attached already; detach that first"
         )
-    sink = JsonlSink(resolve(settings.jsonl, this_job()))
+    sink = JsonlSink(resolve_path(settings.jsonl, this_job()))
     stats: list[tuple[str, StatFunction]] = [
         (name, functools.partial(_statistic, name)) for name in settings.stats
     ]

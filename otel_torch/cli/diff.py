@@ -19,7 +19,7 @@ from otel_torch.parity.finding import Report
 from otel_torch.parity.isolation import PairingFinder, pairing_file
 from otel_torch.parity.mapping import load_map
 from otel_torch.parity.naming import has_loader
-from otel_torch.recording.reader import read_metadata
+from otel_torch.recording.metadata import read_metadata
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import colourful, write
 from otel_torch.rendering.writable import check_writable

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.recording.reader import Row
+from otel_torch.recording.rows import Row
 
 Sketch = NDArray[np.float64]
 RoleSide = Literal["input", "output"]

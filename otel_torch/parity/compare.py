@@ -45,8 +45,8 @@ from otel_torch.parity.row_batches import Kinds, Line
 from otel_torch.parity.saved_map import save_map as write_map
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
-from otel_torch.recording.reader import RecordingError, endings, read_metadata
-from otel_torch.records import RECORDING_SCHEMA
+from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_early_end, read_metadata
+from otel_torch.recording.reader import RecordingError
 
 # wrong episodes that are analysed in full after the first, for faults of their own; those beyond
 # are counted
@@ -166,7 +166,7 @@ class _Comparison:
             raise RecordingError(
                 f"{path}: is of {schema!r}; this version reads {RECORDING_SCHEMA}, so compare with the one that recorded it"
             )
-        self.report.warnings += endings(path, meta)
+        self.report.warnings += describe_early_end(path, meta)
         try:
             parameters = read_parameters(path, meta)
         except OSError as error:
@@ -213,7 +213,7 @@ class _Comparison:
     def _open_noise(self, path: Path) -> Iterator[Episode]:
         """The forwards under noise, if they are the reference's."""
         meta = read_metadata(path, self.report.warnings.append)
-        self.report.warnings += endings(path, meta)
+        self.report.warnings += describe_early_end(path, meta)
         table, *others = (
             {(line.model, line.module) for line in module_table(one)}
             for one in (meta, *(s.meta for s in self.sides))

@@ -14,7 +14,8 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
 from otel_torch.parity.row_batches import Batch, Kinds, Line, iterate_batches
-from otel_torch.recording.reader import Row, iterate_attached
+from otel_torch.recording.reader import iterate_attach_rows
+from otel_torch.recording.rows import Row
 
 # not forwards, or forwards that were there before
 PASSED_OVER = frozenset({"attach", "backward", "recompute"})
@@ -196,4 +197,4 @@ def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> lis
     meta: the recording's metadata: of a run that ended cleanly it names all models.
     """
     models = meta.get("models") if meta and meta.get("ended_cleanly") else None
-    return build_parameters(iterate_attached(path, models if isinstance(models, dict) else ()))
+    return build_parameters(iterate_attach_rows(path, models if isinstance(models, dict) else ()))

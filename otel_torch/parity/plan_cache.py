@@ -15,7 +15,7 @@ from otel_torch.parity.call_graph import Parameter, sketch_bytes
 from otel_torch.parity.columns import Columns, Sketches, Structure, Structures, Unusual
 from otel_torch.parity.forwards import Episode
 from otel_torch.parity.row_batches import Floats, Indices
-from otel_torch.recording.reader import Row
+from otel_torch.recording.rows import Row
 
 # plans that are kept: of models whose forwards are all of other structures, none is used twice
 _MOST = 64

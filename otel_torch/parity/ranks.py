@@ -24,13 +24,9 @@ import numpy as np
 
 from otel_torch.parity.call_graph import sketch_bytes
 from otel_torch.parity.finding import Finding, Report
-from otel_torch.recording.reader import (
-    RecordingError,
-    Row,
-    metadata_path,
-    parse_line,
-    read_metadata,
-)
+from otel_torch.recording.metadata import metadata_path, read_metadata
+from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.rows import Row, parse_line
 from otel_torch.records import spell
 
 Problem = Callable[[str], None]

@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.recording.reader import Row, iterate_texts, parse_line
+from otel_torch.recording.reader import iterate_line_batches
+from otel_torch.recording.rows import Row, parse_line
 
 Number = float | str | None  # as text where it is not finite
 Floats = NDArray[np.float64]
@@ -177,7 +178,7 @@ def iterate_batches(
     RecordingError.
     """
     whole = True  # unless there are calls and sketches, by which nearly all is decided
-    for texts, tolerant in iterate_texts(path, problem, _PIECE):
+    for texts, tolerant in iterate_line_batches(path, problem, _PIECE):
         read(sum(map(len, texts)))
         try:
             lines: list[Any] = list(map(_decode if whole else _decode_named, texts))

@@ -1,12 +1,12 @@
-"""How much one process may write to disk, over everything that it writes: a full disk stops more
-than a recording.
+"""Bounds the bytes that one process writes to disk, over all of its files: a full disk harms more
+than the recording.
 """
 
 
 class DiskBudget:
-    """Bytes that may be written, and that were.
+    """Counts the bytes that a process has written against its limit.
 
-    >>> budget = DiskBudget(10); budget.spend(4); budget.exhausted
+    >>> budget = DiskBudget(10); budget.spend(4); budget.is_exhausted
     False
     """
 
@@ -14,11 +14,11 @@ class DiskBudget:
         self.limit = limit
         self.spent = 0
 
-    def spend(self, number: int) -> None:
-        """So many bytes were written."""
-        self.spent += number
+    def spend(self, size: int) -> None:
+        """Count `size` bytes as written."""
+        self.spent += size
 
     @property
-    def exhausted(self) -> bool:
-        """Whether the limit is reached: writing ends at the end of the step."""
+    def is_exhausted(self) -> bool:
+        """Return whether the limit is reached. The current step may still be written in full."""
         return self.spent >= self.limit

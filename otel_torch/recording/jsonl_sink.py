@@ -1,86 +1,64 @@
-"""The recording on disk: one strict JSON object a record, and what there is to know about the run
-beside it.
+"""Writes a process's recording: one line of strict JSON per record, and metadata beside it.
 
-Written at each step's end in the thread that made the step, so that a process killed in the next
-one has lost nothing of this one.
+A step's lines are written at its end, in the thread that ran the step: a process that is killed in
+the next step loses nothing of this one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
+from otel_torch.recording.append_file import AppendFile
 from otel_torch.recording.disk_budget import DiskBudget
-from otel_torch.recording.reader import metadata_path
-from otel_torch.recording.recording_file import claim, replace_metadata, resolve
-from otel_torch.records import RECORDING_SCHEMA, Batch, Losses, Record, Scope, spell
+from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_process
+from otel_torch.recording.rows import encode_rows
+from otel_torch.records import Batch, Losses, Record, Scope
 
-_METADATA_INTERVAL_S = 10.0
-# the share of the run's time from which on waiting for the disk is worth a line, once it has taken
-# a second
-_SLOW_DISK = 0.1
-
-
-_encoder = msgspec.json.Encoder()
-# the fields of a place without a value: an outermost call has no parent
-_MAY_BE_NULL = (b'"parent":null', b'"storage":null')
+# a disk that takes more than this share of the run's time, and more than a second, is reported
+_SLOW_DISK_SHARE = 0.1
+_REGION_KINDS = frozenset({"region", "natural", "stage"})
 
 
-def encode(records: Sequence[Record]) -> bytes:
-    """Lines of a recording. Non-finite numbers are the strings `NaN`, `Infinity`, `-Infinity`.
+@dataclass(slots=True)
+class RegionTotals:
+    """The times of one region, as the metadata lists them."""
 
-    Raises TypeError or ValueError for a record that cannot be written.
-    """
-    rows = [_fields(record) for record in records]
-    try:
-        data = _encoder.encode_lines(rows)
-        # what the encoder makes of a number that is not finite, too
-        if data.count(b":null") > sum(map(data.count, _MAY_BE_NULL)):
-            data = _encoder.encode_lines(
-                [{name: spell(value) for name, value in row.items()} for row in rows]
-            )
-        return data
-    except (
-        UnicodeEncodeError,
-        OverflowError,
-    ):  # half a surrogate pair in a name; a whole number beyond 64 bits
-        spelled = ({name: spell(value) for name, value in row.items()} for row in rows)
-        lines = (
-            json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            for row in spelled
-        )
-        return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+    count: int = 0
+    host_total_s: float = 0.0
+    host_longest_s: float = 0.0
+    device_total_s: float | None = None
+    device_longest_s: float | None = None
 
-
-def _fields(record: Record) -> dict[str, Any]:
-    fields = record.key()
-    if record.place is not None:
-        fields |= record.place.fields()
-    fields |= record.stats
-    return fields
+    def add(self, scope: Scope) -> None:
+        """Count one execution of the region."""
+        seconds = (scope.end_ns - scope.start_ns) / 1e9
+        self.count += 1
+        self.host_total_s += seconds
+        self.host_longest_s = max(self.host_longest_s, seconds)
+        if scope.device_s is not None:
+            self.device_total_s = (self.device_total_s or 0.0) + scope.device_s
+            self.device_longest_s = max(self.device_longest_s or 0.0, scope.device_s)
 
 
 class JsonlSink(Sink):
-    """Writes the recording of one process. The file is opened at the first record: no record, no
-    file.
+    """Writes the recording of one process. Without a record no file is created.
 
-    facts: what the metadata says of the program (versions, models), asked whenever the metadata is
-    written.
+    Args:
+        template: the path, with the placeholders of OTEL_TORCH_JSONL.
+        settings: the settings that are not at their defaults, for the metadata.
+        facts: returns what the metadata says about the program: versions and models. Called
+            whenever the metadata is written.
     """
 
-    late = True  # of regions: they only make a table (`otel_torch.late`)
+    late = True  # regions only fill a table, so they may arrive after they have ended
 
     def __init__(
         self,
@@ -93,185 +71,145 @@ class JsonlSink(Sink):
         trace_id: str,
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self.path: Path | None = None
-        self.written = 0
-        self._template, self._job, self._losses, self._facts = template, job, losses, facts
-        self._budget, self._settings, self._trace_id = budget, settings, trace_id
-        self._file = -1
-        self._bytes = 0
-        self._ended: str | None = None
-        self._full = False
-        self._done: Batch | None = None
-        self._regions: dict[str, dict[str, Any]] = {}
-        self._counting = threading.Lock()  # regions are told by a thread of their own
-        self._started_at = datetime.datetime.now(datetime.UTC)
-        self._started = self._metadata_written = time.monotonic()
-        self._waited = 0.0
+        self._file = AppendFile(template, job, budget, self._describe)
+        self._job, self._losses, self._facts = job, losses, facts
+        self._settings, self._trace_id = settings, trace_id
+        self._is_finished = False
+        self._is_last_step = False  # the budget was reached in the current step
+        self._regions: dict[str, RegionTotals] = {}
+        self._regions_lock = threading.Lock()  # region events arrive on a separate thread
+        self._started = time.monotonic()
+        self._waited_s = 0.0
+
+    @property
+    def path(self) -> Path | None:
+        """The recording's current path, None before its first record."""
+        return self._file.path
+
+    @property
+    def written(self) -> int:
+        """How many records were written."""
+        return self._file.items
 
     def close(self, scope: Scope) -> None:
-        if self._full and self._done is not None and self._done.step is scope:
-            self._end_full()
-        if scope.kind in ("region", "natural", "stage"):
-            with self._counting:
-                self._count(scope)
-
-    def _count(self, scope: Scope) -> None:
-        table = self._regions.setdefault(
-            scope.name,
-            {
-                "count": 0,
-                "host_total_s": 0.0,
-                "host_longest_s": 0.0,
-                "device_total_s": None,
-                "device_longest_s": None,
-            },
-        )
-        seconds = (scope.end_ns - scope.start_ns) / 1e9
-        table["count"] += 1
-        table["host_total_s"] += seconds
-        table["host_longest_s"] = max(table["host_longest_s"], seconds)
-        if scope.device_s is not None:
-            table["device_total_s"] = (table["device_total_s"] or 0.0) + scope.device_s
-            table["device_longest_s"] = max(table["device_longest_s"] or 0.0, scope.device_s)
+        batch = self._file.last_batch
+        if self._is_last_step and isinstance(batch, Batch) and batch.step is scope:
+            self._end_at_limit()
+        if scope.kind in _REGION_KINDS:
+            with self._regions_lock:
+                self._regions.setdefault(scope.name, RegionTotals()).add(scope)
 
     def write(self, batch: Batch) -> None:
-        if batch is self._done:
-            return  # it comes again, because a Ctrl-C came between writing it and saying so
-        if self._full and (self._done is None or batch.step is not self._done.step):
-            self._end_full()
-        if self._ended is None and self._file < 0:
+        previous = self._file.last_batch
+        if batch is previous:
+            return  # repeated, because Ctrl-C came after it was written
+        if self._is_last_step and not (isinstance(previous, Batch) and batch.step is previous.step):
+            self._end_at_limit()
+        if self._can_write() and not self._file.is_open:
             self._open()
-        if self._ended is not None:
-            self._losses.count("record", self._ended, len(batch.records))
+        if not self._can_write():
+            reason = self._file.writing_ended or "after_the_end"
+            self._losses.count("record", reason, len(batch.records))
             return
         started = time.monotonic()
         self._append(batch)
-        now = time.monotonic()
-        self._waited += now - started
-        if self._waited > max(1.0, _SLOW_DISK * (now - self._started)):
-            say_once(
-                f"writing {self.path} takes more than {_SLOW_DISK:.0%} of the run's time; record less or choose a faster disk"
-            )
-        self._full = self._ended is None and self._budget.exhausted
-        if self._full and batch.step is None:
-            self._end_full()
-        elif now - self._metadata_written > _METADATA_INTERVAL_S:
-            self._write_metadata(ended_cleanly=False)
+        self._report_slow_disk(started)
+        self._is_last_step = self._can_write() and self._file.budget.is_exhausted
+        if self._is_last_step and batch.step is None:
+            self._end_at_limit()
+        else:
+            self._file.write_metadata_if_due()
 
     def finish(self, deadline: float) -> None:
-        if self._file >= 0:
-            self._write_metadata(ended_cleanly=True)
-            os.close(self._file)
-            self._file = -1
+        if self._file.is_open:
+            self._file.close()
             say(f"{self.written} records in {self.path}")
-        self._ended = self._ended or "after_the_end"
+        self._is_finished = True
+
+    def _can_write(self) -> bool:
+        return self._file.writing_ended is None and not self._is_finished
 
     def _open(self) -> None:
-        path = resolve(self._template, self._job)
         try:
-            self.path, self._file = claim(path, self._job, self._metadata(ended_cleanly=False))
+            self._file.open()
         except OSError as error:
-            self._ended = "disk"
+            path = self._file.planned_path
             say(
-                f"no recording: {path} cannot be written ({error.strerror}); set OTEL_TORCH_JSONL to a path that can"
+                f"no recording: {path} cannot be written ({error.strerror}); "
+                "set OTEL_TORCH_JSONL to another path"
             )
 
     def _append(self, batch: Batch) -> None:
-        """Write all of a batch or nothing: neither a full disk nor a Ctrl-C may leave half a line
-        behind.
-        """
-        data, records = self._encode(batch.records)
-        done = 0
+        data, count = self._encode(batch.records)
         try:
-            while done < len(data):
-                done += os.write(self._file, memoryview(data)[done:])
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._bytes)
-            if not isinstance(error, OSError):
-                raise
-            self._ended = "disk"
-            self._losses.count("record", "disk", records)
+            self._file.append(data, count, batch)
+        except OSError as error:
+            self._losses.count("record", "disk", count)
             say(
-                f"{self.path} cannot be written any more ({error.strerror}); the recording ends here, the program goes on"
+                f"{self.path}: the recording ends here, the disk is full or failed "
+                f"({error.strerror}); the program continues"
             )
-            done = records = 0
-        # no call in here, so no signal either: the file and what we know of it change together
-        self._bytes += done
-        self._budget.spent += done
-        self.written += records
-        self._done = batch
 
     def _encode(self, records: Sequence[Record]) -> tuple[bytes, int]:
-        """The lines of those records that can be written, and how many these are."""
+        """Return the lines of the records that can be encoded, and their number."""
         try:
-            return encode(records), len(records)
+            return encode_rows(records), len(records)
         except (TypeError, ValueError):
-            pass  # one of them; which?
+            pass  # find the record that is at fault
         lines = []
         for record in records:
             try:
-                lines.append(encode([record]))
+                lines.append(encode_rows([record]))
             except (TypeError, ValueError) as error:
                 self._losses.count("record", "unencodable")
                 say_once(
-                    f"a record of {record.module!r} cannot be written: {type(error).__name__}: {error}"
+                    f"a record of {record.module!r} cannot be written: "
+                    f"{type(error).__name__}: {error}"
                 )
         return b"".join(lines), len(lines)
 
-    def _end_full(self) -> None:
-        """The limit was reached in the step that is over now."""
-        self._full = False
-        self._ended = "max_bytes"
-        say(
-            f"{self.path} has reached OTEL_TORCH_MAX_BYTES ({self._budget.limit} bytes); nothing more is written to disk"
-        )
-        self._write_metadata(ended_cleanly=False)
-
-    def _write_metadata(self, *, ended_cleanly: bool) -> None:
-        assert self.path is not None
-        self._metadata_written = time.monotonic()
-        try:
-            self.path = replace_metadata(
-                self.path, self._file, self._metadata(ended_cleanly=ended_cleanly)
+    def _report_slow_disk(self, started: float) -> None:
+        now = time.monotonic()
+        self._waited_s += now - started
+        if self._waited_s > max(1.0, _SLOW_DISK_SHARE * (now - self._started)):
+            say_once(
+                f"writing {self.path} takes more than {_SLOW_DISK_SHARE:.0%} of the run's time; "
+                "record less or choose a faster disk"
             )
-        except OSError as error:
-            if self._ended != "disk":  # which has been said
-                say_once(f"{metadata_path(self.path)} cannot be written ({error.strerror})")
 
-    def _metadata(self, *, ended_cleanly: bool) -> dict[str, Any]:
-        """`ended_cleanly` is false while the run goes on, which is what a reader finds after a
-        kill.
-        """
-        job = self._job
+    def _end_at_limit(self) -> None:
+        """End the recording after the step in which the disk budget was reached."""
+        self._is_last_step = False
+        self._file.writing_ended = "max_bytes"
+        say(
+            f"{self.path}: OTEL_TORCH_MAX_BYTES ({self._file.budget.limit} bytes) is reached; "
+            "nothing more is written to disk"
+        )
+        self._file.write_metadata()
+
+    def _describe(self, ended_cleanly: bool) -> dict[str, Any]:
         try:
             facts = self._facts()
         except Exception as error:
             facts = {}
             say_once(
-                f"the metadata of the recording lacks versions and models: {type(error).__name__}: {error}"
+                "the metadata of the recording lacks versions and models: "
+                f"{type(error).__name__}: {error}"
             )
-        with self._counting:
-            regions = {name: dict(table) for name, table in sorted(self._regions.items())}
+        with self._regions_lock:
+            regions = {name: asdict(totals) for name, totals in sorted(self._regions.items())}
         lost = [
-            {"what": what, "reason": reason, "count": count}
-            for what, reason, count in self._losses.items()
+            {"what": kind, "reason": reason, "count": count}
+            for kind, reason, count in self._losses.items()
         ]
         return {
             "schema": RECORDING_SCHEMA,
-            "run_id": job.run_id,
-            "rank": job.rank,
-            "world_size": job.world_size,
-            "host": job.host,
-            "pid": job.pid,
-            "trace_id": self._trace_id,
+            **describe_process(self._job, self._trace_id),
             **facts,
             "settings": self._settings,
-            "start": self._started_at.isoformat(),
-            "end": datetime.datetime.now(datetime.UTC).isoformat() if ended_cleanly else None,
+            **self._file.describe_times(ended_cleanly),
             "records_written": self.written,
             "lost": lost,
             "regions": regions,
-            "writing_ended": self._ended,
-            "ended_cleanly": ended_cleanly,
+            **self._file.describe_end(ended_cleanly),
         }

@@ -1,44 +1,38 @@
-"""Reads a recording: ours, or the file that FastVideo's own trace writes.
+"""Reads a recording: ours, or the file of FastVideo's own trace.
 
-A recording may end in the middle of a line (its process was killed), hold non-finite numbers as
-bare tokens (FastVideo) or as strings (ours), or be no recording at all. The first two are read; the
-last is one line that says where.
+A recording may end in the middle of a line, because its process was killed, and may spell NaN and
+Inf as bare tokens (FastVideo) or as strings (ours); both are read. A file that is not a recording
+is an error of one line that names the file and the position.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_torch.recording.metadata import describe_early_end, read_metadata
+from otel_torch.recording.rows import Row, parse_line, parse_lines
+
 if TYPE_CHECKING:
     import pandas
 
-Row = dict[str, Any]
-
-# the fields whose text is text, even where it says "NaN"
-_NAMES = frozenset({"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"})
-_NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-_WHOLE_NUMBERS = ("step", "call", "loop")
-
 
 class RecordingError(ValueError):
-    """The file is no recording, or a broken one; the message is one line that names the file and
-    where in it.
-    """
+    """A file that is not a recording, or a broken one; one line that names file and position."""
 
 
 @dataclass(slots=True)
 class Recording:
     """A recording in memory.
 
-    rows: one dict a record, in the file's order, as written, non-finite numbers as floats. meta:
-    the metadata beside it, {} where there is none. warnings: what the reader wants a person to
-    know, a line each. ended_early: the run was killed, or goes on: its last record is not the last
-    that it would have written.
+    Attributes:
+        rows: one dict per record, in the file's order; NaN and Inf as floats.
+        meta: the metadata beside the file, {} if it has none.
+        warnings: what a user should know about the file, one line each.
+        ended_early: the run was killed or is still running, so records may follow the last one.
     """
 
     path: Path
@@ -49,11 +43,13 @@ class Recording:
 
 
 def read_recording(path: str | Path, *, dataframe: bool = False) -> list[Row] | pandas.DataFrame:
-    """The rows of a recording as dicts, or as a pandas DataFrame with a column for each field.
+    """Return the rows of a recording as dicts, or as a pandas DataFrame with a column per field.
 
-    Raises RecordingError, a ValueError of one line, for a file that is missing or no recording, and
-    ModuleNotFoundError where a DataFrame is asked for without pandas. A line that a kill cut off is
-    left out; `load_recording` says so.
+    A last line that was cut off by a kill is skipped.
+
+    Raises:
+        RecordingError: the file is missing or not a recording; a ValueError of one line.
+        ModuleNotFoundError: a DataFrame is asked for and pandas is not installed.
     """
     if not dataframe:
         return load_recording(path).rows
@@ -67,212 +63,103 @@ def read_recording(path: str | Path, *, dataframe: bool = False) -> list[Row] | 
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Read a recording with its metadata. Raises RecordingError."""
+    """Read a recording with its metadata and warnings. Raises RecordingError."""
     warnings: list[str] = []
     rows = list(iterate_rows(path, warnings.append))
-    cut_off = bool(warnings)
-    meta = read_metadata(path, warnings.append)
-    ended = endings(path, meta)
-    warnings += ended
-    return Recording(Path(path), rows, meta, warnings, ended_early=cut_off or bool(ended))
-
-
-def endings(path: str | Path, meta: dict[str, Any]) -> list[str]:
-    """Why a recording ends before its run did, by its metadata: a line each, none where it does
-    not.
-    """
-    found = []
-    if meta.get("ended_cleanly") is False:
-        found.append(f"{path}: the run was killed, or is still going on; the recording ends early")
-    if stopped := meta.get("writing_ended"):
-        why = {
-            "disk": "the disk took no more",
-            "max_bytes": "OTEL_TORCH_MAX_BYTES was reached",
-        }.get(stopped, str(stopped))
-        found.append(f"{path}: writing ended before the run did: {why}")
-    return found
-
-
-def metadata_path(path: str | Path) -> Path:
-    """Where the metadata of a recording lies.
-
-    >>> metadata_path("runs/ref.jsonl").as_posix()
-    'runs/ref.meta.json'
-    """
-    path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
-
-
-def read_metadata(
-    path: str | Path, problem: Callable[[str], None] = lambda message: None
-) -> dict[str, Any]:
-    """The metadata beside the recording `path`, {} where there is none; what is unreadable is a
-    line to `problem`.
-    """
-    if Path(path).is_dir():
-        return {}  # reading its rows says what is wrong
-    beside = metadata_path(path)
-    try:
-        meta = json.loads(beside.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        problem(f"{beside}: not readable as metadata and left out ({_reason(error)})")
-        return {}
-    if not isinstance(meta, dict):
-        problem(f"{beside}: not an object and left out")
-        return {}
-    return meta
+    is_cut_off = bool(warnings)
+    metadata = read_metadata(path, warnings.append)
+    early_end = describe_early_end(path, metadata)
+    warnings += early_end
+    return Recording(
+        Path(path), rows, metadata, warnings, ended_early=is_cut_off or bool(early_end)
+    )
 
 
 def iterate_rows(
-    path: str | Path, problem: Callable[[str], None] = lambda message: None
+    path: str | Path, warn: Callable[[str], None] = lambda message: None
 ) -> Iterator[Row]:
-    """The rows of a recording one after the other, in bounded memory.
+    """Yield the rows of a recording in bounded memory.
 
-    A last line that was cut off is left out and told to `problem`. Raises RecordingError for
-    anything else that is not a record, and for a file without any.
+    Args:
+        warn: called with one line if the last line is cut off, which is then skipped.
+
+    Raises:
+        RecordingError: a line is not a record, or there is no record at all.
     """
-    for texts, tolerant in iterate_texts(path, problem):
-        yield from _parse_at_once(texts) or tolerant()
+    for lines, parse_each in iterate_line_batches(path, warn):
+        yield from parse_lines(lines) or parse_each()
 
 
-def iterate_texts(
-    path: str | Path, problem: Callable[[str], None] = lambda message: None, size: int = 1 << 20
+def iterate_line_batches(
+    path: str | Path, warn: Callable[[str], None] = lambda message: None, size: int = 1 << 20
 ) -> Iterator[tuple[list[bytes], Callable[[], list[Row]]]]:
-    """Some neighbouring lines at a time, of about `size` bytes, with a function that reads them as
-    tolerantly as can be.
+    """Yield about `size` bytes of lines at a time, each with a function that parses them.
 
-    Who decodes lines faster than that function need not call it; lines that cannot be decoded
-    otherwise must be read by it: it knows the number of each, and says what is wrong. Tells
-    `problem`, and raises, as `iterate_rows` does.
+    A caller with a faster decoder need not call the function. Lines that its decoder rejects must
+    go through it: the function knows the line numbers and reports what is wrong. Warns and raises
+    as `iterate_rows` does.
     """
-    found = False
+    has_rows = False
     number = 1
     try:
         with open(path, "rb") as file:
-            while texts := file.readlines(size):
+            while lines := file.readlines(size):
                 if number == 1:
-                    texts[0] = texts[0].removeprefix(b"\xef\xbb\xbf")
-                yield texts, functools.partial(_parse_each, path, texts, number, found, problem)
-                number += len(texts)
-                found = found or any(map(bytes.strip, texts))
+                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+                yield lines, functools.partial(_parse_each, path, lines, number, has_rows, warn)
+                number += len(lines)
+                has_rows = has_rows or any(map(bytes.strip, lines))
     except OSError as error:
-        raise RecordingError(f"{path}: {error.strerror or _reason(error)}") from None
+        raise RecordingError(f"{path}: {error.strerror or _one_line(error)}") from None
     except ValueError as error:
         if isinstance(error, RecordingError):
             raise
-        raise RecordingError(f"{str(path)!r}: not a path ({_reason(error)})") from None
-    if not found:
+        raise RecordingError(f"{str(path)!r}: not a path ({_one_line(error)})") from None
+    if not has_rows:
         raise RecordingError(f"{path}: holds no record")
 
 
 def _parse_each(
-    path: str | Path, texts: list[bytes], start: int, found: bool, problem: Callable[[str], None]
+    path: str | Path,
+    lines: list[bytes],
+    first_number: int,
+    has_earlier_rows: bool,
+    warn: Callable[[str], None],
 ) -> list[Row]:
-    """The rows of some lines. start: the number of the first one. found: whether there are rows
-    before it.
-    """
     rows: list[Row] = []
-    for number, text in enumerate(texts, start):
-        row = parse_line(text)
+    for number, line in enumerate(lines, first_number):
+        row = parse_line(line)
         if isinstance(row, dict):
             rows.append(row)
-        elif row and not text.endswith(b"\n") and (found or rows):  # only the last one has no end
-            problem(f"{path}: line {number} was cut off and is left out; the recording ends early")
-        elif row:
-            raise RecordingError(f"{path}: line {number} {row}")
-    return rows
-
-
-def _parse_at_once(texts: list[bytes]) -> list[Row] | None:
-    """The rows of some lines, None unless each of them is a record."""
-    import msgspec
-
-    try:
-        rows: list[Row] = list(map(_decoder(msgspec).decode, texts))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-    if any(map(_fault, rows)):
-        return None
-    for row, text in zip(rows, texts, strict=True):
-        if b'NaN"' in text or b'Infinity"' in text:
-            _restore(row)
-    return rows
-
-
-@functools.cache
-def _decoder(msgspec: Any) -> Any:
-    return msgspec.json.Decoder()
-
-
-def parse_line(line: bytes) -> Row | str:
-    """The record in a line, or what is wrong with it: "" for a blank one."""
-    try:
-        text = line.decode("utf-8")
-        if not text.strip():
-            return ""
-        row = json.loads(text)
-    except UnicodeDecodeError:
-        return "is not UTF-8"
-    except (ValueError, RecursionError):
-        return "is not JSON"
-    fault = _fault(row)
-    if fault:
-        return fault
-    _restore(row)
-    record: Row = row
-    return record
-
-
-def _fault(row: Any) -> str:
-    """Why a JSON value is no record, "" if it is one."""
-    if type(row) is not dict:
-        return "is not a JSON object"
-    if (
-        type(row.get("module")) is not str
-        or type(row.get("tensor")) is not str
-        or "step" not in row
-    ):
-        return "is not a record: it needs `module`, `tensor` and `step`"
-    for name in _WHOLE_NUMBERS:
-        number = row.get(name)
-        if number is not None and type(number) is not int:
-            return f"is not a record: `{name}` is not a whole number"
-    return ""
-
-
-def _restore(row: Row) -> None:
-    """Turn the spelled non-finite numbers of a row into floats."""
-    for name, value in row.items():
-        if name in _NAMES:
             continue
-        if type(value) is str:
-            row[name] = _NON_FINITE.get(value, value)
-        elif type(value) is list:
-            row[name] = [
-                _NON_FINITE.get(item, item) if type(item) is str else item for item in value
-            ]
+        fault = row
+        is_cut_off = not line.endswith(b"\n") and (has_earlier_rows or rows)
+        if fault and is_cut_off:
+            warn(f"{path}: line {number} was cut off and is skipped; the recording ends early")
+        elif fault:
+            raise RecordingError(f"{path}: line {number} {fault}")
+    return rows
 
 
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:
+    """Yield the rows of phase `attach`; all other lines are skipped without parsing them.
 
-
-def iterate_attached(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:
-    """The rows of phase `attach` alone: all other lines are passed over unread.
-
-    models: all that there are, where that is known: each is attached once, so behind the last one's
-    rows nothing is looked for.
+    Args:
+        models: all models of the recording, if known. Each is attached once, so reading stops after
+            the rows of the last one.
     """
-    left = set(models)
-    known = bool(left)
-    for texts, _ in iterate_texts(path):
-        for text in texts:
-            if b'"attach"' in text:
-                row = parse_line(text)
+    unseen_models = set(models)
+    can_stop = bool(unseen_models)
+    for lines, _ in iterate_line_batches(path):
+        for line in lines:
+            if b'"attach"' in line:
+                row = parse_line(line)
                 if isinstance(row, dict) and row.get("phase") == "attach":
-                    left.discard(row.get("model", ""))
+                    unseen_models.discard(row.get("model", ""))
                     yield row
-            elif known and not left:
+            elif can_stop and not unseen_models:
                 return
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,5 +1,5 @@
-"""Whole tensors of the selected modules, one safetensors file a step: what statistics cannot say,
-for a closer look.
+"""Writes whole tensors of the selected modules, one safetensors file per step, for questions that
+statistics cannot answer.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Record
 
 
-def key_of(record: Record) -> str:
-    """The name of a record's tensor in its file; the step and the loop are the file's.
+def record_key(record: Record) -> str:
+    """Return the name of a record's tensor in its file; step and loop are in the file's name.
 
-    >>> key_of(Record("blocks.0", "out[1]", 3, 1, 0, "Net", "forward", None, {}, 0))
+    >>> record_key(Record("blocks.0", "out[1]", 3, 1, 0, "Net", "forward", None, {}, 0))
     'Net/blocks.0/out[1]/call1/forward'
     """
     return f"{record.model}/{record.module}/{record.tensor}/call{record.call}/{record.phase}"
 
 
 class TensorSink(Sink):
-    """Writes `FOLDER/<run>.rank<rank>/loop<L>.step<S>.safetensors`; a step that is read several
-    times gets `.1` and so on.
+    """Writes `FOLDER/<run>.rank<rank>/loop<L>.step<S>.safetensors`; further files of a step get
+    `.1`, `.2` and so on.
     """
 
     def __init__(self, folder: str, job: Job, losses: Losses, budget: DiskBudget) -> None:
         self.written = 0
         self.folder = Path(folder).expanduser() / f"{job.run_id}.rank{job.rank}"
         self._job, self._losses, self._budget = job, losses, budget
-        self._made = self._ended = False
+        self._folder_exists = self._ended = False
 
     def write(self, batch: Batch) -> None:
-        steps: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
+        tensors_by_step: dict[tuple[int, int], dict[str, Any]] = defaultdict(dict)
         for record in batch.records:
             if record.data:
-                steps[record.loop, record.step][key_of(record)] = record.data.pop()
-        for (loop, step), tensors in steps.items():
-            if not self._ended and self._budget.exhausted:
+                step_tensors = tensors_by_step[record.loop, record.step]
+                step_tensors[record_key(record)] = record.data.pop()
+        for (loop, step), tensors in tensors_by_step.items():
+            if not self._ended and self._budget.is_exhausted:
                 self._end(f"OTEL_TORCH_MAX_BYTES ({self._budget.limit} bytes) is reached")
             if self._ended:
                 self._losses.count("tensor", "disk", len(tensors))
@@ -58,33 +59,32 @@ class TensorSink(Sink):
 
         path = None
         try:
-            path = self._free_path(name)
+            path = self._make_path(name)
             save_file(tensors, path, {"run_id": self._job.run_id, "rank": str(self._job.rank)})
         except Exception as error:
             self._losses.count("tensor", "disk", len(tensors))
-            self._end(
-                f"{path or self.folder} cannot be written ({str(error).partition(chr(10))[0]})"
-            )
+            first_line = str(error).partition("\n")[0]
+            self._end(f"{path or self.folder} cannot be written ({first_line})")
             if path is not None:
                 path.unlink(missing_ok=True)
         else:
             self.written += len(tensors)
             self._budget.spend(path.stat().st_size)
 
-    def _free_path(self, name: str) -> Path:
-        if not self._made:
-            if (
-                self.folder.exists()
-            ):  # another process of this run and rank, or an earlier run of this name
+    def _make_path(self, name: str) -> Path:
+        """Return a path that does not exist; make its folder first."""
+        if not self._folder_exists:
+            if self.folder.exists():
+                # of another process of this run and rank, or of an earlier run with this name
                 self.folder = self.folder.with_name(f"{self.folder.name}.pid{os.getpid()}")
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._made = True
+            self._folder_exists = True
         path, number = self.folder / f"{name}.safetensors", 0
         while path.exists():
             number += 1
             path = self.folder / f"{name}.{number}.safetensors"
         return path
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         self._ended = True
-        say(f"no more tensors are written: {why}; the program goes on")
+        say(f"no more tensors are written: {reason}; the program continues")

@@ -125,7 +125,7 @@ def _gradient(value: Value) -> Value:
 def _add_up(model: str, planned: Sequence[_Planned], settings: Settings) -> Cost:
     if not planned:
         return Cost()
-    from otel_torch.recording.jsonl_sink import encode
+    from otel_torch.recording.rows import encode_rows
     from otel_torch.telemetry import otlp_protobuf
 
     # where inputs are recorded a session knows a tensor again
@@ -148,7 +148,7 @@ def _add_up(model: str, planned: Sequence[_Planned], settings: Settings) -> Cost
     )
     return Cost(
         records=len(records),
-        jsonl_bytes=len(encode(records)),
+        jsonl_bytes=len(encode_rows(records)),
         span_event_bytes=_length(events),
         log_event_bytes=_length(logs),
         metric_bytes=_length(metrics),

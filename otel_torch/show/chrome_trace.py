@@ -15,7 +15,9 @@ from typing import Any
 
 import msgspec
 
-from otel_torch.recording.reader import RecordingError, Row, read_metadata
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.rows import Row
 from otel_torch.records import spell
 from otel_torch.rendering.table import escape
 from otel_torch.show.selection import Selection

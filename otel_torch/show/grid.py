@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.recording.reader import Row
+from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS
 from otel_torch.settings import STATISTICS
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from otel_torch.console import say
-from otel_torch.recording.reader import Row, read_metadata
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS, spell
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import Line, colourful, escape, paint, render, write

@@ -13,7 +13,8 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from otel_torch.recording.reader import RecordingError, read_metadata
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.page import code, document, escaped, sentence, table
 from otel_torch.rendering.table import escape
 from otel_torch.show import charts

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from otel_torch.recording.reader import Row, iterate_rows
+from otel_torch.recording.reader import iterate_rows
+from otel_torch.recording.rows import Row
 from otel_torch.records import Losses
 from otel_torch.rendering.table import escape
 from otel_torch.settings import Numbers

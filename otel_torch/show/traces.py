@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from otel_torch.recording.reader import RecordingError, metadata_path, read_metadata
+from otel_torch.recording.metadata import metadata_path, read_metadata
+from otel_torch.recording.reader import RecordingError
 
 ACTIVATION = "torch.module.activation"
 _TOLD_EVERY = 256  # lines

@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.recording.disk_budget import DiskBudget
-from otel_torch.recording.recording_file import claim, replace_metadata, resolve
+from otel_torch.recording.run_file import claim_path, replace_metadata, resolve_path
 from otel_torch.records import Losses
 from otel_torch.telemetry import otlp_protobuf, trace_id
 from otel_torch.telemetry.otlp_json import request_class, write_line
@@ -109,7 +109,7 @@ class FileTransport:
         keep_items: bool,
     ) -> None:
         self.signal = signal
-        self.path = resolve(os.path.join(files.folder, f"{signal}.jsonl"), files.job)
+        self.path = resolve_path(os.path.join(files.folder, f"{signal}.jsonl"), files.job)
         self.lines = 0
         self._files, self._head, self._behind, self._keep_items = files, head, behind, keep_items
         self._descriptor = -1
@@ -149,7 +149,7 @@ class FileTransport:
             self._closed = True
 
     def _write(self, line: Sequence[Encoded]) -> None:
-        if self._ended is None and self._files.budget.exhausted:
+        if self._ended is None and self._files.budget.is_exhausted:
             self._end(
                 "max_bytes",
                 f"OTEL_TORCH_MAX_BYTES ({self._files.budget.limit} bytes) is reached; nothing more is written to "
@@ -173,7 +173,7 @@ class FileTransport:
 
     def _open(self) -> None:
         try:
-            self.path, self._descriptor = claim(
+            self.path, self._descriptor = claim_path(
                 self.path, self._files.job, self._metadata(ended_cleanly=False)
             )
         except OSError as error:

@@ -705,9 +705,9 @@ def jsonl_bytes(records: int) -> tuple[int, int]:
     """Bytes of a record in a recording, as it is and compressed."""
     import gzip
 
-    from otel_torch.recording.jsonl_sink import encode
+    from otel_torch.recording.rows import encode_rows
 
-    data = encode(records_of(0, records, random.Random(0)))
+    data = encode_rows(records_of(0, records, random.Random(0)))
     return round(len(data) / records), round(len(gzip.compress(data, 6)) / records)
 
 

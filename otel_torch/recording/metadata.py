@@ -1,0 +1,95 @@
+"""The metadata beside a recording or an OTLP file: where it is stored, how it is read, and the
+fields that both kinds of file share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from otel_torch.job import Job
+
+# name and version of a recording's format, in its metadata
+RECORDING_SCHEMA = "otel_torch.recording/1"
+# what a user reads for each value of `writing_ended`
+_END_REASONS = {
+    "disk": "the disk is full or failed",
+    "max_bytes": "OTEL_TORCH_MAX_BYTES was reached",
+}
+
+
+def metadata_path(path: str | Path) -> Path:
+    """Return the path of a file's metadata.
+
+    >>> metadata_path("runs/ref.jsonl").as_posix()
+    'runs/ref.meta.json'
+    """
+    path = Path(path)
+    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+
+
+def describe_process(job: Job, trace_id: str) -> dict[str, Any]:
+    """Return the metadata fields that identify the process that wrote a file."""
+    return {
+        "run_id": job.run_id,
+        "rank": job.rank,
+        "world_size": job.world_size,
+        "host": job.host,
+        "pid": job.pid,
+        "trace_id": trace_id,
+    }
+
+
+def read_metadata(
+    path: str | Path, warn: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
+    """Return the metadata of the recording at `path`, {} if it has none or is unreadable.
+
+    Args:
+        warn: called with one line if the metadata exists but cannot be read.
+    """
+    if Path(path).is_dir():
+        return {}  # reading its rows reports the problem
+    target = metadata_path(path)
+    try:
+        metadata = json.loads(target.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        warn(f"{target}: metadata ignored, it cannot be read ({' '.join(str(error).split())})")
+        return {}
+    if not isinstance(metadata, dict):
+        warn(f"{target}: metadata ignored, it is not a JSON object")
+        return {}
+    return metadata
+
+
+def replace_file(target: Path, metadata: dict[str, Any]) -> None:
+    """Write metadata to `target` atomically: a reader sees the previous version or this one.
+
+    Raises:
+        OSError: the folder cannot be written; the previous version is unchanged.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
+        # a name that is not valid Unicode becomes an escape of JSON, which reads back as it was
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def describe_early_end(path: str | Path, metadata: dict[str, Any]) -> list[str]:
+    """Return one line for each reason why a recording ends before its run did."""
+    reasons = []
+    if metadata.get("ended_cleanly") is False:
+        reasons.append(f"{path}: ends early: its run was killed or is still running")
+    if writing_ended := metadata.get("writing_ended"):
+        reason = _END_REASONS.get(writing_ended, str(writing_ended))
+        reasons.append(f"{path}: writing ended before the run did: {reason}")
+    return reasons

@@ -1,0 +1,158 @@
+"""A row of a recording and its line of JSON: one file defines both directions.
+
+A row is a record as a flat dict: the fields that identify it (`Record.key`), its position in the
+run if that was recorded (`Place.fields`), and its statistics. JSON has no NaN or Inf, so these are
+the strings `NaN`, `Infinity` and `-Infinity`.
+
+>>> from otel_torch.records import Record
+>>> record = Record("mlp", "out", 3, 1, 0, "Net", "forward", None, {"max": float("inf")}, 0)
+>>> line = encode_rows([record])
+>>> line
+b'{"module":"mlp","tensor":"out","step":3,"call":1,"loop":0,"model":"Net","phase":"forward","max":"Infinity"}\\n'
+>>> parse_line(line)["max"]
+inf
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from otel_torch.records import Record, spell
+
+Row = dict[str, Any]
+
+# fields that hold text, so that the text "NaN" in them stays text
+_TEXT_FIELDS = frozenset(
+    {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"}
+)
+_INTEGER_FIELDS = ("step", "call", "loop")
+# fields of a record's place that may be null: an outermost call has no parent
+_NULLABLE_FIELDS = (b'"parent":null', b'"storage":null')
+_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+# -- records to lines
+
+
+def encode_rows(records: Sequence[Record]) -> bytes:
+    """Return the lines of records, one each.
+
+    Raises:
+        TypeError, ValueError: a record holds something that JSON cannot hold.
+    """
+    rows = [_to_row(record) for record in records]
+    encode_lines = _encoder().encode_lines
+    try:
+        data: bytes = encode_lines(rows)
+        # the encoder writes NaN and Inf as null
+        if data.count(b":null") > sum(map(data.count, _NULLABLE_FIELDS)):
+            data = encode_lines([_spell_numbers(row) for row in rows])
+        return data
+    except (UnicodeEncodeError, OverflowError):
+        # half a surrogate pair in a name, or an integer beyond 64 bits
+        return "".join(map(_encode_slowly, rows)).encode(errors="backslashreplace")
+
+
+def _to_row(record: Record) -> Row:
+    row = record.key()
+    if record.place is not None:
+        row |= record.place.fields()
+    row |= record.stats
+    return row
+
+
+def _spell_numbers(row: Row) -> Row:
+    return {name: spell(value) for name, value in row.items()}
+
+
+def _encode_slowly(row: Row) -> str:
+    text = json.dumps(
+        _spell_numbers(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    return f"{text}\n"
+
+
+@functools.cache
+def _encoder() -> Any:
+    import msgspec  # slow to import, and a reader of the metadata alone does not need it
+
+    return msgspec.json.Encoder()
+
+
+# -- lines to rows
+
+
+def parse_line(line: bytes) -> Row | str:
+    """Return the row of a line, or what is wrong with it: "" for a blank line.
+
+    Accepts bare NaN and Infinity, which FastVideo writes.
+    """
+    try:
+        text = line.decode("utf-8")
+        if not text.strip():
+            return ""
+        row = json.loads(text)
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    except (ValueError, RecursionError):
+        return "is not JSON"
+    fault = _find_fault(row)
+    if fault:
+        return fault
+    _restore_floats(row)
+    checked: Row = row
+    return checked
+
+
+def parse_lines(lines: list[bytes]) -> list[Row] | None:
+    """Return the rows of lines, faster than `parse_line`; None unless each line is a valid row."""
+    import msgspec
+
+    try:
+        rows: list[Row] = list(map(_decoder().decode, lines))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if any(map(_find_fault, rows)):
+        return None
+    for row, line in zip(rows, lines, strict=True):
+        if b'NaN"' in line or b'Infinity"' in line:
+            _restore_floats(row)
+    return rows
+
+
+@functools.cache
+def _decoder() -> Any:
+    import msgspec
+
+    return msgspec.json.Decoder()
+
+
+def _find_fault(row: Any) -> str:
+    """Return why a JSON value is not a row, "" if it is one."""
+    if type(row) is not dict:
+        return "is not a JSON object"
+    if (
+        type(row.get("module")) is not str
+        or type(row.get("tensor")) is not str
+        or "step" not in row
+    ):
+        return "is not a record: it needs `module`, `tensor` and `step`"
+    for name in _INTEGER_FIELDS:
+        number = row.get(name)
+        if number is not None and type(number) is not int:
+            return f"is not a record: `{name}` is not an integer"
+    return ""
+
+
+def _restore_floats(row: Row) -> None:
+    """Replace the strings `NaN`, `Infinity` and `-Infinity` by floats, in place."""
+    for name, value in row.items():
+        if name in _TEXT_FIELDS:
+            continue
+        if type(value) is str:
+            row[name] = _FLOATS.get(value, value)
+        elif type(value) is list:
+            row[name] = [_FLOATS.get(item, item) if type(item) is str else item for item in value]

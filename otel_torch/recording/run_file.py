@@ -1,0 +1,139 @@
+"""Gives each process a file of its own: no two runs share one, and no earlier run is overwritten.
+
+Processes that do not know each other may want the same path at the same time, and a file may be
+renamed by a later run while it is still being written. Every change of names is made under a lock
+on the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from otel_torch.console import say
+from otel_torch.job import Job
+from otel_torch.recording.metadata import metadata_path, replace_file
+
+
+def resolve_path(template: str, job: Job) -> Path:
+    """Return the path for this process: placeholders replaced, and a part for the rank added if
+    several ranks would share the file.
+
+    >>> job = Job("r1", rank=3, local_rank=3, world_size=4, host="h", pid=7)
+    >>> str(resolve_path("out/<run>.jsonl", job)), str(resolve_path("a.<rank>.jsonl", job))
+    ('out/r1.rank3.jsonl', 'a.3.jsonl')
+    """
+    is_unique = "<rank>" in template or "<pid>" in template or job.world_size == 1
+    for placeholder, value in (("<pid>", job.pid), ("<rank>", job.rank), ("<run>", job.run_id)):
+        template = template.replace(placeholder, str(value))
+    path = Path(template).expanduser()
+    return path if is_unique else _insert_part(path, f"rank{job.rank}")
+
+
+def claim_path(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, int]:
+    """Create a file with metadata beside it, and return its path and a descriptor that appends.
+
+    If another process of this run and rank has the path, this one gets `.pid<pid>` in its name.
+    A file of an earlier run is renamed.
+
+    Raises:
+        OSError: the file or its metadata cannot be written; nothing new is left on disk.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        owner = _read_owner(path)
+        if owner is not None and owner[:2] == (job.run_id, job.rank) and owner[2] != job.pid:
+            path = _insert_part(path, f"pid{job.pid}")
+        if os.path.lexists(path):
+            _rename_earlier_run(path)
+        try:
+            descriptor = _create(path)
+        except FileExistsError:
+            # this file system has no locks, and another process was faster
+            path = _insert_part(path, f"pid{job.pid}")
+            descriptor = _create(path)
+        try:
+            replace_file(metadata_path(path), metadata)
+        except BaseException:
+            os.close(descriptor)
+            path.unlink()
+            raise
+    return path, descriptor
+
+
+def replace_metadata(path: Path, descriptor: int, metadata: dict[str, Any]) -> Path:
+    """Replace the metadata of a claimed file, and return the file's current path, which a later run
+    may have changed.
+
+    Raises:
+        OSError: the metadata cannot be written, or the file was deleted.
+    """
+    with _locked(path.parent):
+        path = _find_current_path(path, descriptor)
+        replace_file(metadata_path(path), metadata)
+    return path
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _find_current_path(path: Path, descriptor: int) -> Path:
+    opened = os.fstat(descriptor)
+    if path.exists() and os.path.samestat(path.stat(), opened):
+        return path
+    for entry in os.scandir(path.parent):
+        if entry.inode() == opened.st_ino:
+            return path.with_name(entry.name)
+    raise FileNotFoundError(errno.ENOENT, "the file was deleted")
+
+
+def _rename_earlier_run(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not path.is_file() and not path.is_symlink():
+        raise OSError(errno.EINVAL, "not a regular file")
+    number = 1
+    while os.path.lexists(new := _insert_part(path, str(number))) or metadata_path(new).exists():
+        number += 1
+    path.rename(new)
+    with contextlib.suppress(FileNotFoundError):
+        metadata_path(path).rename(metadata_path(new))
+    say(f"{path} is from an earlier run; renamed to {new.name}")
+
+
+def _insert_part(path: Path, part: str) -> Path:
+    if path.suffix == ".jsonl":
+        return path.with_name(f"{path.stem}.{part}.jsonl")
+    return path.with_name(f"{path.name}.{part}")
+
+
+def _read_owner(path: Path) -> tuple[str, int, int] | None:
+    """Return (run id, rank, pid) of the process that wrote a file, or None."""
+    try:
+        metadata = json.loads(metadata_path(path).read_text())
+        return metadata["run_id"], metadata["rank"], metadata["pid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes of this machine, if its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            # closing would not unlock if a process forked meanwhile, as it has the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
