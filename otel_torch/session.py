@@ -1,36 +1,42 @@
-"""The running session, if there is one: what sources ask for when they have something to record."""
+"""The current session, if any: what a source asks for when it has something to record."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from otel_torch.job import Job
 from otel_torch.recorder import Recorder
 from otel_torch.records import Losses
 from otel_torch.settings import Settings
 
+if TYPE_CHECKING:
+    from otel_torch.sources.steps import StepTracker
+
 
 @dataclass(slots=True)
 class Session:
-    """One process's recording: who it is, what was asked for, and the recorder that everything goes
-    through.
+    """What one process records: its place in the job, the settings, and where everything goes.
+
+    `step_tracker` is None where only regions are recorded, as in a test.
     """
 
     job: Job
     settings: Settings
     recorder: Recorder
     losses: Losses
+    step_tracker: StepTracker | None = None
 
 
 _current: Session | None = None
 
 
 def current() -> Session | None:
-    """The session of this process, None while nothing is recorded."""
+    """Return the session of this process, or None while nothing is recorded."""
     return _current
 
 
 def become(session: Session | None) -> None:
-    """Make `session` the one of this process; None ends it."""
+    """Make `session` the current one of this process; None ends it."""
     global _current
     _current = session

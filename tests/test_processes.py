@@ -122,8 +122,8 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     "SIGTERM in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGTERM"), -signal.SIGTERM, WHOLE_STEP, True),
     "SIGTERM while the device hangs": (
         """
-        import otel_torch.bootstrap
-        otel_torch.bootstrap.SIGTERM_S = 0.2
+        import otel_torch.process_exit
+        otel_torch.process_exit.SIGTERM_S = 0.2
         run(4)
         with otel_torch.session.current().recorder._lock:
             send(signal.SIGTERM)
@@ -317,9 +317,9 @@ CHILDREN = """
         forked_now = threading.Event()
         def hold():
             from otel_torch import bootstrap, session, sources
-            clock, registry = sources.steps.current_clock(), bootstrap._running.registry
+            tracker, registry = sources.steps.current_step_tracker(), bootstrap._running.registry
             counting = registry.models[0].calls._lock
-            with clock._lock, session.current().recorder._lock, registry._lock, counting, sources.regions._lock:
+            with tracker._lock, session.current().recorder._lock, registry._lock, counting, sources.regions._lock:
                 held.set()
                 forked_now.wait(60)
         holder = threading.Thread(target=hold)

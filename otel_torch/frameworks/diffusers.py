@@ -61,9 +61,9 @@ def uninstall() -> None:
 
 
 def _told(
-    tell: Callable[[steps.Clock, Any], None],
+    tell: Callable[[steps.StepTracker, Any], None],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper that tells the clock when a scheduler's method has returned; a call from within
+    """A wrapper that tells the step_tracker when a scheduler's method has returned; a call from within
     another says nothing.
     """
 
@@ -77,9 +77,9 @@ def _told(
                 result = method(scheduler, *args, **kwargs)
             finally:
                 _busy.on = False
-            if (clock := steps.current_clock()) is not None:
+            if (step_tracker := steps.current_step_tracker()) is not None:
                 try:
-                    tell(clock, scheduler)
+                    tell(step_tracker, scheduler)
                 except Exception as error:
                     say_once(
                         f"the steps of {type(scheduler).__name__} are not counted: {type(error).__name__}: {error}"
@@ -91,8 +91,8 @@ def _told(
     return wrapper
 
 
-def _schedule_set(clock: steps.Clock, scheduler: Any) -> None:
-    clock.schedule_set(scheduler, _length(scheduler) or 0)
+def _schedule_set(step_tracker: steps.StepTracker, scheduler: Any) -> None:
+    step_tracker.schedule_set(scheduler, _length(scheduler) or 0)
 
 
 def _length(scheduler: Any) -> int | None:
@@ -102,11 +102,11 @@ def _length(scheduler: Any) -> int | None:
         return None
 
 
-def _schedule_stepped(clock: steps.Clock, scheduler: Any) -> None:
+def _schedule_stepped(step_tracker: steps.StepTracker, scheduler: Any) -> None:
     # image to image begins half-way (`set_begin_index`): fewer steps than timesteps, which
     # `step_index` counts
     index, length = getattr(scheduler, "step_index", None), _length(scheduler)
-    clock.schedule_stepped(
+    step_tracker.schedule_stepped(
         scheduler, last=isinstance(index, int) and length is not None and index >= length
     )
 
@@ -114,18 +114,18 @@ def _schedule_stepped(clock: steps.Clock, scheduler: Any) -> None:
 def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
-        clock = steps.current_clock()
-        if clock is None:
+        step_tracker = steps.current_step_tracker()
+        if step_tracker is None:
             return method(pipeline, *args, **kwargs)
-        clock.denoising.pipeline_entered()
+        step_tracker.denoising.pipeline_entered()
         try:
             result = method(pipeline, *args, **kwargs)
         except BaseException as error:
-            clock.settle()
-            clock.denoising.pipeline_left(error)
+            step_tracker.end_pending_forward()
+            step_tracker.denoising.pipeline_left(error)
             raise
-        clock.settle()
-        clock.denoising.pipeline_left()
+        step_tracker.end_pending_forward()
+        step_tracker.denoising.pipeline_left()
         return result
 
     return call

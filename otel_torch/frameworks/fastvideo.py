@@ -73,8 +73,8 @@ def uninstall() -> None:
     while _undo:
         _undo.pop()()
     _installed.clear()
-    if _hint in steps.providers:
-        steps.providers.remove(_hint)
+    if _hint in steps.hint_providers:
+        steps.hint_providers.remove(_hint)
 
 
 def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -138,20 +138,20 @@ class _Generation:
         self.pipeline = pipeline
         self._entered: bool | None = None
 
-    def stage_begins(self, clock: steps.Clock) -> None:
+    def stage_begins(self, step_tracker: steps.StepTracker) -> None:
         """Before its first stage, for stages are made in the first forward: a pipeline that
         denoises is entered.
         """
         if self._entered is None:
             self._entered = any(map(_is_denoising, self.pipeline.stages))
             if self._entered:
-                clock.denoising.pipeline_entered()
+                step_tracker.denoising.pipeline_entered()
 
-    def end(self, clock: steps.Clock, error: BaseException | None) -> None:
+    def end(self, step_tracker: steps.StepTracker, error: BaseException | None) -> None:
         """The forward is over."""
-        clock.settle()
+        step_tracker.end_pending_forward()
         if self._entered:
-            clock.denoising.pipeline_left(error)
+            step_tracker.denoising.pipeline_left(error)
 
 
 class _Here(threading.local):
@@ -233,8 +233,8 @@ def _scope(name: str, attributes: dict[str, Any]) -> Iterator[None]:
 def _generating(pipeline: Any) -> Iterator[None]:
     """Count a generation; a pipeline inside another one's forward is part of it."""
     global _generations
-    clock = steps.current_clock()
-    if clock is None or _here.generation is not None:
+    step_tracker = steps.current_step_tracker()
+    if step_tracker is None or _here.generation is not None:
         yield
         return
     _here.generation = generation = _Generation(_generations, pipeline)
@@ -246,29 +246,29 @@ def _generating(pipeline: Any) -> Iterator[None]:
         failed = error
         raise
     finally:
-        generation.end(clock, failed)
+        generation.end(step_tracker, failed)
         _here.generation = None
 
 
 @contextlib.contextmanager
 def _staging(stage: Any) -> Iterator[None]:
     """Say that a stage runs: to the natural regions, and to `_hint` if it is a denoising one."""
-    clock, denoising = steps.current_clock(), _is_denoising(stage)
-    if clock is not None and _here.generation is not None:
-        _here.generation.stage_begins(clock)
-    if clock is None or not denoising:
+    step_tracker, denoising = steps.current_step_tracker(), _is_denoising(stage)
+    if step_tracker is not None and _here.generation is not None:
+        _here.generation.stage_begins(step_tracker)
+    if step_tracker is None or not denoising:
         yield
         return
     outer = _here.denoising, _here.steps
     _here.denoising, _here.steps = stage, _Steps()
-    clock.denoising.step_begins()
+    step_tracker.denoising.step_begins()
     try:
         yield
     finally:
         _here.denoising, _here.steps = outer
-        clock.settle()
-        clock.end_framework_step()
-        clock.denoising.schedule_used_up()
+        step_tracker.end_pending_forward()
+        step_tracker.end_framework_step()
+        step_tracker.denoising.schedule_used_up()
 
 
 def _record_forward(pipeline_class: Any) -> None:
@@ -354,8 +354,8 @@ def _watch_generator(module: ModuleType) -> None:
 
 @_once
 def _believe_steps(module: ModuleType) -> None:
-    if _hint not in steps.providers:
-        steps.providers.append(_hint)
+    if _hint not in steps.hint_providers:
+        steps.hint_providers.append(_hint)
 
 
 # -- what FastVideo has of its own and we take over

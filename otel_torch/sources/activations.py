@@ -26,11 +26,13 @@ from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources import compiled, modules
 from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.copies import can_write_tensors, copy_of
+from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.identity import Identities, Identity
 from otel_torch.sources.module_names import class_name
-from otel_torch.sources.modules import Model, Site
-from otel_torch.sources.steps import Moment
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.source import Source
+from otel_torch.sources.steps import ForwardContext
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
 from otel_torch.statistics import native
 from otel_torch.statistics.measure import Measured, measure, prepare
@@ -71,7 +73,7 @@ class _Open(threading.local):
     """The calls that this thread is in, outermost first; only where inputs are recorded."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Site, _Call]] = []
+        self.calls: list[tuple[ModuleSite, _Call]] = []
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ class _Observer(ForwardHook):
 
     __slots__ = ("_activations", "_number", "_site")
 
-    def __init__(self, activations: Activations, site: Site) -> None:
+    def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self._site = site
         self._number = compiled.number(site, activations)
@@ -160,22 +162,50 @@ class _InputObserver(_Observer):
         return args, kwargs
 
 
-class Activations:
+class TensorReader:
+    """Reads measured tensors back to the host and makes records of them.
+
+    Made before the recorder, which calls `read`, and shared with `Activations`, which measures.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.parity = "parity" in settings.capture
+        required = PARITY_STATISTICS if self.parity else ()
+        self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
+        self.identities = Identities()
+
+    def read(self, pending: list[_Seen]) -> _Reading:
+        """Start copying the measurements to the host, all tensors of a device at once."""
+        reading = _Reading(self, pending)
+        self.identities.forget()
+        return reading
+
+    def as_record(self, seen: _Seen, row: Sequence[float] | None) -> Record:
+        """Return the record of a tensor from its row of numbers."""
+        identity = seen.identity
+        if identity is not None and not self.identities.first_sight(identity, seen.measured, row):
+            # only the first record of a tensor has its sketches
+            names = tuple(name for name in self.stats if name not in FINGERPRINTS)
+        elif seen.call.phase == "attach" and self.parity:
+            names = (*self.stats, "row_sketch")
+        else:
+            names = self.stats
+        return seen.as_record(derive(names, row, seen.measured))
+
+
+class Activations(Source):
     """Attaches to the selected modules and measures what passes. Nothing in here raises into a
     forward.
     """
 
-    def __init__(self, running: Session) -> None:
-        settings = running.settings
+    def __init__(self, session: Session, reader: TensorReader, events: RunEvents) -> None:
+        settings = session.settings
         native.choose(settings.kernel)
         self._settings = settings
-        self._recorder = running.recorder
-        self._parity = "parity" in settings.capture
-        self._stats = tuple(
-            dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if self._parity else ())))
-        )
-        self._primitives = primitives_of(self._stats)
-        self._identities = Identities()
+        self._recorder = session.recorder
+        self._parity = reader.parity
+        self._primitives = primitives_of(reader.stats)
+        self._identities = reader.identities
         self._order = itertools.count()
         self._open = _Open()
         self._arguments: Any = (
@@ -184,9 +214,6 @@ class Activations:
         self._in_graphs: dict[
             tuple[str, str], _Call
         ] = {}  # by model and module: the call that a compiled program is in
-        self.told_of_graphs: list[
-            Callable[[Site], None]
-        ] = []  # who wants to know that a call ran inside a compiled graph
         self.keeps_tensors = settings.tensors is not None and can_write_tensors()
         self._inputs = "inputs" in settings.capture
         self._outputs = "outputs" in settings.capture
@@ -196,14 +223,23 @@ class Activations:
         self._on_leaves: dict[
             tuple[str, str], tuple[tuple[int, int], dict[tuple[int, str], _GradientHook]]
         ] = {}
-        self._unguard = compiled.guard_hooks() if settings.activations else lambda: None
+        self._unguard: Callable[[], None] | None = None
         self._unproven: list[Model] = []
         self._matched = 0
+        self._compiled_call = events.compiled_call
+        events.model_starting.append(self.record_parameters)
+        events.gradients_ready.append(self.record_parameter_gradients)
+        events.forward_ended.append(self.report_silent_parts)
+
+    def install(self) -> None:
+        """Have the compiler recompile modules that get hooks."""
+        if self._settings.activations:
+            self._unguard = compiled.guard_hooks()
 
     # -- attaching
     # ----------------------------------------------------------------------------------------------
 
-    def attach(self, model: Model, sites: list[Site]) -> None:
+    def attach(self, model: Model, sites: list[ModuleSite]) -> None:
         """Put a hook on every selected module of `sites`; a selection that matches nothing says
         so.
         """
@@ -244,7 +280,7 @@ class Activations:
                 "results can differ by rounding"
             )
 
-    def chosen(self, model: Model, sites: list[Site]) -> list[Site]:
+    def chosen(self, model: Model, sites: list[ModuleSite]) -> list[ModuleSite]:
         """Those of a model's sites that OTEL_TORCH_MODELS, OTEL_TORCH_MODULES and
         OTEL_TORCH_EXCLUDE select.
         """
@@ -262,7 +298,7 @@ class Activations:
         """Whether the calls of a module are seen."""
         return module in self._attached
 
-    def detach(self) -> None:
+    def uninstall(self) -> None:
         """Remove every hook."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()
@@ -270,19 +306,20 @@ class Activations:
             for gradient_hook in hooks.values():
                 gradient_hook.remove()
         self._on_leaves.clear()
-        self._unguard()
+        if self._unguard is not None:
+            self._unguard()
 
-    def say_what_never_matched(self) -> None:
+    def finish(self) -> None:
         """At the end: a run of models that recorded nothing has probably a typing mistake in its
         selection.
         """
-        self.say_what_did_not_fire()
+        self.report_silent_parts()
         if not self._matched and self._settings.models is not None:
             say(
                 f"OTEL_TORCH_MODELS={self._settings.models.pattern!r} selects none of the models that ran"
             )
 
-    def say_what_did_not_fire(self) -> None:
+    def report_silent_parts(self) -> None:
         """After a model's first forward: modules in a graph that was compiled before they had hooks
         never call them.
         """
@@ -302,7 +339,7 @@ class Activations:
     # -- calls
     # ----------------------------------------------------------------------------------------------
 
-    def entered(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def entered(self, site: ModuleSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run on these arguments."""
         try:
             call = self._begin(site)
@@ -315,12 +352,12 @@ class Activations:
         except Exception as error:
             self._failed(site.model.name, error)
 
-    def left(self, site: Site, output: Any) -> None:
+    def left(self, site: ModuleSite, output: Any) -> None:
         """A module has returned this output."""
         try:
             if not self._inputs:
                 call = self._begin(site)
-            elif (moment := site.model.moment) is not None and moment.recording:
+            elif (moment := site.model.forward_context) is not None and moment.recording:
                 call = self._leave(site)
             else:
                 return  # it was counted when it was entered
@@ -334,32 +371,32 @@ class Activations:
         except Exception as error:
             self._failed(site.model.name, error)
 
-    def going_on(self, site: Site) -> _Call | None:
+    def current_call(self, site: ModuleSite) -> _Call | None:
         """The call of a site that this thread is in; None where it is not recorded."""
         if self._inputs:
             innermost, call = self._open.calls[-1] if self._open.calls else (None, None)
             return call if innermost is site and call is not None and call.recording else None
-        moment = site.model.moment
+        moment = site.model.forward_context
         if moment is None or site.module() not in self._attached:
             return None
         so_far = self._calls_of(site.model, moment)[1].so_far(site.name)
         call = self._begin(site, so_far)  # its observer counts it when it ends
         return call if call is not None and call.recording else None
 
-    def taker(self, site: Site) -> Callable[[str, torch.Tensor], None] | None:
+    def recorder_for(self, site: ModuleSite) -> Callable[[str, torch.Tensor], None] | None:
         """What records a tensor, with its label, that is made inside the call of a site that is
         going on; None where that is not recorded. Modules tell which tensors are one: such a tensor
         is one by itself.
         """
-        call = self.going_on(site)
+        call = self.current_call(site)
         return (
             None
             if call is None
             else lambda label, tensor: self._add(call, [(label, tensor)], known=False)
         )
 
-    def _enter(self, site: Site, call: _Call) -> None:
-        calls, call.depth = self._open.calls, len(modules.running())
+    def _enter(self, site: ModuleSite, call: _Call) -> None:
+        calls, call.depth = self._open.calls, len(modules.call_stack())
         while calls and calls[-1][1].depth >= call.depth:
             calls.pop()  # that one's forward raised
         if self._parity:
@@ -368,7 +405,7 @@ class Activations:
             call.parent = calls[-1][1].entered if calls else None
         calls.append((site, call))
 
-    def _leave(self, site: Site) -> _Call | None:
+    def _leave(self, site: ModuleSite) -> _Call | None:
         calls = self._open.calls
         for depth in reversed(range(len(calls))):
             if calls[depth][0] is site:
@@ -380,11 +417,11 @@ class Activations:
         return self._begin(site)  # it was hooked while it ran
 
     @staticmethod
-    def _class_of(site: Site) -> str:
+    def _class_of(site: ModuleSite) -> str:
         module = site.module()
         return "" if module is None else class_name(module)
 
-    def _names_of_arguments(self, site: Site) -> list[str]:
+    def _names_of_arguments(self, site: ModuleSite) -> list[str]:
         module = site.module()
         if module is None:
             return []
@@ -395,7 +432,7 @@ class Activations:
 
     def seen(
         self,
-        site: Site,
+        site: ModuleSite,
         tensors: list[tuple[str, torch.Tensor]],
         *,
         entering: bool,
@@ -413,9 +450,8 @@ class Activations:
             begins = entering or not self._inputs
             call = None if begins else self._in_graphs.get(place)
             if begins:
-                model.met_in_graph(site)
-                for told in self.told_of_graphs:
-                    told(site)
+                for notify in self._compiled_call:
+                    notify(site)
             elif call is not None and self._parity:
                 call.left = next(self._order)
             if call is None:
@@ -451,13 +487,13 @@ class Activations:
                 return holder.entered
         return self._open.calls[-1][1].entered if self._open.calls else None
 
-    def _latest(self, site: Site) -> int:
-        moment = site.model.moment
+    def _latest(self, site: ModuleSite) -> int:
+        moment = site.model.forward_context
         if moment is None:
             return 0
         return self._calls_of(site.model, moment)[1].so_far(site.name) - 1
 
-    def parameters(self, model: Model) -> None:
+    def record_parameters(self, model: Model) -> None:
         """Record the parameters of a model, once: right before its first forward, when its weights
         are loaded.
         """
@@ -485,7 +521,9 @@ class Activations:
                     ],
                 )
 
-    def parameter_gradients(self, model: Model, held: frozenset[int], step: int, loop: int) -> None:
+    def record_parameter_gradients(
+        self, model: Model, held: frozenset[int], step: int, loop: int
+    ) -> None:
         """Record the gradients with which an optimizer is about to step, of the parameters that it
         holds.
         """
@@ -508,38 +546,19 @@ class Activations:
     # -- records
     # ----------------------------------------------------------------------------------------------
 
-    def read(self, pending: list[_Seen]) -> _Reading:
-        """Begin to bring what was seen to the host, all tensors of a device at once."""
-        reading = _Reading(self, pending)
-        self._identities.forget()
-        return reading
-
-    def _as_record(self, seen: _Seen, row: Sequence[float] | None) -> Record:
-        identity = seen.identity
-        if identity is not None and not self._identities.first_sight(identity, seen.measured, row):
-            # a sketch stands with the first role only
-            names = tuple(name for name in self._stats if name not in FINGERPRINTS)
-            return seen.as_record(derive(names, row, seen.measured))
-        names = (
-            (*self._stats, "row_sketch")
-            if seen.call.phase == "attach" and self._parity
-            else self._stats
-        )
-        return seen.as_record(derive(names, row, seen.measured))
-
     @staticmethod
-    def _calls_of(model: Model, moment: Moment) -> tuple[str, StepCalls]:
+    def _calls_of(model: Model, moment: ForwardContext) -> tuple[str, StepCalls]:
         """The phase of a call that is made now, and what is counted in it."""
         if torch_private.graph_task_id() == -1:
             return moment.phase, moment.calls
         return "recompute", model.calls.of("recompute", moment.loop, moment.step)
 
-    def _begin(self, site: Site, number: int | None = None) -> _Call | None:
+    def _begin(self, site: ModuleSite, number: int | None = None) -> _Call | None:
         """The call of a site that is beginning (or, with `number`, going on); None where the step
         is not recorded.
         """
         model = site.model
-        moment = model.moment
+        moment = model.forward_context
         if moment is None:
             return None
         phase, calls = self._calls_of(model, moment)
@@ -692,13 +711,13 @@ class _Reading:
     they were seen.
     """
 
-    def __init__(self, activations: Activations, pending: list[_Seen]) -> None:
-        self._activations, self._pending = activations, pending
+    def __init__(self, reader: TensorReader, pending: list[_Seen]) -> None:
+        self._reader, self._pending = reader, pending
         self._rows = Rows([seen.measured for seen in pending])
         self.ready = self._rows.ready
 
     def records(self) -> list[Record]:
-        as_record = self._activations._as_record
+        as_record = self._reader.as_record
         return [
             as_record(seen, row)
             for seen, row in zip(self._pending, self._rows.fetch(), strict=True)

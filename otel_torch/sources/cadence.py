@@ -166,6 +166,10 @@ class Cadence:
     def __init__(self, percent: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.percent = percent
         self._clock = clock
+        self.forked()
+
+    def forked(self) -> None:
+        """Forget everything: a forked child counts its own steps."""
         self._kinds: dict[Kind, _Known] = {}
         self._step: _Step | None = None
         self._before: _Step | None = None

@@ -24,7 +24,7 @@ from otel_torch.startup.import_hooks import after_import
 from otel_torch.torch_private import unobserved
 
 if TYPE_CHECKING:
-    from otel_torch.sources.modules import Model, Site
+    from otel_torch.sources.modules import Model, ModuleSite
 
 
 class Observer(Protocol):
@@ -131,7 +131,7 @@ def guard_hooks() -> Callable[[], None]:
     return restore
 
 
-def silent_parts(model: Model, hooked: Callable[[Site], bool]) -> list[tuple[str, list[str]]]:
+def silent_parts(model: Model, hooked: Callable[[ModuleSite], bool]) -> list[tuple[str, list[str]]]:
     """(name, modules inside) of the model's compiled parts out of which nothing came, though
     `hooked` modules are inside: they were compiled before the hooks were there. To be asked after a
     forward.

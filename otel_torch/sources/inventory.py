@@ -14,7 +14,7 @@ from torch import nn
 
 from otel_torch.console import say_once
 from otel_torch.sources.module_names import class_name
-from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.modules import Model, ModuleSite
 
 # where a port keeps how a checkpoint's names become its own: regex -> name, and which parts are
 # fused into what
@@ -29,7 +29,7 @@ class Inventory:
         self._rules: dict[str, dict[str, Any]] = {}
 
     def take_down(
-        self, model: Model, sites: list[Site], observed: Callable[[nn.Module], bool]
+        self, model: Model, sites: list[ModuleSite], observed: Callable[[nn.Module], bool]
     ) -> None:
         """Add the modules of `sites`, which are new in `model`. observed: whether anybody sees the
         calls of a module.

@@ -24,10 +24,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch.console import say, say_once
 from otel_torch.parity.isolation import Pairing, Slot
 from otel_torch.recording.tensor_files import Stored, TensorFolder, tensor_key
+from otel_torch.session import Session
 from otel_torch.sources import modules
 from otel_torch.sources.conform_tensor import Stays, fitted
+from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.torch_private import unobserved
 
@@ -56,7 +59,7 @@ class Call(Protocol):
 
 @dataclass(slots=True)
 class _Entered:
-    site: Site
+    site: ModuleSite
     call: Call
     depth: int
 
@@ -85,7 +88,7 @@ class _PutRight(torch.autograd.Function):
 class _Inputs(ForwardHook):
     """Puts right what is handed to a module, once its observer has seen what that was."""
 
-    def __init__(self, isolation: Isolation, site: Site) -> None:
+    def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
 
     @classmethod
@@ -103,7 +106,7 @@ class _Inputs(ForwardHook):
 class _Outputs(ForwardHook):
     """Puts right what a module hands on, once its observer has seen what that was."""
 
-    def __init__(self, isolation: Isolation, site: Site) -> None:
+    def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
 
     @classmethod
@@ -116,19 +119,22 @@ class _Outputs(ForwardHook):
         return self._isolation.left(self._site, output)
 
 
-class Isolation:
+class Isolation(Source):
     """Feeds the observed modules of a port.
 
-    folder: the reference's whole tensors, with the pairing in it. rank: which process this is, None
-    where there is one; asked when the first model runs. call_of: says which call of a site is going
-    on, None where it is not observed. Where the folder does not do, one line says so and nothing is
-    fed.
+    `folder` has the reference's whole tensors and the pairing. `session` has the rank, known when
+    the first model runs. `current_call(site)` returns the current call of a site, None if it is not
+    observed. If the folder cannot be used, this is reported in one line and nothing is fed.
     """
 
     def __init__(
-        self, folder: str, rank: Callable[[], int | None], call_of: Callable[[Site], Call | None]
+        self,
+        folder: str,
+        session: Session,
+        current_call: Callable[[ModuleSite], Call | None],
+        events: RunEvents,
     ) -> None:
-        self._folder, self._rank, self._call_of = folder, rank, call_of
+        self._folder, self._session, self._current_call = folder, session, current_call
         self._open = _Open()
         self._attached: Any = WeakIdKeyDictionary()
         self._pairing: Pairing | None = None
@@ -138,18 +144,19 @@ class Isolation:
         self._stayed: dict[Slot, str] = {}
         self._outside = 0  # tensors of steps that the reference does not have
         self._lock = threading.Lock()
+        events.compiled_call.append(self._on_compiled_call)
 
     # -- attaching
     # ----------------------------------------------------------------------------------------------
 
-    def attach_around(self, model: Model, sites: list[Site]) -> None:
+    def attach_around(self, model: Model, sites: list[ModuleSite]) -> None:
         """To be called before the observers are attached: what is put right after them must be
         outside of them.
         """
         if self._is_ready():
             self._attach(model, sites, _Outputs)
 
-    def attach_within(self, model: Model, sites: list[Site]) -> None:
+    def attach_within(self, model: Model, sites: list[ModuleSite]) -> None:
         """To be called after the observers were attached, and before anything that changes what a
         module computes.
         """
@@ -157,7 +164,7 @@ class Isolation:
             self._attach(model, sites, _Inputs)
 
     def _attach(
-        self, model: Model, sites: list[Site], hook: type[_Inputs] | type[_Outputs]
+        self, model: Model, sites: list[ModuleSite], hook: type[_Inputs] | type[_Outputs]
     ) -> None:
         for site in sites:
             module = site.module()
@@ -175,7 +182,7 @@ class Isolation:
         if self._ready is None:
             try:
                 self._pairing = Pairing.load(self._folder)
-                self._tensors = TensorFolder(self._folder, self._rank())
+                self._tensors = TensorFolder(self._folder, self._session.job.rank)
                 self._ready = True
                 say_once(
                     f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's values, not from their own"
@@ -185,7 +192,7 @@ class Isolation:
                 say(f"OTEL_TORCH_ISOLATE: {error}. Nothing is isolated")
         return self._ready
 
-    def detach(self) -> None:
+    def uninstall(self) -> None:
         """Take the hooks off again."""
         remove_hooks(self._attached, _Inputs.name(), _Outputs.name())
         self._attached.clear()
@@ -194,14 +201,14 @@ class Isolation:
     # ----------------------------------------------------------------------------------------------
 
     def entered(
-        self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, site: ModuleSite, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the module is to be given instead."""
         try:
-            calls, depth = self._open.calls, len(modules.running())
+            calls, depth = self._open.calls, len(modules.call_stack())
             while calls and calls[-1].depth >= depth:
                 calls.pop()  # that one's forward raised
-            call = self._call_of(site)
+            call = self._current_call(site)
             if call is None:
                 return args, kwargs
             calls.append(_Entered(site, call, depth))
@@ -215,10 +222,10 @@ class Isolation:
             self._failed(site, error)
             return args, kwargs
 
-    def left(self, site: Site, output: Any) -> Any:
+    def left(self, site: ModuleSite, output: Any) -> Any:
         """What the module is to hand on instead."""
         try:
-            calls, depth = self._open.calls, len(modules.running())
+            calls, depth = self._open.calls, len(modules.call_stack())
             while calls and calls[-1].depth > depth:
                 calls.pop()  # see above
             if calls and calls[-1].site is site and calls[-1].depth == depth:
@@ -276,7 +283,7 @@ class Isolation:
             return _PutRight.apply(own, right)  # type: ignore[no-untyped-call, no-any-return]
         return right
 
-    def met_in_graph(self, site: Site) -> None:
+    def _on_compiled_call(self, site: ModuleSite) -> None:
         """A compiled program runs a call of the site, where nothing can be exchanged."""
         if self._ready:
             say_once(
@@ -293,7 +300,7 @@ class Isolation:
             else:
                 self._stayed.setdefault(slot, reason)
 
-    def _failed(self, site: Site, error: Exception) -> None:
+    def _failed(self, site: ModuleSite, error: Exception) -> None:
         say_once(f"{site.model.name}: a call was not isolated: {type(error).__name__}: {error}")
         self._stays((site.model.name, site.name, ""), "error")
 
@@ -309,7 +316,7 @@ class Isolation:
                 "stayed": [[*slot, reason] for slot, reason in self._stayed.items()],
             }
 
-    def say_what_was_fed(self) -> None:
+    def finish(self) -> None:
         """At the end: how much was isolated, and what was not."""
         if not self._ready:
             return

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 
-def held_as(root: nn.Module | None) -> list[str]:
+def attributes_holding(root: nn.Module | None) -> list[str]:
     """The attribute names and dictionary keys by which other objects hold `root`, sorted. Walks the
     heap once.
     """

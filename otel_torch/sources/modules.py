@@ -1,9 +1,8 @@
-"""Finds every model that runs, without being told: which root owns a module, and by what name it
-goes.
+"""Finds every model that runs, without being told which: its root, and the name of each module.
 
-Torch tells when a module is registered in another, which gives the way up to the owner; and every
-call of a module passes `nn.Module.__call__`, where the first call of an unknown one is seen. A
-global forward hook would see it too, but breaks every compiled graph.
+Torch reports every registration of a module in another, which leads from a module up to its root.
+Every call goes through `nn.Module.__call__`, where the first call of an unknown module is seen. A
+global forward hook would see that call too, but it breaks every compiled graph.
 """
 
 from __future__ import annotations
@@ -27,58 +26,67 @@ from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import Calls
+from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import TorchHook
-from otel_torch.sources.model_attributes import held_as
+from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.module_names import class_name, core, named_modules
-from otel_torch.sources.steps import Clock, Moment
-from otel_torch.sources.uncalled_roots import Entry
+from otel_torch.sources.source import Source
+from otel_torch.sources.steps import ForwardContext, StepTracker
+from otel_torch.sources.uncalled_roots import RootMethodRun
 
 
 class Model:
-    """An outermost owner and what is known of it. `name` is its class, `Name#2` for the second
-    instance that is used.
+    """A root module that no other module holds, and what is known of it.
+
+    Attributes:
+        name: the root's class; `Name#2` for the second instance that runs.
+        size: how many modules records can name.
+        completed: how many outermost forwards have returned.
+        held_as: the attributes by which the program holds the root.
+        sites: the modules by their id, wrappers included.
     """
 
-    def __init__(self, root: nn.Module, name: str, met_in_graph: Callable[[Site], None]) -> None:
+    def __init__(self, root: nn.Module, name: str) -> None:
         self.root = weakref.ref(root)
         self.name = name
-        self.met_in_graph = met_in_graph
-        self.stateless, self.leaf = _stateless(root), _leaf(root)
+        self.stateless = _is_stateless(root)
+        self.leaf = _is_leaf(root)
         self.completed = 0
-        self.size = 0  # how many modules records can name
-        self.held_as: list[str] = []  # the attributes by which the program holds the root
+        self.size = 0
+        self.held_as: list[str] = []
         self.started = False
-        self.sites: dict[int, Site] = {}
-        self.entry = Entry(root)
+        self.sites: dict[int, ModuleSite] = {}
+        self.method_run = RootMethodRun(root)
         self.calls = Calls()
-        self._moments = threading.local()
-        self._newest: Moment | None = None
+        self._contexts = threading.local()
+        self._newest: ForwardContext | None = None
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
 
     @property
-    def moment(self) -> Moment | None:
-        """The newest outermost forward of this thread; of any, for a thread (autograd's) that began
-        none.
-        """
-        return getattr(self._moments, "own", None) or self._newest
+    def forward_context(self) -> ForwardContext | None:
+        """The newest outermost forward of this thread.
 
-    @moment.setter
-    def moment(self, moment: Moment) -> None:
-        self._moments.own = self._newest = moment
+        A thread that began none, such as autograd's, gets the newest of any thread.
+        """
+        return getattr(self._contexts, "newest", None) or self._newest
+
+    @forward_context.setter
+    def forward_context(self, context: ForwardContext) -> None:
+        self._contexts.newest = self._newest = context
 
     def parameter_ids(self) -> frozenset[int]:
-        """The identities of the root's parameters, as optimizers hold them."""
+        """Return the ids of the root's parameters, by which optimizers are matched with models."""
         root = self.root()
         if root is not None and self._parameter_ids[0] != len(self.sites):
             self._parameter_ids = (len(self.sites), frozenset(map(id, root.parameters())))
         return self._parameter_ids[1]
 
 
-class Site:
+class ModuleSite:
     """One module of one model: the place that records name.
 
-    names: (canonical name, key of the module that holds it), several where the module is shared;
-    none on a wrapper.
+    `names` has one (canonical name, id of the containing module) per place at which the module is
+    registered, and is empty for a wrapper. `forget(key)` is called when the module is deleted.
     """
 
     __slots__ = ("__weakref__", "key", "model", "module", "names")
@@ -92,87 +100,67 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The name by which this call goes: of a shared module's names, the one whose holder is
-        running.
-        """
+        """The name of the current call: of a shared module, the name below the running container."""
         if len(self.names) > 1:
-            for above in reversed(_thread.stack):
-                for name, holder in self.names:
-                    if above.key == holder:
+            for enclosing in reversed(_thread.stack):
+                for name, container in self.names:
+                    if enclosing.key == container:
                         return name
         return self.names[0][0]
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.unwatched = False
-        self.stack: list[Site] = []
-        self.unsettled: tuple[Model, Moment] | None = (
-            None  # a forward of which nobody tells the end
-        )
-        self.first_in_graph: Site | None = None
+        self.ignores_new_models = False
+        self.stack: list[ModuleSite] = []
 
 
-_thread = _Thread()
+_thread = _ThreadState()
 
 
-def running() -> list[Site]:
-    """The calls that this thread is in, outermost first."""
+def call_stack() -> list[ModuleSite]:
+    """Return the module calls that this thread is in, outermost first. Not a copy."""
     return _thread.stack
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Models that this thread meets for the first time in here stay unknown: the twins that `scan`
-    runs.
-    """
-    before, _thread.unwatched = _thread.unwatched, True
+    """Ignore models that this thread calls for the first time in the block, such as `scan`'s."""
+    before, _thread.ignores_new_models = _thread.ignores_new_models, True
     try:
         yield
     finally:
-        _thread.unwatched = before
+        _thread.ignores_new_models = before
 
 
-class Registry:
-    """The models of a process, found as they run.
+class ModelRegistry(Source):
+    """The models of a process, found as they run."""
 
-    attach(model, sites): gets each new site once; starting(model): each model right before its
-    first forward; ended(): after every outermost forward.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        recorder: Recorder,
-        attach: Callable[[Model, list[Site]], None],
-        starting: Callable[[Model], None],
-        ended: Callable[[], None],
-    ) -> None:
+    def __init__(self, step_tracker: StepTracker, recorder: Recorder, events: RunEvents) -> None:
         self.models: list[Model] = []
-        self.sites: dict[int, Site] = {}
-        self._clock = clock
+        self.sites: dict[int, ModuleSite] = {}
+        self._step_tracker = step_tracker
         self._recorder = recorder
-        self._attach = attach
-        self._starting = starting
-        self._ended = ended
-        self._holders: Any = (
-            WeakIdKeyDictionary()
-        )  # by identity: equal modules are two; -> list of weak references
+        self._events = events
+        # By identity, because modules may compare equal. Module -> weak references to the modules
+        # that contain it.
+        self._containers: Any = WeakIdKeyDictionary()
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
+        events.compiled_call.append(self._on_compiled_call)
 
     # -- watching
     # ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Watch registrations and calls from here on, and take in the modules that exist already."""
+        """Watch registrations and calls, and register the modules that exist already."""
         original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
         sites, thread, watching = self.sites, _thread, [True]
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 if watching and torch.compiler.is_dynamo_compiling():
-                    torch._dynamo.comptime.comptime(meet)
+                    torch._dynamo.comptime.comptime(discover_while_compiling)
                 return original_call(module, *args, **kwargs)
             if not watching:
                 return original_call(module, *args, **kwargs)
@@ -183,17 +171,20 @@ class Registry:
                 if site is None:
                     return original_call(module, *args, **kwargs)
             model = site.model
-            if stack and (stack[-1].model is model or any(above.model is model for above in stack)):
+            if stack and (
+                stack[-1].model is model or any(enclosing.model is model for enclosing in stack)
+            ):
                 stack.append(site)
                 try:
                     return original_call(module, *args, **kwargs)
                 finally:
                     stack.pop()
-            return self._outermost(original_call, module, site, args, kwargs)
+            return self._call_outermost(original_call, module, site, args, kwargs)
 
-        def meet(context: Any) -> None:
-            """Run by the compiler when it comes to a call: a new module has its hooks before the
-            compiler looks for them.
+        def discover_while_compiling(context: Any) -> None:
+            """Give a new module its hooks before the compiler looks for them.
+
+            The compiler runs this when it traces the call.
             """
             module = torch_private.local_while_tracing(context, "module")
             if isinstance(module, nn.Module) and id(module) not in sites:
@@ -201,10 +192,11 @@ class Registry:
 
         def set_state(module: nn.Module, state: Any) -> None:
             original_state(module, state)  # type: ignore[no-untyped-call]
-            self._take_in(module)
+            self._register_children(module)
 
         def restore() -> None:
-            watching.clear()  # somebody may have wrapped ours meanwhile: then it stays and only passes on
+            # If someone else has wrapped `call` meanwhile, it stays and only passes calls through.
+            watching.clear()
             if nn.Module.__call__ is call:
                 nn.Module.__call__ = original_call  # type: ignore[method-assign]
             if nn.Module.__setstate__ is set_state:
@@ -215,67 +207,58 @@ class Registry:
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
         self._restore += [
             restore,
-            register_module_module_registration_hook(self._registered).remove,
+            register_module_module_registration_hook(self._register).remove,
             torch_private.hide_from_torchscript(TorchHook),
         ]
-        for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
-            self._take_in(module)
+        existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
+        for module in existing:
+            self._register_children(module)
 
     def uninstall(self) -> None:
-        """Stop watching; nothing stays behind on torch."""
-        self.settle()
+        """Stop watching; nothing stays on torch."""
+        self._step_tracker.end_pending_forward()
         while self._restore:
             self._restore.pop()()
 
     def forked(self) -> None:
-        """In a forked child another thread of the parent may hold a lock for ever, and what was
-        open is the parent's.
-        """
+        """Replace the locks, which another thread of the parent may hold."""
         self._lock = threading.RLock()
         for model in self.models:
             model.calls.forked()
-        _thread.unsettled = None
 
-    def _take_in(self, holder: nn.Module) -> None:
-        """Learn which modules `holder` holds: one that was built before us, copied or unpickled
-        registered nothing.
-        """
-        for name, child in (holder.__dict__.get("_modules") or {}).items():
-            self._registered(holder, name, child)
+    def _register_children(self, container: nn.Module) -> None:
+        """Register what `container` holds already: built before this, copied or unpickled."""
+        for name, child in (container.__dict__.get("_modules") or {}).items():
+            self._register(container, name, child)
 
-    def _registered(self, holder: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is not None:
-            try:
-                known = self._holders.setdefault(child, [])
-                known[:] = [reference for reference in known if reference() is not None]
-                if all(reference() is not holder for reference in known):
-                    known.append(weakref.ref(holder))
-            except (
-                TypeError
-            ):  # a module that cannot be hashed or referenced weakly has no owner that we know
-                pass
+    def _register(self, container: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is None:
+            return
+        try:
+            references = self._containers.setdefault(child, [])
+            references[:] = [reference for reference in references if reference() is not None]
+            if all(reference() is not container for reference in references):
+                references.append(weakref.ref(container))
+        except TypeError:  # without a hash or weak references, a module stays without an owner
+            pass
 
     # -- calls
     # ----------------------------------------------------------------------------------------------
 
     @partial(torch_private.keep_out_of_frames, with_callees=False)
-    def _outermost(
+    def _call_outermost(
         self,
         original: Callable[..., Any],
         module: nn.Module,
-        site: Site,
+        site: ModuleSite,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         stack = _thread.stack
-        # a checkpoint's recomputation is called by autograd, not by the program: no forward of its
-        # own begins
-        moment = (
-            None
-            if not stack and torch_private.graph_task_id() != -1
-            else self._begin(site.model, module)
-        )
-        scope = self._open_scope(site.model, moment) if moment is not None else None
+        # Autograd, not the program, calls a checkpointed module again: that begins no forward.
+        is_recomputation = not stack and torch_private.graph_task_id() != -1
+        context = None if is_recomputation else self._begin_forward(site.model, module)
+        scope = self._open_scope(site.model, context) if context is not None else None
         error: BaseException | None = None
         stack.append(site)
         try:
@@ -285,211 +268,222 @@ class Registry:
             raise
         finally:
             stack.pop()
-            if moment is not None:
-                self._end(site.model, moment, error, scope)
+            if context is not None:
+                self._end_forward(site.model, context, error, scope)
 
     @torch_private.keep_out_of_frames
-    def _begin(self, model: Model, module: nn.Module | None) -> Moment | None:
+    def _begin_forward(self, model: Model, module: nn.Module | None) -> ForwardContext | None:
+        """Begin a forward of `model`, or continue a pending one. `module` is what was called."""
         try:
-            if _thread.unsettled is not None:
-                if _thread.unsettled[0] is model and model.entry.running():
-                    return _thread.unsettled[1]
-                self.settle()
+            tracker = self._step_tracker
+            pending = tracker.pending_forward
+            if pending.model is not None:
+                if pending.model is model and model.method_run.is_running():
+                    return pending.context
+                tracker.end_pending_forward()
             if not model.started:
-                model.started = True
-                model.held_as = [] if model.stateless else held_as(model.root())
-                self._starting(model)
-            model.moment = moment = self._clock.begin_forward(model)
+                self._start(model)
+            model.forward_context = context = tracker.begin_forward(model)
             root = model.root()
             if (
                 module is not None
                 and root is not None
                 and core(module) is not root
-                and model.entry.enter()
+                and model.method_run.mark()
             ):
-                _thread.unsettled = model, moment
-            return moment
+                pending.model, pending.context = model, context
+            return context
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
             return None
 
+    def _start(self, model: Model) -> None:
+        model.started = True
+        model.held_as = [] if model.stateless else attributes_holding(model.root())
+        for notify in self._events.model_starting:
+            notify(model)
+
     @torch_private.keep_out_of_frames
-    def _open_scope(self, model: Model, moment: Moment) -> Scope:
+    def _open_scope(self, model: Model, context: ForwardContext) -> Scope:
         scope = Scope(
             "forward",
             "torch.forward",
-            attributes={"torch.model": model.name, "torch.phase": moment.phase},
+            attributes={"torch.model": model.name, "torch.phase": context.phase},
         )
         self._recorder.open(scope)
         return scope
 
     @torch_private.keep_out_of_frames
-    def _end(
-        self, model: Model, moment: Moment, error: BaseException | None, scope: Scope | None
+    def _end_forward(
+        self,
+        model: Model,
+        context: ForwardContext,
+        error: BaseException | None,
+        scope: Scope | None,
     ) -> None:
         try:
             if scope is not None:
                 self._recorder.close(scope, error)
-            if _thread.unsettled is None or _thread.unsettled[1] is not moment:
-                self._clock.end_forward(model, moment, error)
-            self._ended()
+            if self._step_tracker.pending_forward.context is not context:
+                self._step_tracker.end_forward(model, context, error)
+            for notify in self._events.forward_ended:
+                notify()
         except Exception as raised:
             say_once(
-                f"the end of a forward of {model.name} is not recorded: {type(raised).__name__}: {raised}"
+                f"the end of a forward of {model.name} is not recorded: "
+                f"{type(raised).__name__}: {raised}"
             )
 
-    def _met_in_graph(self, site: Site) -> None:
-        """A compiled program is in a call of `site`. Where the graph is a function's that calls the
-        model, no call of the model was seen: its forward begins with the first of its modules and
-        ends before that comes again.
+    def _on_compiled_call(self, site: ModuleSite) -> None:
+        """Begin a forward if a compiled graph runs a model that no call was seen of.
+
+        Such a graph is compiled from a function that calls the model. The forward begins with the
+        first module of the graph, and ends before that module runs again.
         """
         model = site.model
-        if any(above.model is model for above in _thread.stack):
+        if any(enclosing.model is model for enclosing in _thread.stack):
             return
-        if (
-            _thread.unsettled is not None
-            and _thread.unsettled[0] is model
-            and _thread.first_in_graph is not site
-        ):
+        pending = self._step_tracker.pending_forward
+        if pending.model is model and pending.first_compiled is not site:
             return
-        self.settle()
-        _thread.first_in_graph = None
-        moment = self._begin(model, None)
-        if moment is not None:
-            _thread.unsettled, _thread.first_in_graph = (model, moment), site
+        self._step_tracker.end_pending_forward()
+        pending.first_compiled = None
+        context = self._begin_forward(model, None)
+        if context is not None:
+            pending.model, pending.context, pending.first_compiled = model, context, site
 
-    def settle(self) -> None:
-        """End the forward of a model whose method has returned: nobody tells when `vae.decode`
-        does.
-        """
-        unsettled, _thread.unsettled = _thread.unsettled, None
-        if unsettled is not None:
-            unsettled[0].entry.leave()
-            self._clock.end_forward(*unsettled)
-
-    # -- owners
+    # -- roots
     # ----------------------------------------------------------------------------------------------
 
     @torch_private.keep_out_of_frames
-    def _discover(self, module: nn.Module, stack: list[Site]) -> Site | None:
-        """The site of a module that is called for the first time, with its whole model attached;
-        None for glue: a stateless module that nobody holds, made and called inside another's
-        forward (`nn.Softmax(-1)(x)`).
+    def _discover(self, module: nn.Module, stack: list[ModuleSite]) -> ModuleSite | None:
+        """Return the site of a module that is called for the first time, and hook its whole model.
+
+        Returns None for glue: a stateless module in no container, created and called inside
+        another module's forward (`nn.Softmax(-1)(x)`).
         """
-        if _thread.unwatched:
+        if _thread.ignores_new_models:
             return None
         try:
             with self._lock:
-                root = self._owner(module)
-                if root is module and _stateless(module) and (stack or _made_by_a_compiler(module)):
+                root = self._root_of(module)
+                if root is module and _is_stateless(module) and (stack or _is_fx_graph(module)):
                     return None
-                if root is module and (viewed := self._viewed(module)) is not None:
-                    self._take_model(viewed)
-                    if (model := self._model_of(core(viewed))) is not None:
+                if root is module and (sliced := self._sliced_root(module)) is not None:
+                    self._add_model(sliced)
+                    if (model := self._model_of(core(sliced))) is not None:
                         site = self.sites[id(module)] = self._make_site(model, module)
                         return site
-                self._take_model(root)
+                self._add_model(root)
                 return self.sites.get(id(module))
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
 
-    def _viewed(self, container: nn.Module) -> nn.Module | None:
-        """The model that a slice of a Sequential (`vgg.features[:16](x)`, made anew for every call)
-        shows a part of: all that it holds belongs elsewhere. Calls pass through it; no record names
-        it.
+    def _sliced_root(self, container: nn.Module) -> nn.Module | None:
+        """Return the model of which `container` is a slice, or None if it is not a slice.
+
+        `vgg.features[:16](x)` makes a new Sequential for every call, whose modules all belong to
+        `vgg`. Calls pass through it, and no record names it.
         """
         if type(container) is not nn.Sequential or not container._modules:
             return None
-        owners = {
-            self._owner(child, besides=container)
-            for child in container._modules.values()
-            if child is not None
-        }
-        owner = owners.pop()
-        return (
-            owner
-            if not owners and all(owner is not child for child in container._modules.values())
-            else None
-        )
+        children = [child for child in container._modules.values() if child is not None]
+        roots = {self._root_of(child, ignore=container) for child in children}
+        root = roots.pop()
+        if roots or any(root is child for child in children):
+            return None
+        return root
 
-    def _owner(self, module: nn.Module, besides: nn.Module | None = None) -> nn.Module:
-        seen = {id(module), id(besides)}
-        while True:
-            for reference in self._holders.get(module, ()):
-                holder = reference()
-                if (
-                    holder is not None
-                    and id(holder) not in seen
-                    and any(c is module for c in holder._modules.values())
-                ):
-                    break
-            else:
-                return module
-            seen.add(id(holder))
-            module = holder
+    def _root_of(self, module: nn.Module, ignore: nn.Module | None = None) -> nn.Module:
+        """Return the outermost container of a module, found without `ignore`."""
+        visited = {id(module), id(ignore)}
+        while (container := self._container_of(module, visited)) is not None:
+            visited.add(id(container))
+            module = container
+        return module
 
-    def _take_model(self, outermost: nn.Module) -> None:
+    def _container_of(self, module: nn.Module, visited: set[int]) -> nn.Module | None:
+        for reference in self._containers.get(module, ()):
+            container: nn.Module | None = reference()
+            if (
+                container is not None
+                and id(container) not in visited
+                and any(child is module for child in container._modules.values())
+            ):
+                return container
+        return None
+
+    def _add_model(self, outermost: nn.Module) -> None:
+        """Add the modules below `outermost` to its model, which is made if it is new."""
         root = core(outermost)
         model = self._model_of(root)
         if model is None:
-            model = Model(root, self._name(root), self._met_in_graph)
+            model = Model(root, self._unused_name(root))
             self.models.append(model)
+        new = self._name_modules(model, outermost)
+        # The wrappers, which `_name_modules` leaves out: calls pass through them.
+        for module in outermost.modules():
+            if id(module) not in self.sites and id(module) not in model.sites:
+                self._make_site(model, module)
+        if new:
+            model.size += len(new)
+            for attach in self._events.modules_found:
+                attach(model, new)
+        # Only now: until the hooks are there, another thread that calls the model waits for the
+        # lock.
+        self.sites.update(
+            (key, site) for key, site in list(model.sites.items()) if key not in self.sites
+        )
+
+    def _name_modules(self, model: Model, outermost: nn.Module) -> list[ModuleSite]:
+        """Add the canonical names of all modules, and return the sites that are new."""
         named = named_modules(outermost)
         keys = {name: id(module) for name, module in named}
-        new: list[Site] = []
+        new: list[ModuleSite] = []
         for name, module in named:
             site = self.sites.get(id(module)) or model.sites.get(id(module))
             if site is None:
                 site = self._make_site(model, module)
                 new.append(site)
-            # a module that ran before it came into this container stays with the model that it was
-            if site.model is model and all(name != known for known, _ in site.names):
+            # A module that ran before it was put into this container stays a model of its own.
+            if site.model is model and all(name != existing for existing, _ in site.names):
                 site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
-        for (
-            module
-        ) in outermost.modules():  # the wrappers: calls pass through them, but no record names them
-            if id(module) not in self.sites and id(module) not in model.sites:
-                self._make_site(model, module)
-        if new:
-            model.size += len(new)
-            self._attach(model, new)
-        # only now: another thread that calls the model meanwhile waits for its hooks
-        self.sites.update(
-            (key, site) for key, site in list(model.sites.items()) if key not in self.sites
-        )
+        return new
 
     def _model_of(self, root: nn.Module) -> Model | None:
-        """The model of a root that is known; stateless loose modules of one class (losses made
-        anew) are one model.
+        """Return the model of a root, or None if it is new.
+
+        Loose modules of one class that a program makes again for every step are one model: losses
+        without state, and losses whose only state is buffers, such as class weights.
         """
+        name = class_name(root)
         for model in self.models:
-            known = model.root()
-            if known is root or (
-                model.stateless and _stateless(root) and model.name == class_name(root)
-            ):
+            previous = model.root()
+            if previous is root:
+                return model
+            if model.stateless and _is_stateless(root) and model.name == name:
                 return model
             if (
-                known is None
+                previous is None
                 and model.leaf
-                and _leaf(root)
-                and model.name.partition("#")[0] == class_name(root)
+                and _is_leaf(root)
+                and model.name.partition("#")[0] == name
             ):
-                model.root = weakref.ref(
-                    root
-                )  # a loss with class weights, made anew for every step
+                model.root = weakref.ref(root)
                 return model
         return None
 
-    def _make_site(self, model: Model, module: nn.Module) -> Site:
-        site = model.sites[id(module)] = Site(model, module, partial(self._forget, model))
+    def _make_site(self, model: Model, module: nn.Module) -> ModuleSite:
+        site = ModuleSite(model, module, partial(self._forget, model))
+        model.sites[id(module)] = site
         return site
 
     def _forget(self, model: Model, key: int) -> None:
         self.sites.pop(key, None)
         model.sites.pop(key, None)
 
-    def _name(self, root: nn.Module) -> str:
+    def _unused_name(self, root: nn.Module) -> str:
         name = class_name(root)
         used = [
             int(model.name.partition("#")[2] or 1)
@@ -499,15 +493,18 @@ class Registry:
         return f"{name}#{max(used) + 1}" if used else name
 
 
-def _stateless(module: nn.Module) -> bool:
+def _is_stateless(module: nn.Module) -> bool:
     return not (module._modules or module._parameters or module._buffers)
 
 
-def _leaf(module: nn.Module) -> bool:
+def _is_leaf(module: nn.Module) -> bool:
     return not (module._modules or module._parameters)
 
 
-def _made_by_a_compiler(module: nn.Module) -> bool:
-    """A graph whose parameters are its inputs; what a program traces itself keeps its own."""
-    graphs = sys.modules.get("torch.fx.graph_module")
-    return graphs is not None and isinstance(module, graphs.GraphModule)
+def _is_fx_graph(module: nn.Module) -> bool:
+    """Return whether a compiler made this module: a graph that gets its parameters as inputs.
+
+    Only stateless modules are asked. A graph that the program traces itself keeps its parameters.
+    """
+    fx = sys.modules.get("torch.fx.graph_module")
+    return fx is not None and isinstance(module, fx.GraphModule)

@@ -18,7 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.statistics.graph_capture import capturing
 from otel_torch.torch_private import is_fake
@@ -127,7 +128,7 @@ def _say_compiled(context: Any) -> None:
     )
 
 
-class Jitter:
+class Jitter(Source):
     """Puts the noise on the leaves of every model that runs, recorded or not: what enters a
     recorded one had it too. seed: of the noise, from 1 on.
     """
@@ -136,7 +137,7 @@ class Jitter:
         self._seed = seed
         self._attached: Any = WeakIdKeyDictionary()
 
-    def attach(self, model: Model, sites: list[Site]) -> None:
+    def attach(self, model: Model, sites: list[ModuleSite]) -> None:
         """Have the leaves among `sites` jitter their outputs; to be called after their observers
         were attached, which then see what the program gets.
         """
@@ -156,7 +157,7 @@ class Jitter:
                     f"{model.name}: {type(module).__name__} takes no hook and gets no noise ({type(error).__name__})"
                 )
 
-    def detach(self) -> None:
+    def uninstall(self) -> None:
         """Take the noise off again."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()

@@ -1,5 +1,5 @@
-"""Watches records for values that are not finite: around one, OTEL_TORCH_BUDGET gives way to full
-recording.
+"""Looks for NaN and Inf in the records: under OTEL_TORCH_BUDGET, the steps after one are recorded in
+full.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from otel_torch.records import Batch, Record
 
 
 class NonFiniteSink(Sink):
-    """Tells of every record whether it is finite: saw(place, finite)."""
+    """Calls `report(key, is_finite)` for every record."""
 
     late = True  # regions mean nothing to it, whenever it is told of them
 
-    def __init__(self, saw: Callable[[Hashable, bool], None]) -> None:
-        self._saw = saw
+    def __init__(self, report: Callable[[Hashable, bool], None]) -> None:
+        self._report = report
 
     @property
     def wanted(self) -> bool:
-        return False  # what it sees goes nowhere
+        return False  # it is no reason to record
 
     def write(self, batch: Batch) -> None:
         for record in batch.records:
-            self._saw((record.model, record.module, record.tensor, record.phase), is_finite(record))
+            key = record.model, record.module, record.tensor, record.phase
+            self._report(key, is_finite(record))
 
 
 def is_finite(record: Record) -> bool:
-    """Whether all values of a record's tensor are, as far as its statistics tell."""
+    """Return whether a record's tensor has no NaN or Inf, as far as its statistics show."""
     count = record.stats.get("nonfinite")
     if count is not None:
         return not count

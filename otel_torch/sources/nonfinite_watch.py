@@ -1,8 +1,7 @@
-"""Sees what is not finite in steps that are not recorded: one measurement an outermost forward, of
-what comes out.
+"""Watches for NaN and Inf in the steps that a budget skips: one measurement per outermost forward.
 
-Without it a value that goes bad between two recorded steps would be seen when every later step is
-bad too.
+Without it, a value that becomes NaN between two recorded steps would be noticed only when every
+later step has it too.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from torch import nn
 from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.sources import compiled
+from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import Measured, measure, prepare
 from otel_torch.statistics.read import Rows
@@ -31,7 +32,7 @@ _PRIMITIVES = ("nonfinite",)
 class _RootHook(ForwardHook):
     """Sees the outputs of a model's root."""
 
-    def __init__(self, watch: Watch, site: Site) -> None:
+    def __init__(self, watch: NonFiniteWatch, site: ModuleSite) -> None:
         self._watch, self._site = watch, site
         self._number = compiled.number(site, watch)
 
@@ -44,95 +45,95 @@ class _RootHook(ForwardHook):
             if not torch_private.is_exporting():
                 compiled.outputs(self._number, output)
         else:
-            self._watch.left(self._site.model, output)
+            self._watch.on_output(self._site.model, output)
         return output
 
 
-class Watch:
-    """Measures the outputs of outermost forwards that are not recorded, and tells of each later
-    whether it was finite.
+class NonFiniteWatch(Source):
+    """Measures the outputs of outermost forwards that are not recorded.
 
-    saw(place, finite): told in `collect`. Nothing in here waits for a device or raises into a
+    `report(key, is_finite)` is called for each output once its measurement has reached the host, at
+    the end of that step or of a later one. Nothing here waits for a device or raises into a
     forward.
     """
 
-    def __init__(self, saw: Callable[[Hashable, bool], None]) -> None:
-        self._saw = saw
+    def __init__(self, report: Callable[[Hashable, bool], None], events: RunEvents) -> None:
+        self._report = report
         self._pending: list[tuple[Hashable, Measured]] = []
-        self._on_the_way: deque[tuple[list[Hashable], Rows]] = deque()
+        self._reading: deque[tuple[list[Hashable], Rows]] = deque()
         self._attached: list[Callable[[], nn.Module | None]] = []
+        events.step_flushed.append(self.collect)
 
-    def attach(self, model: Model, sites: list[Site]) -> None:
-        """Put a hook on the model's root, if it is among its new `sites`."""
+    def attach(self, model: Model, sites: list[ModuleSite]) -> None:
+        """Hook the root of the model, if it is among the new `sites`."""
         for site in sites:
             root = site.module()
             if root is None or root is not model.root():
                 continue
             try:
-                ModuleHookManager.get_from_or_default(root).append_forward_hook(
-                    _RootHook(self, site)
-                )
+                manager = ModuleHookManager.get_from_or_default(root)
+                manager.append_forward_hook(_RootHook(self, site))
                 self._attached.append(site.module)
                 prepare(root.parameters(), _PRIMITIVES)
             except Exception as error:
                 say_once(
-                    f"{model.name} is not watched between recorded steps: {type(error).__name__}: {error}"
+                    f"{model.name} is not watched between recorded steps: "
+                    f"{type(error).__name__}: {error}"
                 )
 
-    def detach(self) -> None:
+    def uninstall(self) -> None:
         """Remove every hook."""
-        remove_hooks(
-            [module for attached in self._attached if (module := attached()) is not None], _HOOK
-        )
+        modules = [module for attached in self._attached if (module := attached()) is not None]
+        remove_hooks(modules, _HOOK)
         self._attached.clear()
 
-    def left(self, model: Model, output: Any) -> None:
-        """An outermost forward of `model` has returned this."""
+    def on_output(self, model: Model, output: Any) -> None:
+        """Measure what an outermost forward of `model` returned, if it is not recorded."""
         try:
-            if model.moment is not None and not model.moment.recording:
+            if model.forward_context is not None and not model.forward_context.recording:
                 for label, tensor in walk(output, "out"):
                     self._measure(model, label, tensor)
         except Exception as error:
-            say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")
+            _report_failure(model, error)
 
     def seen(
         self,
-        site: Site,
+        site: ModuleSite,
         tensors: list[tuple[str, torch.Tensor]],
         *,
         entering: bool,
         differentiable: bool,
     ) -> None:
-        """A compiled program hands over what the root returns."""
+        """Measure what a compiled root returned, if its forward is not recorded."""
         try:
-            if site.model.moment is not None and not site.model.moment.recording:
+            context = site.model.forward_context
+            if context is not None and not context.recording:
                 for label, tensor in tensors:
                     self._measure(site.model, label, tensor)
         except Exception as error:
-            say_once(
-                f"{site.model.name}: an output was not watched: {type(error).__name__}: {error}"
-            )
+            _report_failure(site.model, error)
 
     def _measure(self, model: Model, label: str, tensor: torch.Tensor) -> None:
-        moment = model.moment
-        assert moment is not None
+        context = model.forward_context
+        assert context is not None
         measured = measure(tensor, _PRIMITIVES)
         if measured.row is not None:
-            self._pending.append(((model.name, "", label, moment.phase), measured))
+            self._pending.append(((model.name, "", label, context.phase), measured))
 
     def collect(self) -> None:
-        """Between steps: tell of what has come to the host by now, and leave the rest for the next
-        time.
-        """
+        """Report the measurements that have reached the host, and start reading the new ones."""
         try:
             pending, self._pending = self._pending, []
             if pending:
-                self._on_the_way.append(
-                    ([place for place, _ in pending], Rows([measured for _, measured in pending]))
-                )
-            while self._on_the_way and self._on_the_way[0][1].ready():
-                places, rows = self._on_the_way.popleft()
-                for place, row in zip(places, rows.fetch(), strict=True):
-                    self._saw(place, row is None or not row[NONFINITE])
+                keys = [key for key, _ in pending]
+                self._reading.append((keys, Rows([measured for _, measured in pending])))
+            while self._reading and self._reading[0][1].ready():
+                keys, rows = self._reading.popleft()
+                for key, row in zip(keys, rows.fetch(), strict=True):
+                    self._report(key, row is None or not row[NONFINITE])
         except Exception as error:
             say_once(f"the outputs of a step were not watched: {type(error).__name__}: {error}")
+
+
+def _report_failure(model: Model, error: Exception) -> None:
+    say_once(f"{model.name}: an output was not watched: {type(error).__name__}: {error}")

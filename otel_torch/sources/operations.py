@@ -20,8 +20,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch import torch_private
 from otel_torch.console import say, say_once
 from otel_torch.sources import modules
+from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook, remove_hooks
-from otel_torch.sources.modules import Model, Site
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk, walk_inputs
 
 _HOOK = "otel_torch.operations"
@@ -63,7 +65,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch ha
         found = func(*args, **(kwargs or {}))
         # an operation belongs to the innermost module that is watched; a watch that nobody ended
         # sees nothing
-        if _open.watches and _open.watches[-1] is self and len(modules.running()) >= self.depth:
+        if _open.watches and _open.watches[-1] is self and len(modules.call_stack()) >= self.depth:
             self._record(func, found)
         return found
 
@@ -94,7 +96,7 @@ class _Open(threading.local):
         """End the watches of the call that is ending or beginning, and of those inside it that were
         abandoned.
         """
-        while self.watches and self.watches[-1].depth >= len(modules.running()):
+        while self.watches and self.watches[-1].depth >= len(modules.call_stack()):
             self.watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
@@ -104,7 +106,7 @@ _open = _Open()
 class _Around(ForwardHook):
     """Watches while the module's own forward runs, without the hooks around it."""
 
-    def __init__(self, begin: Callable[[Site], Take | None], site: Site) -> None:
+    def __init__(self, begin: Callable[[ModuleSite], Take | None], site: ModuleSite) -> None:
         self._begin, self._site = begin, site
 
     @classmethod
@@ -130,7 +132,7 @@ class _Around(ForwardHook):
                 torch_private.is_fake(tensor) for _, tensor in walk_inputs(args, kwargs)
             ):
                 return
-            watch = _Watch(take, len(modules.running()))
+            watch = _Watch(take, len(modules.call_stack()))
             watch.__enter__()  # type: ignore[no-untyped-call]
             _open.watches.append(watch)
         except Exception as error:
@@ -147,18 +149,24 @@ def _end(*of_the_hook: Any) -> None:
         _open.end()
 
 
-class Operations:
+class Operations(Source):
     """Watches the modules whose canonical name matches.
 
     begin: says of a site where its operations go; None where its call is not recorded.
     """
 
-    def __init__(self, pattern: re.Pattern[str], begin: Callable[[Site], Take | None]) -> None:
+    def __init__(
+        self,
+        pattern: re.Pattern[str],
+        begin: Callable[[ModuleSite], Take | None],
+        events: RunEvents,
+    ) -> None:
         self._pattern, self._begin = pattern, begin
         self._attached: Any = WeakIdKeyDictionary()
         self._matched = False
+        events.compiled_call.append(self._on_compiled_call)
 
-    def attach(self, model: Model, sites: list[Site]) -> None:
+    def attach(self, model: Model, sites: list[ModuleSite]) -> None:
         """Watch those of the sites that match; to be called last, so that what other hooks compute
         is not seen.
         """
@@ -179,21 +187,21 @@ class Operations:
                     f"{model.name}: operations of {type(module).__name__} are not recorded ({type(error).__name__}: {error})"
                 )
 
-    def met_in_graph(self, site: Site) -> None:
+    def _on_compiled_call(self, site: ModuleSite) -> None:
         """A compiled program runs a call of the site: there are no single operations any more."""
         if any(self._pattern.search(name) for name, _ in site.names):
             say_once(
                 f"{site.model.name}: operations of compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
             )
 
-    def say_what_never_matched(self) -> None:
+    def finish(self) -> None:
         """At the end: a pattern that matches nothing is probably a typing mistake."""
         if not self._matched:
             say(
                 f"OTEL_TORCH_OPERATIONS={self._pattern.pattern!r} matches none of the recorded modules"
             )
 
-    def detach(self) -> None:
+    def uninstall(self) -> None:
         """Stop watching."""
         for handle in list(self._attached.values()):
             handle.remove()

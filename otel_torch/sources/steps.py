@@ -1,36 +1,52 @@
-"""Which step is it? Said by `trace_step` or a framework, else found: optimizer steps, denoise
-schedules, forwards.
+"""Which step a forward belongs to.
 
-Telling steps apart is what makes two recordings comparable, so the rules are few and every record
-goes through them: `trace_step`, then the framework, then the busiest optimizer that holds the
-model's parameters, then the busiest running schedule, then the model's own completed outermost
-forwards.
+Two recordings can be compared only if they number their steps alike, so every record gets its step
+here, by the first rule that applies:
+
+1. `trace_step`: the program names the step itself.
+2. `framework`: a supported framework knows it (see `Hint`).
+3. `optimizer`: the completed steps of the busiest optimizer that holds parameters of the model.
+4. `schedule`: the completed steps of the busiest denoise schedule that is not used up.
+5. `forward`: the completed outermost forwards of the model. Each forward is a step.
+
+`StepTracker` has an example of each rule that needs no framework.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import session
+from otel_torch.console import say
+from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.regions import entry
+from otel_torch.settings import Settings
 from otel_torch.sources.cadence import Cadence, Kind
 from otel_torch.sources.calls import Calls, StepCalls
 from otel_torch.sources.denoising import Denoising
+from otel_torch.sources.events import RunEvents
+from otel_torch.sources.source import Source
+from otel_torch.sources.uncalled_roots import RootMethodRun
+
+Rule = Literal["trace_step", "framework", "optimizer", "schedule", "forward"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a framework says of the forward that is about to run; None where it does not know."""
+    """What a framework knows of the forward that is about to run; None for what it does not know.
+
+    `bounded`: whether the framework's loop has a known length.
+    """
 
     step: int | None = None
     loop: int | None = None
@@ -38,94 +54,123 @@ class Hint:
     bounded: bool = True
 
 
-# asked in order, in the calling thread, at the start of every outermost forward; the first that
-# knows is believed
-providers: list[Callable[[], Hint | None]] = []
+# Asked in order, in the calling thread, at the start of every outermost forward. The first that
+# returns a hint wins.
+hint_providers: list[Callable[[], Hint | None]] = []
 
 
-class Forwards(Protocol):
-    """What the clock needs to know of a model."""
+class TrackedModel(Protocol):
+    """What the tracker needs of a model."""
 
     name: str
     completed: int
     calls: Calls
+    method_run: RootMethodRun
 
     def parameter_ids(self) -> frozenset[int]: ...
 
 
 @dataclass(slots=True)
-class Moment:
-    """When an outermost forward runs: the part of a record's key that its modules share. calls:
-    what is counted in its step.
+class ForwardContext:
+    """One outermost forward: the part of a record's key that all its modules share.
+
+    `calls` counts the module calls of the step. `opened_step`: whether this forward began the
+    active step.
     """
 
     step: int
     loop: int
     phase: str
     branch: str | None
-    rule: str
+    rule: Rule
     recording: bool
     calls: StepCalls
-    opened_turn: bool = False
+    opened_step: bool = False
 
 
 @dataclass(slots=True)
-class _Turn:
-    """The step that is going on, from its first forward to its end, as a scope."""
+class ActiveStep:
+    """The current step, from its first forward to its end, as a scope.
+
+    `region` is the open `training_step` region, if any.
+    """
 
     scope: Scope
-    rule: str
+    rule: Rule
     step: int
     loop: int
-    model: Forwards | None
+    model: TrackedModel | None
     region: Scope | None = None
+
+
+class PendingForward(threading.local):
+    """A forward of this thread whose end torch does not report.
+
+    `vae.decode(z)` calls the modules of `vae` but never `vae` itself, and a compiled function calls
+    no module at all. Such a forward ends when the next one begins, or at a point where it must have
+    ended, such as the end of a pipeline.
+    """
+
+    def __init__(self) -> None:
+        self.model: TrackedModel | None = None
+        self.context: ForwardContext | None = None
+        self.first_compiled: object = None  # the compiled module whose call began the forward
 
 
 @dataclass(slots=True)
 class _Schedule:
     length: int
-    done: int = 0
+    completed: int = 0
 
     @property
-    def running(self) -> bool:
-        return self.done < self.length
+    def is_running(self) -> bool:
+        return self.completed < self.length
 
 
-# the `trace_step` blocks of a thread or task; `newest` is shared, so that a worker thread inside
-# one is not blind
+# The `trace_step` blocks of a thread or task. `_newest` is shared, so that a worker thread started
+# inside a block sees its step.
 _traced: ContextVar[tuple[int, ...]] = ContextVar("otel_torch.trace_step", default=())
 _newest: list[int] = []
 
 
 def current_step_idx() -> int | None:
-    """The step of the innermost `trace_step` around this thread, or around another one if this has
-    none; else None.
+    """Return the step of the innermost `trace_step` block of this thread.
+
+    A thread without a block gets the newest block of any thread; None if there is no block.
     """
     if stack := _traced.get():
         return stack[-1]
     return _newest[-1] if _newest else None
 
 
-class trace_step:  # a context manager that reads as a verb, as in FastVideo
-    """Says which step the block is: `with trace_step(i): ...`. Nests, restores the step before, and
-    counts loops: a step not larger than the last begins the next loop.
+def current_step_tracker() -> StepTracker | None:
+    """Return the step tracker of the current session, or None while nothing is recorded."""
+    running = session.current()
+    return None if running is None else running.step_tracker
+
+
+class trace_step:  # lower case: a context manager that reads as a verb, as in FastVideo
+    """Declare which step a block is: `with trace_step(i): ...`.
+
+    Blocks nest, and leaving one restores the step around it. A step that is not larger than the
+    last one begins the next loop.
 
     >>> with trace_step(3):
     ...     current_step_idx()
     3
     """
 
-    __slots__ = ("_scope", "_step")
+    __slots__ = ("_active", "_step")
 
     def __init__(self, step_idx: int) -> None:
         self._step = int(step_idx)
-        self._scope: _Turn | None = None
+        self._active: ActiveStep | None = None
 
     def __enter__(self) -> None:
         _traced.set((*_traced.get(), self._step))
         _newest.append(self._step)
-        if (clock := _clock) is not None:
-            self._scope = clock.enter_traced(self._step, len(_traced.get()))
+        if (step_tracker := current_step_tracker()) is not None:
+            self._active = step_tracker.begin_traced_step(self._step, len(_traced.get()))
 
     def __exit__(
         self,
@@ -133,8 +178,8 @@ class trace_step:  # a context manager that reads as a verb, as in FastVideo
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if (clock := _clock) is not None and self._scope is not None:
-            clock.end_turn(self._scope, error)
+        if (step_tracker := current_step_tracker()) is not None and self._active is not None:
+            step_tracker.end_step(self._active, error)
         _traced.set(_traced.get()[:-1])
         if self._step in _newest:
             _newest.reverse()
@@ -142,280 +187,336 @@ class trace_step:  # a context manager that reads as a verb, as in FastVideo
             _newest.reverse()
 
 
-class Clock:
-    """Tells the step of every forward and opens and closes the step scopes of one session."""
+class StepTracker(Source):
+    """Numbers the steps of one session, and opens and closes their scopes.
 
-    def __init__(self, running: session.Session) -> None:
-        self._recorder = running.recorder
-        self._steps = running.settings.steps
-        self._budget = running.settings.budget
-        self.cadence = Cadence(self._budget) if self._budget is not None else None
+    >>> from otel_torch.records import Losses
+    >>> from types import SimpleNamespace
+    >>> recorder = Recorder(read=lambda pending: None, connect=list, losses=Losses())
+    >>> tracker = StepTracker(Settings.from_env({}), recorder, RunEvents())
+    >>> net = SimpleNamespace(name="Net", completed=0, calls=Calls(), parameter_ids=frozenset)
+    >>> def forward():
+    ...     context = tracker.begin_forward(net)
+    ...     tracker.end_forward(net, context)
+    ...     return context.rule, context.step
+    >>> forward(), forward()  # nothing else is known: each forward is a step
+    (('forward', 0), ('forward', 1))
+    >>> with trace_step(7):
+    ...     forward()
+    ('trace_step', 7)
+    >>> schedule = type("Schedule", (), {})()
+    >>> tracker.schedule_set(schedule, 2)
+    >>> forward(), forward()  # two forwards of one denoise step, such as with and without a prompt
+    (('schedule', 0), ('schedule', 0))
+    >>> tracker.schedule_stepped(schedule); forward()
+    ('schedule', 1)
+    >>> tracker.schedule_stepped(schedule); forward()  # the schedule is used up
+    ('forward', 6)
+    """
+
+    def __init__(self, settings: Settings, recorder: Recorder, events: RunEvents) -> None:
+        self._recorder = recorder
+        self._steps = settings.steps
+        self._events = events
+        self.cadence = Cadence(settings.budget) if settings.budget is not None else None
         self.denoising = Denoising()
-        self.settle: Callable[[], None] = lambda: (
-            None
-        )  # ends a forward whose end nobody told; the registry's
-        self.collect: Callable[[], None] = lambda: (
-            None
-        )  # reads what was watched in a step that was not recorded; the watch's
+        self.pending_forward = PendingForward()
+        self.seen_forwards = 0
+        self.recorded_forwards = 0
         self._lock = threading.RLock()
-        self._turn: _Turn | None = None
-        self._optimizers: Any = WeakIdKeyDictionary()
-        self._held: Any = WeakIdKeyDictionary()
+        self._active: ActiveStep | None = None
+        self._optimizers: Any = WeakIdKeyDictionary()  # optimizer -> completed steps
+        self._optimized: Any = WeakIdKeyDictionary()  # optimizer -> (size, parameter ids)
         self._schedules: Any = WeakIdKeyDictionary()
         self._loop = 0
-        self._advanced = False  # whether the loop has made a step since it began
+        self._loop_has_stepped = False
         self._last_traced: dict[tuple[int, int], int] = {}
-        self.seen_steps = 0
-        self.recorded_steps = 0
 
-    # -- what the program does
-    # ---------------------------------------------------------------------------------------
+    # -- lifecycle
+    # ----------------------------------------------------------------------------------------------
+
+    def forked(self) -> None:
+        """Drop the step and the forwards of the parent, and count from 0."""
+        self._lock = threading.RLock()
+        self._active = None
+        self.denoising = Denoising()
+        self.pending_forward = PendingForward()
+        self.seen_forwards = self.recorded_forwards = 0
+        if self.cadence is not None:
+            self.cadence.forked()
+
+    def end_run(self) -> None:
+        """End the active step and flush: the program ends."""
+        with self._lock:
+            self.end_pending_forward()
+            if self._active:
+                self.end_step(self._active)
+            self.denoising.finish()
+            self._flush(None)
+
+    def finish(self) -> None:
+        """Report what the budget did, and a selection of steps that matched none."""
+        if self.cadence is not None:
+            say(self.cadence.line())
+        if not self.recorded_forwards:
+            say(
+                f"OTEL_TORCH_STEPS selects none of the steps of {self.seen_forwards} forwards, "
+                "so no activation was recorded"
+            )
+
+    # -- optimizers and schedules
+    # ----------------------------------------------------------------------------------------------
 
     def optimizer_made(self, optimizer: Any) -> None:
-        """An optimizer was constructed: its steps count from here."""
+        """Count the steps of a new optimizer from 0."""
         self._optimizers.setdefault(optimizer, 0)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """An optimizer has completed a step: the end of a training step for the models it holds."""
+        """Count a completed optimizer step: it ends the training step of the model it holds."""
         with self._lock:
             self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
-            turn = self._turn
+            active = self._active
             if (
-                turn
-                and turn.rule == "optimizer"
-                and turn.model
-                and self._holds(optimizer, turn.model)
+                active
+                and active.rule == "optimizer"
+                and active.model
+                and self._optimizes(optimizer, active.model)
             ):
-                self.end_turn(turn)
+                self.end_step(active)
 
     def schedule_set(self, schedule: Any, length: int) -> None:
-        """A denoise schedule of `length` steps was set: a new loop, if the one before has made a
-        step.
-        """
+        """Begin a denoise schedule of `length` steps, and a new loop if the last one has stepped."""
         with self._lock:
-            if self._advanced:
-                self._next_loop()
-                self._schedules.clear()  # one that the loop before left unfinished says nothing of this one
+            if self._loop_has_stepped:
+                self._begin_loop()
+                self._schedules.clear()  # a schedule that the last loop left unfinished is over
             self._schedules[schedule] = _Schedule(length)
 
     def schedule_stepped(self, schedule: Any, *, last: bool = False) -> None:
-        """A denoise schedule has completed a step; `last` where it says so itself, because it began
-        half-way.
+        """Count a completed step of a denoise schedule.
+
+        `last` ends a schedule that makes fewer steps than its length because it began halfway.
         """
         with self._lock:
             state = self._schedules.setdefault(schedule, _Schedule(0))
-            state.done += 1
+            state.completed += 1
             if last:
-                state.length = min(state.length, state.done)
-            self._advanced = True
-            turn = self._turn
-            if turn and turn.rule in ("schedule", "framework"):
-                self.end_turn(turn)
-            # a framework says itself when its loop is over
-            if not self.schedule_running() and not (turn and turn.rule == "framework"):
+                state.length = min(state.length, state.completed)
+            self._loop_has_stepped = True
+            active = self._active
+            if active and active.rule in ("schedule", "framework"):
+                self.end_step(active)
+            # A framework reports the end of its loop itself.
+            if not self._running_schedules() and not (active and active.rule == "framework"):
                 self.denoising.schedule_used_up()
 
     def steps_of(self, optimizer: Any) -> int:
-        """How many steps the optimizer has completed."""
+        """Return how many steps the optimizer has completed."""
         return int(self._optimizers.get(optimizer, 0))
+
+    def optimizer_steps(self, model: TrackedModel) -> int | None:
+        """Return the completed steps of the busiest optimizer of `model`, or None if it has none."""
+        steps = [
+            completed
+            for optimizer, completed in list(self._optimizers.items())
+            if self._optimizes(optimizer, model)
+        ]
+        return max(steps, default=None)
+
+    def _optimizes(self, optimizer: Any, model: TrackedModel) -> bool:
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        cached = self._optimized.get(optimizer)
+        if cached is None or cached[0] != size:
+            self._optimized[optimizer] = cached = (size, optimized_parameters(optimizer))
+        return not cached[1].isdisjoint(model.parameter_ids())
+
+    def _running_schedules(self) -> list[_Schedule]:
+        return [schedule for schedule in list(self._schedules.values()) if schedule.is_running]
 
     @property
     def loop(self) -> int:
-        """The loop that is going on, from 0."""
+        """The current loop, from 0."""
         return self._loop
 
-    def schedule_running(self) -> bool:
-        """Whether a schedule is set and not used up."""
-        return any(schedule.running for schedule in list(self._schedules.values()))
-
-    def end_framework_step(self) -> None:
-        """A framework's loop is over: what runs next is no part of its last step."""
-        with self._lock:
-            if self._turn and self._turn.rule == "framework":
-                self.end_turn(self._turn)
-
-    def saw(self, place: Hashable, finite: bool) -> None:
-        """A tensor was seen, recorded or not; see `Cadence.saw`."""
-        if self.cadence is not None:
-            self.cadence.saw(place, finite)
-
-    # -- trace_step
-    # ----------------------------------------------------------------------------------------------
-
-    def enter_traced(self, step: int, depth: int) -> _Turn | None:
-        with self._lock:
-            place = (
-                threading.get_ident(),
-                depth,
-            )  # threads that trace at the same time each count for themselves
-            last = self._last_traced.get(place)
-            if last is not None and step <= last:
-                self._next_loop()
-            self._last_traced[place] = step
-            self._advanced = True
-            if self._turn and self._turn.rule == "trace_step":
-                return None  # a nested block is part of the outer step
-            return self._begin_turn("trace_step", step, self._loop, None, bounded=True)
-
-    def _next_loop(self) -> None:
+    def _begin_loop(self) -> None:
         self._loop += 1
-        self._advanced = False
+        self._loop_has_stepped = False
         self._last_traced.clear()
 
     # -- forwards
     # ----------------------------------------------------------------------------------------------
 
-    def begin_forward(self, model: Forwards) -> Moment:
-        """An outermost forward of `model` begins in this thread."""
+    def begin_forward(self, model: TrackedModel) -> ForwardContext:
+        """Begin an outermost forward of `model` in this thread, and a step if none is active."""
         with self._lock:
-            hint = self._hint()
+            hint = _ask_for_hint()
             optimizer_steps = self.optimizer_steps(model)
-            traced = current_step_idx()
             loop = hint.loop if hint is not None and hint.loop is not None else self._loop
-            if traced is not None:
-                rule, step = "trace_step", traced
-            elif hint is not None and hint.step is not None:
-                rule, step = "framework", hint.step
-            elif optimizer_steps is not None:
-                rule, step = "optimizer", optimizer_steps
-            elif self.schedule_running():
-                rule, step = (
-                    "schedule",
-                    max(s.done for s in list(self._schedules.values()) if s.running),
-                )
-            else:
-                rule, step = "forward", model.completed
-            phase = (
-                "eval" if optimizer_steps is not None and not torch.is_grad_enabled() else "forward"
-            )
-            branch = hint.branch if hint else None
-            moment = Moment(
+            rule, step = self._number_step(model, hint, optimizer_steps)
+            is_training = optimizer_steps is not None
+            phase = "eval" if is_training and not torch.is_grad_enabled() else "forward"
+            context = ForwardContext(
                 step,
                 loop,
                 phase,
-                branch,
+                hint.branch if hint else None,
                 rule,
                 step in self._steps,
                 model.calls.of(phase, loop, step),
             )
-            turn = self._turn
-            if (
-                turn is not None
-                and (turn.step, turn.loop) != (step, loop)
-                and self._ends(turn, rule, model)
-            ):
-                self.end_turn(turn)
-                turn = None
-            if turn is None:
-                if rule == "schedule":
-                    self.denoising.step_begins()
-                bounded = rule in ("trace_step", "schedule") or (
-                    rule == "framework" and hint is not None and hint.bounded
-                )
-                turn = self._begin_turn(rule, step, loop, model, bounded=bounded)
-                moment.opened_turn = True
-            elif turn.model is None:
-                turn.model = model
-                turn.scope.attributes.setdefault("torch.model", model.name)
-            if turn.rule == "optimizer" and turn.region is None and phase == "forward":
-                turn.region = entry.open_region("training_step", lexical=False)
+            self._join_step(model, context, hint)
             if self.cadence is not None:
-                moment.recording = self.cadence.choose(
-                    Kind(rule, model.name, phase), step, loop, moment.recording
-                )
-            self.recorded_steps += moment.recording
-            self.seen_steps += 1
-            return moment
+                kind = Kind(rule, model.name, phase)
+                context.recording = self.cadence.choose(kind, step, loop, context.recording)
+            self.recorded_forwards += context.recording
+            self.seen_forwards += 1
+            return context
+
+    def _number_step(
+        self, model: TrackedModel, hint: Hint | None, optimizer_steps: int | None
+    ) -> tuple[Rule, int]:
+        """Return the rule that applies, and the step by it. The module docstring lists the rules."""
+        traced = current_step_idx()
+        if traced is not None:
+            return "trace_step", traced
+        if hint is not None and hint.step is not None:
+            return "framework", hint.step
+        if optimizer_steps is not None:
+            return "optimizer", optimizer_steps
+        if running := self._running_schedules():
+            return "schedule", max(schedule.completed for schedule in running)
+        return "forward", model.completed
+
+    def _join_step(self, model: TrackedModel, context: ForwardContext, hint: Hint | None) -> None:
+        """Make the forward part of the active step, or end that and begin the forward's own."""
+        active, rule = self._active, context.rule
+        if (
+            active is not None
+            and (active.step, active.loop) != (context.step, context.loop)
+            and self._ends_step(active, rule, model)
+        ):
+            self.end_step(active)
+            active = None
+        if active is None:
+            if rule == "schedule":
+                self.denoising.step_begins()
+            bounded = rule in ("trace_step", "schedule") or (
+                rule == "framework" and hint is not None and hint.bounded
+            )
+            active = self._begin_step(rule, context.step, context.loop, model, bounded=bounded)
+            context.opened_step = True
+        elif active.model is None:
+            active.model = model
+            active.scope.attributes.setdefault("torch.model", model.name)
+        if active.rule == "optimizer" and active.region is None and context.phase == "forward":
+            active.region = entry.open_region("training_step", lexical=False)
 
     @staticmethod
-    def _ends(turn: _Turn, rule: str, model: Forwards) -> bool:
-        """Whether a forward of another step ends the open one: a framework's step is one for all
-        models, any other is its model's own, and `trace_step` ends by itself.
+    def _ends_step(active: ActiveStep, rule: Rule, model: TrackedModel) -> bool:
+        """Return whether a forward with another step number ends the active step.
+
+        A framework's step holds the forwards of all models. Any other step belongs to one model,
+        except that of `trace_step`, which its block ends.
         """
-        if turn.rule == "framework":
+        if active.rule == "framework":
             return rule == "framework"
-        return turn.rule != "trace_step" and turn.model is model
+        return active.rule != "trace_step" and active.model is model
 
     def end_forward(
-        self, model: Forwards, moment: Moment, error: BaseException | None = None
+        self, model: TrackedModel, context: ForwardContext, error: BaseException | None = None
     ) -> None:
-        """The outermost forward is over; a forward that is a step of its own ends that step."""
+        """End an outermost forward, and its step if it is a step by itself."""
         with self._lock:
             model.completed += error is None
-            turn = self._turn
-            # a forward opens a `trace_step` turn itself only where the block's own is over: in a
-            # thread, or before `start`
+            active = self._active
+            # A forward opens a `trace_step` step only where the block has not: in a thread that
+            # outlives the block, or in a block that was entered before recording began.
             if (
-                turn
-                and moment.opened_turn
-                and turn.rule in ("forward", "trace_step")
-                and turn.model is model
+                active
+                and context.opened_step
+                and active.rule in ("forward", "trace_step")
+                and active.model is model
             ):
-                self.end_turn(turn, error)
+                self.end_step(active, error)
             elif self._recorder.due:
-                self._flush(turn.scope if turn else None)
+                self._flush(active.scope if active else None)
+
+    def end_pending_forward(self) -> None:
+        """End the forward of this thread whose end was not reported, if any."""
+        pending = self.pending_forward
+        model, context = pending.model, pending.context
+        pending.model = pending.context = None
+        if model is not None and context is not None:
+            model.method_run.forget()
+            self.end_forward(model, context)
+
+    # -- steps
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def step_scope(self) -> Scope | None:
-        """The scope of the step that is going on."""
-        return self._turn.scope if self._turn else None
+        """The scope of the active step, if any."""
+        return self._active.scope if self._active else None
 
-    def finish(self) -> None:
-        """End what is going on: the program ends."""
+    def begin_traced_step(self, step: int, depth: int) -> ActiveStep | None:
+        """Begin the step of a `trace_step` block; None if the block is nested in another one.
+
+        `depth` counts the blocks around this thread. Threads that trace at the same time each
+        count their own loops.
+        """
         with self._lock:
-            self.settle()
-            if self._turn:
-                self.end_turn(self._turn)
-            self.denoising.finish()
-            self._flush(None)
+            place = threading.get_ident(), depth
+            last = self._last_traced.get(place)
+            if last is not None and step <= last:
+                self._begin_loop()
+            self._last_traced[place] = step
+            self._loop_has_stepped = True
+            if self._active and self._active.rule == "trace_step":
+                return None
+            return self._begin_step("trace_step", step, self._loop, None, bounded=True)
 
-    def forked(self) -> None:
-        """Forget what was going on: in a forked child it belongs to the parent."""
-        self._lock = threading.RLock()
-        self._turn = None
-        self.denoising = Denoising()
-        self.cadence = Cadence(self._budget) if self._budget is not None else None
+    def end_framework_step(self) -> None:
+        """End the last step of a framework's loop, so that later forwards are not part of it."""
+        with self._lock:
+            if self._active and self._active.rule == "framework":
+                self.end_step(self._active)
 
-    # -- turns
-    # ----------------------------------------------------------------------------------------------
-
-    def _begin_turn(
-        self, rule: str, step: int, loop: int, model: Forwards | None, *, bounded: bool
-    ) -> _Turn:
-        if self._turn:
-            self.end_turn(self._turn)
+    def _begin_step(
+        self, rule: Rule, step: int, loop: int, model: TrackedModel | None, *, bounded: bool
+    ) -> ActiveStep:
+        if self._active:
+            self.end_step(self._active)
         if self.cadence is not None:
             self.cadence.begin()
         attributes: dict[str, Any] = {"torch.step": step, "torch.loop": loop}
         if model is not None:
             attributes["torch.model"] = model.name
-        training = rule == "optimizer"
         scope = Scope(
             "step",
             "torch.step",
             lexical=False,
             attributes=attributes,
             bounded=bounded,
-            training=training,
+            training=rule == "optimizer",
         )
-        self._turn = turn = _Turn(scope, rule, step, loop, model)
+        self._active = active = ActiveStep(scope, rule, step, loop, model)
         self._recorder.open(scope)
-        return turn
+        return active
 
-    def end_turn(self, turn: _Turn, error: BaseException | None = None) -> None:
-        """End a step: read its numbers, hand on its records, close its scope."""
+    def end_step(self, active: ActiveStep, error: BaseException | None = None) -> None:
+        """Flush the records of a step, then close its scope. Does nothing if it has ended."""
         with self._lock:
-            if self._turn is not turn:
+            if self._active is not active:
                 return
-            self._turn = None
-            self._flush(turn.scope)
-            entry.close_region(turn.region, error)
-            self._recorder.close(turn.scope, error)
+            self._active = None
+            self._flush(active.scope)
+            entry.close_region(active.region, error)
+            self._recorder.close(active.scope, error)
             if self.cadence is not None:
                 self.cadence.end()
 
     def _flush(self, scope: Scope | None) -> None:
-        """Read what is pending; where there is a budget, at its expense."""
+        """Flush pending tensors, and charge the time to the budget, if any."""
         if self.cadence is None:
             self._recorder.flush(scope)
             return
@@ -423,52 +524,23 @@ class Clock:
         self._recorder.flush(scope)
         if self._recorder.written > written:
             self.cadence.read(time.perf_counter() - started)
-        self.collect()
-
-    # -- rules
-    # ----------------------------------------------------------------------------------------------
-
-    def _hint(self) -> Hint | None:
-        for provider in providers:
-            try:
-                hint = provider()
-            except Exception:
-                hint = None
-            if hint is not None:
-                return hint
-        return None
-
-    def optimizer_steps(self, model: Forwards) -> int | None:
-        """The completed steps of the busiest optimizer that holds parameters of `model`, None where
-        none does.
-        """
-        holding = [
-            steps
-            for optimizer, steps in list(self._optimizers.items())
-            if self._holds(optimizer, model)
-        ]
-        return max(holding, default=None)
-
-    def _holds(self, optimizer: Any, model: Forwards) -> bool:
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
-        known = self._held.get(optimizer)
-        if known is None or known[0] != size:
-            ids = frozenset(
-                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-            )
-            self._held[optimizer] = known = (size, ids)
-        return not known[1].isdisjoint(model.parameter_ids())
+        for notify in self._events.step_flushed:
+            notify()
 
 
-_clock: Clock | None = None
+def optimized_parameters(optimizer: Any) -> frozenset[int]:
+    """Return the ids of the parameters that an optimizer holds."""
+    return frozenset(
+        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+    )
 
 
-def become(clock: Clock | None) -> None:
-    """Make `clock` the one that `trace_step` tells; None ends that."""
-    global _clock
-    _clock = clock
-
-
-def current_clock() -> Clock | None:
-    """The running session's clock."""
-    return _clock
+def _ask_for_hint() -> Hint | None:
+    for provider in hint_providers:
+        try:
+            hint = provider()
+        except Exception:
+            hint = None
+        if hint is not None:
+            return hint
+    return None

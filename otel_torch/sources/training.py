@@ -1,5 +1,7 @@
-"""What a training loop does between forwards: optimizers that are made and step, and backward
-passes.
+"""What a training loop does between forwards: make optimizers, run backward, step.
+
+Each backward pass and each optimizer step becomes a region, and an optimizer step ends the training
+step of its models.
 """
 
 from __future__ import annotations
@@ -20,30 +22,36 @@ from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry
-from otel_torch.sources.steps import Clock
+from otel_torch.sources.events import RunEvents
+from otel_torch.sources.modules import ModelRegistry
+from otel_torch.sources.source import Source
+from otel_torch.sources.steps import StepTracker, optimized_parameters
 
 
-class Training:
-    """Watches every optimizer and `backward` of the process, for one session.
+class Training(Source):
+    """Watches every optimizer and every `backward` of the process."""
 
-    stepping(optimizer, step): told right before an optimizer's step, when the gradients are
-    complete.
-    """
-
-    def __init__(self, clock: Clock, stepping: Callable[[Optimizer, int], None]) -> None:
-        self._clock = clock
-        self._stepping = stepping
-        self._scopes: dict[int, Scope | None] = {}
+    def __init__(
+        self, step_tracker: StepTracker, registry: ModelRegistry, events: RunEvents
+    ) -> None:
+        self._step_tracker = step_tracker
+        self._registry = registry
+        self._events = events
+        self._scopes: dict[int, Scope | None] = {}  # the open region of each stepping optimizer
         self._restore: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Watch from here on; optimizers that exist already are taken in."""
-        clock, make, backward = self._clock, Optimizer.__init__, torch.autograd.backward
+        """Watch from here on, optimizers that exist already included."""
+        step_tracker, make, backward = (
+            self._step_tracker,
+            Optimizer.__init__,
+            torch.autograd.backward,
+        )
 
         @functools.wraps(make)
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
-            clock.optimizer_made(optimizer)
+            step_tracker.optimizer_made(optimizer)
 
         @functools.wraps(backward)
         def traced_backward(*args: Any, **kwargs: Any) -> Any:
@@ -58,8 +66,8 @@ class Training:
             entry.close_region(scope)
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
-        for inside in (entry.open_region, entry.close_region):
-            torch_private.keep_out_of_frames(inside)
+        for function in (entry.open_region, entry.close_region):
+            torch_private.keep_out_of_frames(function)
 
         def restore() -> None:
             if Optimizer.__init__ is init:
@@ -71,12 +79,12 @@ class Training:
         torch.autograd.backward = traced_backward
         self._restore += [
             restore,
-            register_optimizer_step_pre_hook(self._before).remove,
-            register_optimizer_step_post_hook(self._after).remove,
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
         ]
-        for found in gc.get_objects():
-            if issubclass(type(found), Optimizer):
-                clock.optimizer_made(found)
+        for item in gc.get_objects():
+            if issubclass(type(item), Optimizer):
+                step_tracker.optimizer_made(item)
 
     def uninstall(self) -> None:
         """Stop watching."""
@@ -84,29 +92,49 @@ class Training:
             self._restore.pop()()
 
     @torch_private.keep_out_of_frames
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         _leave_graph()
         self._scopes[id(optimizer)] = entry.open_region("training_optimizer", lexical=False)
         try:
-            self._stepping(optimizer, self._clock.steps_of(optimizer))
+            self._report_gradients(optimizer)
         except Exception as error:
             say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
 
+    def _report_gradients(self, optimizer: Optimizer) -> None:
+        """Emit `gradients_ready` for every model: their gradients are complete now."""
+        tracker = self._step_tracker
+        completed = tracker.steps_of(optimizer)
+        parameters = optimized_parameters(optimizer)
+        for model in list(self._registry.models):
+            context = model.forward_context
+            if tracker.cadence is not None and context is not None and not context.recording:
+                continue  # the budget skips this step
+            busiest = tracker.optimizer_steps(model)
+            step = completed if busiest is None else busiest
+            for notify in self._events.gradients_ready:
+                notify(model, parameters, step, tracker.loop)
+
     @torch_private.keep_out_of_frames
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         _leave_graph()
         entry.close_region(self._scopes.pop(id(optimizer), None))
         try:
-            self._clock.optimizer_stepped(optimizer)
+            self._step_tracker.optimizer_stepped(optimizer)
         except Exception as error:
             say_once(
-                f"a step of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"
+                f"a step of {type(optimizer).__name__} is not counted: "
+                f"{type(error).__name__}: {error}"
             )
 
 
 def _leave_graph() -> None:
-    """Traced: have the compiler call the caller as it is. Torch breaks the graph around every
-    optimizer's step anyway.
+    """Keep the calling hook out of the graph, if the compiler is tracing it.
+
+    Torch breaks the graph around every optimizer step anyway.
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()

@@ -1,7 +1,7 @@
-"""Which method of a root is running while its parts are called directly: `vae.decode(z)` never
-calls `vae`.
+"""Which calls of a model's parts belong to one forward, if the model itself is never called.
 
-All calls that come out of one run of such a method are one forward of the model, not one each.
+`vae.decode(z)` runs the decoder of `vae` but never calls `vae`, perhaps once per tile. All calls
+from one run of such a method are one forward of the model.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ from torch import nn
 
 
 class _Mark:
+    """A trace function that does nothing: its presence identifies the frame."""
+
     def __call__(self, *args: Any) -> None:
         return None
 
 
-class Entry:
-    """The run of a root's method that the current calls come out of.
+class RootMethodRun:
+    """The run of a root's method that the current calls come from, one for each thread.
 
-    The run is known again by a mark on its frame, which lives as long as the run does: holding the
-    frame itself would keep the program's tensors alive.
+    The run is identified by a mark on its frame, which lives as long as the run. Holding the frame
+    itself would keep the program's tensors alive.
     """
 
     def __init__(self, root: nn.Module) -> None:
         self._codes = frozenset(_method_codes(type(root)))
         self._of_thread = threading.local()
 
-    def running(self) -> bool:
-        """Whether the marked run is still on this thread's stack."""
+    def is_running(self) -> bool:
+        """Return whether the marked run is still on the stack of this thread."""
         mark = getattr(self._of_thread, "mark", None)
         return mark is not None and any(
             frame is mark or frame.f_trace is mark for frame in _frames()
         )
 
-    def enter(self) -> bool:
-        """Mark the outermost run of a method of the root on this thread's stack; False where there
-        is none.
+    def mark(self) -> bool:
+        """Mark the outermost run of a root's method on this thread's stack.
+
+        Returns False, and marks nothing, if no method of the root is running.
         """
-        self.leave()
+        self.forget()
         outermost = None
         for frame in _frames():
             if frame.f_code in self._codes:
@@ -52,11 +55,11 @@ class Entry:
         if outermost.f_trace is None and sys.gettrace() is None:
             self._of_thread.mark = outermost.f_trace = _Mark()
         else:
-            self._of_thread.mark = outermost  # a debugger is at work, and holds frames itself
+            self._of_thread.mark = outermost  # a debugger is tracing, and holds frames anyway
         return True
 
-    def leave(self) -> None:
-        """Forget the run."""
+    def forget(self) -> None:
+        """Drop the mark of this thread, if any."""
         self._of_thread.mark = None
 
 
@@ -68,6 +71,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _method_codes(cls: type) -> Iterator[CodeType]:
+    """Yield the code of every method below nn.Module, decorated ones included."""
     for base in cls.__mro__:
         if base is nn.Module:
             return

@@ -1,0 +1,43 @@
+"""What happens in a recorded program, and who is called when it does.
+
+Sources depend on each other in circles: the model registry finds modules that the observers hook,
+and the observers learn from compiled graphs which model runs. So each gets one `RunEvents`, made
+before all of them, and subscribes or emits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from otel_torch.sources.modules import Model, ModuleSite
+
+    # model, ids of the parameters that the optimizer holds, step, loop
+    GradientsReady = Callable[[Model, frozenset[int], int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvents:
+    """The subscribers of one session, in the order in which they are called.
+
+    A source appends its methods in its constructor. The emitter loops over the list itself, because
+    a compiled call is a hot path: an event costs one call per subscriber and nothing more.
+
+    Attributes:
+        modules_found: modules of a model were seen for the first time, before any of them runs.
+        model_starting: the first forward of a model is about to run; its weights are loaded.
+        compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
+        forward_ended: an outermost forward has ended.
+        gradients_ready: an optimizer is about to step, and the gradients of this model are complete.
+        step_flushed: the pending tensors were flushed, at the end of a step or between steps. Only
+            emitted under OTEL_TORCH_BUDGET.
+    """
+
+    modules_found: list[Callable[[Model, list[ModuleSite]], None]] = field(default_factory=list)
+    model_starting: list[Callable[[Model], None]] = field(default_factory=list)
+    compiled_call: list[Callable[[ModuleSite], None]] = field(default_factory=list)
+    forward_ended: list[Callable[[], None]] = field(default_factory=list)
+    gradients_ready: list[GradientsReady] = field(default_factory=list)
+    step_flushed: list[Callable[[], None]] = field(default_factory=list)
