@@ -68,7 +68,7 @@ def plain(pairs):
 
 def groups(found):
     return [
-        (tuple(one.full for one in left), tuple(one.full for one in right))
+        (tuple(one.full_name for one in left), tuple(one.full_name for one in right))
         for left, right in found.parameters
     ]
 
@@ -82,7 +82,7 @@ def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
     found = read(
         tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"'
     ).between(left, right)
-    assert plain(found.one) == {
+    assert plain(found.matched) == {
         "blocks.0.attn1.to_q": "layers.0.q",
         "blocks.1.attn1.to_q": "layers.1.q",
         "blocks.2.attn1.to_q": "layers.2.q",
@@ -95,7 +95,7 @@ def test_names_need_no_quotes_where_toml_needs_none(tmp_path):
     found = read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'").between(
         names("blocks.0.norm"), names("blocks.0.ln")
     )
-    assert plain(found.one) == {"blocks.0.norm": "blocks.0.ln"}
+    assert plain(found.matched) == {"blocks.0.norm": "blocks.0.ln"}
 
 
 def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
@@ -103,7 +103,11 @@ def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
     found = read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"').between(
         left, right
     )
-    assert plain(found.one) == {"blocks.0": "first", "blocks.1": "blocks.1", "blocks.2": "blocks.2"}
+    assert plain(found.matched) == {
+        "blocks.0": "first",
+        "blocks.1": "blocks.1",
+        "blocks.2": "blocks.2",
+    }
 
 
 def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
@@ -115,7 +119,9 @@ def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
     ):
         read(tmp_path, text).between(left, right)
     assert (
-        plain(read(tmp_path, text + '"blocks.0" = "blocks.9"').between(left, right).one)["blocks.0"]
+        plain(read(tmp_path, text + '"blocks.0" = "blocks.9"').between(left, right).matched)[
+            "blocks.0"
+        ]
         == "blocks.9"
     )
 
@@ -137,7 +143,7 @@ def test_a_parameter_with_two_names_is_paired_once(tmp_path):
     right = names("tokens", "out", parameters=[("tokens.weight", 3), ("out.weight", 3)])
     found = read(tmp_path, '[modules]\nembed = "tokens"\nhead = "out"').between(left, right)
     assert groups(found) == [(("embed.weight",), ("tokens.weight",))]
-    assert plain(found.one) == {"embed": "tokens", "head": "out"}
+    assert plain(found.matched) == {"embed": "tokens", "head": "out"}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -186,17 +192,17 @@ def test_models(tmp_path):
     text = '[models]\nTransformer = "DiT"\nEncoder = "T5"\n[modules]\n"blocks.*" = "blocks.*"\n'
     found = read(tmp_path, text).between(left, right)
     assert found.models == {"Transformer": "DiT", "Encoder": "T5"}
-    assert found.one[("Encoder", "blocks.0")] == ("T5", "blocks.0")
-    assert found.one[("Transformer", "blocks.0")] == ("DiT", "blocks.0")
-    assert found.one[("Encoder", "")] == ("T5", "")
+    assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
+    assert found.matched[("Transformer", "blocks.0")] == ("DiT", "blocks.0")
+    assert found.matched[("Encoder", "")] == ("T5", "")
     found = read(tmp_path, text + '"Transformer/blocks.0" = "DiT/layers.0"').between(left, right)
-    assert found.one[("Transformer", "blocks.0")] == ("DiT", "layers.0")
-    assert found.one[("Encoder", "blocks.0")] == ("T5", "blocks.0")
+    assert found.matched[("Transformer", "blocks.0")] == ("DiT", "layers.0")
+    assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
 
 
 def test_the_map_overrides_what_was_found(tmp_path):
     pairs = ModulePairs(
-        one={
+        matched={
             ("M", name): ("M", other)
             for name, other in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "w")]
         },
@@ -206,7 +212,7 @@ def test_the_map_overrides_what_was_found(tmp_path):
     left, right = names(*"abcdpq"), names(*"xyzw", "pq", "p")
     text = '[modules]\na = "y"\np = "p"\n[unpaired]\nreference = ["c"]\n'
     found = read(tmp_path, text).between(left, right)
-    assert plain(found.apply(pairs).one) == {"a": "y", "d": "w", "p": "p"}
+    assert plain(found.apply(pairs).matched) == {"a": "y", "d": "w", "p": "p"}
     assert pairs.parts == {} and pairs.containers == {}
     assert (
         found.forbids(0, ("M", "c"))
@@ -419,7 +425,7 @@ def test_counterparts_that_a_pattern_does_not_find_are_said(tmp_path):
     found = read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"').between(
         REFERENCE, PORT
     )
-    assert plain(found.one) == {"blocks.0.attn": "blocks.0.self_attn"}
+    assert plain(found.matched) == {"blocks.0.attn": "blocks.0.self_attn"}
     (warning,) = found.warnings
     assert "the port has no counterpart of blocks.1.attn" in warning
 
@@ -471,7 +477,7 @@ def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
             {name: (other,) for name, other in left.items()}, universe, [right]
         )
     )
-    assert plain(read(tmp_path, text).between(names(*universe), names(*right)).one) == left
+    assert plain(read(tmp_path, text).between(names(*universe), names(*right)).matched) == left
 
 
 # -- recordings

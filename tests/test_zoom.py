@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from otel_torch import session
 from otel_torch.parity.breakdown import break_down
-from otel_torch.parity.isolation import Pairing
+from otel_torch.recording.isolation_pairing import Pairing
 from otel_torch.recording.tensor_files import TensorFolder, tensor_key
 from otel_torch.recording.tensor_sink import record_key
 from otel_torch.records import Record

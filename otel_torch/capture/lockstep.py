@@ -25,9 +25,10 @@ from otel_torch.capture.interleave import Interleaver
 from otel_torch.capture.interleaved_run import InterleaveError, Run
 from otel_torch.capture.structure import replace_leaves
 from otel_torch.parity.compare import compare
-from otel_torch.parity.isolation import Pairing, PairingFinder
 from otel_torch.parity.mapping import load_map
+from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.recording.isolation_pairing import Pairing
 from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.sources.conform_tensor import Stays, fitted
 from otel_torch.sources.values import walk, walk_inputs

@@ -16,9 +16,10 @@ from otel_torch.console import say
 from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
-from otel_torch.parity.isolation import PairingFinder, pairing_file
 from otel_torch.parity.mapping import load_map
 from otel_torch.parity.naming import has_loader
+from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import colourful, write

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from otel_torch.parity.call_graph import Call, Program, Role
-from otel_torch.parity.modules import ModulePairs, Place
+from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.parameters import pattern
 from otel_torch.parity.values import Comparer, Relation
 
@@ -87,12 +87,12 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
 def _pair_outermost(found: Alignment) -> None:
     # modules that are known to correspond are paired as such: here only what encloses them,
     # whatever it is called
-    known = set(found.modules.one), set(found.modules.one.values())
+    known = set(found.modules.matched), set(found.modules.matched.values())
     left, right = (
         [
             call
             for call in program.outermost
-            if call.place not in places and (not call.module or call.number is not None)
+            if call.module_path not in places and (not call.module or call.number is not None)
         ]
         for program, places in zip((found.reference, found.port), known, strict=True)
     )
@@ -108,7 +108,7 @@ def _pair(found: Alignment, one: Call, other: Call) -> None:
 
 def _pair_calls(found: Alignment) -> None:
     mine, theirs = _by_place(found.reference.calls), _by_place(found.port.calls)
-    for one, other in found.modules.one.items():
+    for one, other in found.modules.matched.items():
         left, right = mine.get(one, []), theirs.get(other, [])
         left = [call for call in left if call not in found.partner]
         right = [call for call in right if call not in found.partner]
@@ -118,10 +118,10 @@ def _pair_calls(found: Alignment) -> None:
         found.uncalled[1].extend(call for call in right if call not in found.partner)
 
 
-def _by_place(calls: Iterable[Call]) -> dict[Place, list[Call]]:
-    groups: dict[Place, list[Call]] = defaultdict(list)
+def _by_place(calls: Iterable[Call]) -> dict[ModulePath, list[Call]]:
+    groups: dict[ModulePath, list[Call]] = defaultdict(list)
     for call in calls:
-        groups[call.place].append(call)
+        groups[call.module_path].append(call)
     return groups
 
 
@@ -166,7 +166,7 @@ def _expect_of_pairs(found: Alignment) -> None:
         ground: Ground = "owner"
         if one.parent is None or other.parent is None:
             ground = "outermost"
-        elif one.place in found.modules.containers:
+        elif one.module_path in found.modules.containers:
             ground = "container"
         _expect_sides(found, one, other, ground)
 
@@ -421,7 +421,7 @@ def _expect_of_alike(found: Alignment) -> None:
             else _in_turn(found, calls, others)
         ):
             _pair(found, one, other)
-            if any(call.place in found.modules.one for call in (one,)):
+            if any(call.module_path in found.modules.matched for call in (one,)):
                 continue
             inputs = pair_roles(found.comparer, one.inputs, other.inputs, "alike")
             found.expectations += inputs
@@ -493,7 +493,7 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
 def _free_to_pair(found: Alignment, side: int) -> list[Call]:
     """The calls of a side but those that a map keeps apart."""
     calls = (found.reference, found.port)[side].calls
-    return [call for call in calls if call.place not in found.modules.unpaired[side]]
+    return [call for call in calls if call.module_path not in found.modules.unpaired[side]]
 
 
 def _is_free(found: Alignment, call: Call) -> bool:

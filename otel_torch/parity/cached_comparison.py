@@ -221,7 +221,7 @@ class Plan:
         self._words = [_words(expectation, rows_at) for expectation in expectations]
         self._at = {words: at for at, words in enumerate(self._words)}
         self.modules = [words[0] for words in self._words]
-        self.uncalled = [[call.place for call in calls] for calls in alignment.uncalled]
+        self.uncalled = [[call.module_path for call in calls] for calls in alignment.uncalled]
         self.judged: dict[bytes, Judged] = {}
         self.said: set[int] = set()
 
@@ -489,7 +489,7 @@ def _words(expectation: Expectation, rows_at: list[dict[int, int]]) -> tuple[Any
     words: tuple[Any, ...] = ()
     for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
         words += (
-            roles[0].call.place,
+            roles[0].call.module_path,
             at[id(roles[0].row)],
             "+".join(role.tensor for role in roles),
             roles[0].side,

@@ -105,7 +105,7 @@ class Call:
     outputs: list[Role] = field(default_factory=list)
 
     @property
-    def place(self) -> tuple[str, str]:
+    def module_path(self) -> tuple[str, str]:
         """The module: (model, name)."""
         return self.model, self.module
 
@@ -131,12 +131,12 @@ class Parameter:
     is_buffer: bool
 
     @property
-    def place(self) -> tuple[str, str]:
+    def module_path(self) -> tuple[str, str]:
         """The module that owns it: (model, name)."""
         return self.model, self.module
 
     @property
-    def full(self) -> str:
+    def full_name(self) -> str:
         """Its name in a checkpoint."""
         return f"{self.module}.{self.name}" if self.module else self.name
 
@@ -319,10 +319,10 @@ def _adopt_by_name(calls: list[Call]) -> None:
     )  # by the names of the modules around them
     last: dict[tuple[str, str], Call] = {}
     for call in sorted(calls, key=lambda call: call.left):
-        for child in pending.pop(call.place, ()):
+        for child in pending.pop(call.module_path, ()):
             if child.parent is None:
                 child.parent = call
-        last[call.place] = call
+        last[call.module_path] = call
         for around in _names_around(call.module):
             pending[call.model, around].append(call)
     for call in calls:

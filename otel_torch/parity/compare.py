@@ -29,14 +29,14 @@ from otel_torch.parity.finding import (
     Side,
 )
 from otel_torch.parity.forwards import PASSED_OVER, Episode, iterate_episodes, read_parameters
-from otel_torch.parity.isolation import PairingFinder
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge, kind_of, spot_of
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_put_right
 from otel_torch.parity.mapping import Correspondence, Map
-from otel_torch.parity.modules import ModulePairs, Place, pair_modules, pair_within_containers
+from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
 from otel_torch.parity.pair_forwards import Turns
+from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.plan_cache import Look, Steady
 from otel_torch.parity.ranks import compare_ranks
@@ -65,9 +65,9 @@ class Recorded:
     path: Path
     meta: dict[str, Any]
     parameters: list[Parameter]
-    modules: list[Place]
-    uncalled: set[Place]  # in the table of modules, but never called
-    types: dict[Place, set[str]]
+    modules: list[ModulePath]
+    uncalled: set[ModulePath]  # in the table of modules, but never called
+    types: dict[ModulePath, set[str]]
     kinds: Kinds = field(default_factory=Kinds)
     repeated: bool = False  # rows of one place come again within a step, without a call
 
@@ -135,10 +135,10 @@ class _Comparison:
         )
         self.kept = Kept()
         self.analysed_late = self.unanalysed = 0
-        self.uncalled: tuple[Counter[Place], Counter[Place]] = Counter(), Counter()
+        self.uncalled: tuple[Counter[ModulePath], Counter[ModulePath]] = Counter(), Counter()
         self.said_healed: set[Any] = set()
         self.sketched = False
-        self.met: tuple[set[Place], set[Place]] = (
+        self.met: tuple[set[ModulePath], set[ModulePath]] = (
             set(),
             set(),
         )  # modules of which something was compared
@@ -174,10 +174,10 @@ class _Comparison:
         table = module_table(meta)
         modules = dict.fromkeys((line.model, line.module) for line in table)
         for one in parameters:
-            modules.setdefault(one.place)
+            modules.setdefault(one.module_path)
         uncalled = {(line.model, line.module) for line in table if not line.called}
         parameters.sort(
-            key=lambda one: one.place in uncalled
+            key=lambda one: one.module_path in uncalled
         )  # of a tensor with two names, that of the module that runs
         return Recorded(path, meta, parameters, list(modules), uncalled, types_by_place(parameters))
 
@@ -238,12 +238,12 @@ class _Comparison:
             return [reference.parameters, port.parameters]
         self.report.warnings += said.warnings
         free = [
-            [one for one in reference.parameters if not said.forbids(0, one.place)],
-            [one for one in port.parameters if not said.forbids(1, one.place)],
+            [one for one in reference.parameters if not said.forbids(0, one.module_path)],
+            [one for one in port.parameters if not said.forbids(1, one.module_path)],
         ]
         self.pairs = pair_parameters(
             free[0], free[1], self.tolerance, loader, said.parameters,
-            lambda one: said.reorders(one.place, f"param.{one.name}"),
+            lambda one: said.reorders(one.module_path, f"param.{one.name}"),
         )  # fmt: skip
         return free
 
@@ -274,7 +274,7 @@ class _Comparison:
         if self.said is not None:
             self.models.update(self.said.models)
         votes: Counter[tuple[str, str]] = Counter(
-            (one[0], other[0]) for one, other in self.modules.one.items()
+            (one[0], other[0]) for one, other in self.modules.matched.items()
         )
         for whole, parts in self.modules.parts.items():
             votes.update((part[0], whole[0]) for part in parts)
@@ -293,17 +293,17 @@ class _Comparison:
         if len(left[0]) == len(left[1]) == 1 and not self.models:
             self.models[left[0][0]] = left[1][0]
         for one, other in self.models.items():
-            self.modules.one.setdefault((one, ""), (other, ""))
+            self.modules.matched.setdefault((one, ""), (other, ""))
         self._pair_equal_names()
 
     def _pair_equal_names(self) -> None:
         """Modules of one name in paired models, where nothing surer is known of either."""
-        taken = set(self.modules.one.values()) | set(self.modules.parts)
+        taken = set(self.modules.matched.values()) | set(self.modules.parts)
         there = {
             (model, plain_name(module)): (model, module)
             for model, module in reversed(self.sides[1].modules)
         }
-        owners = [{one.place for one in side.parameters} for side in self.sides]
+        owners = [{one.module_path for one in side.parameters} for side in self.sides]
         for model, module in self.sides[0].modules:
             one, other = (
                 (model, module),
@@ -311,13 +311,13 @@ class _Comparison:
             )
             if (
                 other is None
-                or one in self.modules.one
+                or one in self.modules.matched
                 or one in self.modules.wholes
                 or other in taken
             ):
                 continue
             if (one in owners[0]) == (other in owners[1]) and (not owners[0] or one in owners[0]):
-                self.modules.one[one] = other
+                self.modules.matched[one] = other
                 taken.add(other)
 
     def _in_lockstep(
@@ -390,7 +390,7 @@ class _Comparison:
             types = {str(part.row.get("dtype")) for part in (*pair.reference, *pair.port)}
             if pair.equal and len(types) > 1:
                 dtypes = one.row.get("dtype"), other.row.get("dtype")
-                text = f"{one.full or 'a parameter'} is {dtypes[0]} in the reference and {dtypes[1]} in the port"
+                text = f"{one.full_name or 'a parameter'} is {dtypes[0]} in the reference and {dtypes[1]} in the port"
                 self.healed.append(self._parameter_finding(pair, "dtype", text))
 
     def _parameter_finding(self, pair: ParameterPair, kind: Kind, text: str) -> Finding:
@@ -480,7 +480,9 @@ class _Comparison:
             )
         if (said := self.said) is not None:
             for value in programs[0].values:
-                reordered = [said.reorders(role.call.place, role.tensor) for role in value.roles]
+                reordered = [
+                    said.reorders(role.call.module_path, role.tensor) for role in value.roles
+                ]
                 if any(reordered):
                     comparer.reordered.add(value)
         alignment = align(programs[0], programs[1], self.modules, comparer)
@@ -498,7 +500,7 @@ class _Comparison:
             if not agree:
                 self.steady.forget(look)
         for counts, calls in zip(self.uncalled, alignment.uncalled, strict=True):
-            counts.update(call.place for call in calls)
+            counts.update(call.module_path for call in calls)
         self.sketched = self.sketched or all(
             any(value.sketch is not None for value in program.values) for program in programs
         )
@@ -520,13 +522,15 @@ class _Comparison:
         self.without_noise += 1
         return None
 
-    def _never_called(self, programs: tuple[Program, Program]) -> list[tuple[Place, Place, int]]:
+    def _never_called(
+        self, programs: tuple[Program, Program]
+    ) -> list[tuple[ModulePath, ModulePath, int]]:
         """(reference's module, port's module, the side that never calls it), for modules that the
         other side calls here.
         """
         found = []
-        called = [{call.place for call in program.calls} for program in programs]
-        for one, other in self.modules.one.items():
+        called = [{call.module_path for call in program.calls} for program in programs]
+        for one, other in self.modules.matched.items():
             if one in called[0] and other in self.sides[1].uncalled:
                 found.append((one, other, 1))
             if other in called[1] and one in self.sides[0].uncalled:
@@ -557,12 +561,12 @@ class _Comparison:
             [math.nan if relation.error is None else relation.error for relation in relations]
         )
         limits = np.array([relation.limit for relation in relations])
-        modules = [one.reference[0].call.place for one in expectations]
+        modules = [one.reference[0].call.module_path for one in expectations]
         self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
         self.results += sum(one.reference[0].side == "output" for one in expectations)
         for one in expectations:
-            self.met[0].update(role.call.place for role in one.reference)
-            self.met[1].update(role.call.place for role in one.port)
+            self.met[0].update(role.call.module_path for role in one.reference)
+            self.met[1].update(role.call.module_path for role in one.port)
             self.saw_inputs = self.saw_inputs or one.reference[0].side == "input"
         if not judgement.diverged:
             for one in judgement.healed:
@@ -682,7 +686,9 @@ class _Comparison:
             for pair in self.pairs
             if pair.equal
             or pair.how == "map"
-            or any(one.full == other.full for one in pair.reference for other in pair.port)
+            or any(
+                one.full_name == other.full_name for one in pair.reference for other in pair.port
+            )
             for part in (*pair.reference, *pair.port)
         }
         shares = []
@@ -710,7 +716,7 @@ class _Comparison:
         )
 
     def _list_unpaired(self) -> None:
-        fused = [set(), set()]  # type: list[set[Place]]
+        fused = [set(), set()]  # type: list[set[ModulePath]]
         for whole, parts in self.modules.parts.items():
             fused[1].add(whole)
             fused[0].update(parts)
@@ -718,8 +724,8 @@ class _Comparison:
             fused[0].add(whole)
             fused[1].update(parts)
         paired = (
-            set(self.modules.one) | fused[0] | self.met[0],
-            set(self.modules.one.values()) | fused[1] | self.met[1],
+            set(self.modules.matched) | fused[0] | self.met[0],
+            set(self.modules.matched.values()) | fused[1] | self.met[1],
         )
         for name, side, known in zip(("reference", "port"), self.sides, paired, strict=True):
             seen = {

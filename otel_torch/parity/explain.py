@@ -20,7 +20,7 @@ def explain(fault: Fault) -> str:
     if fault.kind == "missing":
         return _missing(fault)
     if fault.kind == "weights":
-        names = ", ".join(sorted({part.full for pair in fault.weights for part in pair.port}))
+        names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
         return f"{_called(port)} was loaded with other numbers than the reference ({names}). What enters it is right."
     what = _KINDS.get(fault.kind, "differs")
     if port is None:

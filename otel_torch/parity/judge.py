@@ -18,7 +18,7 @@ import numpy as np
 from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.call_graph import Call, Role, RoleSide, Sketch, Value
 from otel_torch.parity.finding import Kind
-from otel_torch.parity.modules import Place
+from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair, pattern
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation, State, shapes_meet
@@ -45,7 +45,7 @@ class Spot:
     a call.
     """
 
-    module: Place
+    module: ModulePath
     side: RoleSide | None
     role: Role | None
     call: Call | None
@@ -67,7 +67,7 @@ class Fault:
 
 def spot_of(role: Role) -> Spot:
     """Where a tensor was seen."""
-    return Spot(role.call.place, role.side, role, role.call)
+    return Spot(role.call.module_path, role.side, role, role.call)
 
 
 def kind_of(relation: Relation) -> Kind:
@@ -87,7 +87,9 @@ class Judgement:
     wrong: list[Expectation] = field(default_factory=list)
 
 
-def judge(alignment: Alignment, never_called: Sequence[tuple[Place, Place, int]] = ()) -> Judgement:
+def judge(
+    alignment: Alignment, never_called: Sequence[tuple[ModulePath, ModulePath, int]] = ()
+) -> Judgement:
     """Judge one stretch of run. never_called: (reference's module, port's module, side on which it
     is never called).
     """
@@ -179,7 +181,7 @@ class _Judge:
     def __init__(
         self,
         alignment: Alignment,
-        never_called: Sequence[tuple[Place, Place, int]],
+        never_called: Sequence[tuple[ModulePath, ModulePath, int]],
         plainly: bool = False,
     ) -> None:
         self._plainly = plainly  # by pairs of tensors alone: what only one program has is wrong by the first fault already
@@ -407,7 +409,7 @@ class _Judge:
                 continue
             calls = (self._alignment.port, self._alignment.reference)[side == 1].calls
             place = one if side == 1 else other
-            call = next((call for call in calls if call.place == place), None)
+            call = next((call for call in calls if call.module_path == place), None)
             if call is None:
                 continue
             skipped = self._empty_holder(other if side == 1 else one, side)
@@ -421,7 +423,7 @@ class _Judge:
             found.append((call.entered, len(place[1]), Fault("missing", *spots, None, None)))
         return min(found, key=lambda item: item[:2])[2] if found else None
 
-    def _empty_holder(self, place: Place, side: int) -> Fault | None:
+    def _empty_holder(self, place: ModulePath, side: int) -> Fault | None:
         """The module around a never called one that runs, but calls nothing of what it holds: then
         that one is at fault.
         """
@@ -429,7 +431,9 @@ class _Judge:
         model, module = place
         while module:
             module = module.rpartition(".")[0]
-            call = next((call for call in program.calls if call.place == (model, module)), None)
+            call = next(
+                (call for call in program.calls if call.module_path == (model, module)), None
+            )
             if call is None:
                 continue
             outputs = [role for role in call.outputs if self._counts(role)]
@@ -441,7 +445,7 @@ class _Judge:
                 theirs = spot_of(partner.outputs[0])
             else:
                 theirs = Spot(
-                    self._alignment.modules.one.get((model, module), (model, module)),
+                    self._alignment.modules.matched.get((model, module), (model, module)),
                     "output",
                     None,
                     None,
@@ -454,7 +458,7 @@ class _Judge:
             return Fault("value", *spots, expectation, relation)
         return None
 
-    def _owns_nothing_that_runs(self, reference: Place, side: int) -> bool:
+    def _owns_nothing_that_runs(self, reference: ModulePath, side: int) -> bool:
         """Whether all owners in a module are never called either: a container alone may be passed
         by (a Sequential whose parts are called one by one).
         """
@@ -462,7 +466,7 @@ class _Judge:
         model, module = reference
         owners = [
             place
-            for place in self._alignment.modules.one
+            for place in self._alignment.modules.matched
             if place not in self._alignment.modules.containers
             and place[0] == model
             and (place[1] == module or place[1].startswith(f"{module}.") or not module)
@@ -609,7 +613,7 @@ class _Judge:
         reference, port = self._wrong_role(one.reference, 0), self._wrong_role(one.port, 1)
         weights: list[ParameterPair] = []
         if self._is_output(one):
-            places = reference.call.place, port.call.place
+            places = reference.call.module_path, port.call.module_path
             weights = [
                 pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal
             ]
@@ -680,7 +684,7 @@ class _Judge:
 
     def _loaded_wrong(self, one: Expectation) -> list[ParameterPair]:
         """The parameters of a pair of modules that are known to hold other numbers."""
-        places = one.reference[0].call.place, one.port[0].call.place
+        places = one.reference[0].call.module_path, one.port[0].call.module_path
         return [
             pair
             for pair in self._alignment.modules.weights.get(places, ())

@@ -13,10 +13,10 @@ from typing import Any
 
 from otel_torch.parity.align import Alignment, Expectation
 from otel_torch.parity.call_graph import Call, Role, Value
-from otel_torch.parity.isolation import Slot
 from otel_torch.parity.judge import Fault, Judgement, Spot, kind_of, spot_of
-from otel_torch.parity.modules import Place
+from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import pattern
+from otel_torch.recording.isolation_pairing import Slot
 
 
 def is_isolated(meta: dict[str, Any]) -> bool:
@@ -38,7 +38,9 @@ def not_put_right(meta: dict[str, Any]) -> set[Slot]:
 
 
 def judge_isolated(
-    alignment: Alignment, stayed: set[Slot], never_called: Sequence[tuple[Place, Place, int]] = ()
+    alignment: Alignment,
+    stayed: set[Slot],
+    never_called: Sequence[tuple[ModulePath, ModulePath, int]] = (),
 ) -> Judgement:
     """Judge one stretch of an isolated run. Its faults are those of every module, in the
     reference's order; of modules alike (the same one in other blocks) the first stand in front, all
@@ -62,7 +64,7 @@ class _Isolated:
         # the calls in whose code a wrong value is at large, with the time since when
         self._at_large: dict[Call | None, int] = {}
 
-    def judge(self, never_called: Sequence[tuple[Place, Place, int]]) -> Judgement:
+    def judge(self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]) -> Judgement:
         wrong = sorted((one for one in self._alignment.expectations if not one.right), key=_time)
         found: list[Fault] = list(self._missing(never_called))
         named: set[Value] = set()
@@ -156,7 +158,7 @@ class _Isolated:
         reference, port = one.reference[0], self._wrong_role(one.port)
         weights = []
         if port.side == "output":
-            places = reference.call.place, port.call.place
+            places = reference.call.module_path, port.call.module_path
             weights = [
                 pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal
             ]
@@ -197,7 +199,9 @@ class _Isolated:
                     return other.birth, value.birth
         return None
 
-    def _missing(self, never_called: Sequence[tuple[Place, Place, int]]) -> Iterable[Fault]:
+    def _missing(
+        self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]
+    ) -> Iterable[Fault]:
         """Modules that one side never calls, the outermost of those that lie in each other."""
         idle = {(one, side) for one, _, side in never_called}
         for one, other, side in never_called:
@@ -208,7 +212,7 @@ class _Isolated:
                 if side
                 else (other, self._alignment.port.calls)
             )
-            call = next((call for call in calls if call.place == place), None)
+            call = next((call for call in calls if call.module_path == place), None)
             if call is not None:
                 if side:
                     self._let_loose_without(call)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.layout import Layout, parse_layout
-from otel_torch.parity.modules import ModulePairs, Place
+from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.naming import carry, matcher, wildcards
 
 SCHEMA = "otel_torch.map/1"
@@ -41,7 +41,7 @@ class Names(Protocol):
     """
 
     @property
-    def modules(self) -> Sequence[Place]: ...
+    def modules(self) -> Sequence[ModulePath]: ...
 
     @property
     def parameters(self) -> Sequence[Parameter]: ...
@@ -231,28 +231,32 @@ class _Reader:
 class Correspondence:
     """What a map says of two recordings, every wildcard replaced.
 
-    models: reference's model -> port's. one, parts, wholes: as in `ModulePairs`. parameters: groups
+    models: reference's model -> port's. matched, parts, wholes: as in `ModulePairs`. parameters: groups
     that belong together, of a fused one its parts in order. unpaired: modules of the reference, and
     of the port, that are never to be paired. warnings: a line each.
     """
 
     map: Map
     models: dict[str, str] = field(default_factory=dict)
-    one: dict[Place, Place] = field(default_factory=dict)
-    parts: dict[Place, list[Place]] = field(default_factory=dict)
-    wholes: dict[Place, list[Place]] = field(default_factory=dict)
-    containers: set[Place] = field(default_factory=set)
+    matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
+    parts: dict[ModulePath, list[ModulePath]] = field(default_factory=dict)
+    wholes: dict[ModulePath, list[ModulePath]] = field(default_factory=dict)
+    containers: set[ModulePath] = field(default_factory=set)
     parameters: list[tuple[list[Parameter], list[Parameter]]] = field(default_factory=list)
-    unpaired: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
+    unpaired: tuple[set[ModulePath], set[ModulePath]] = field(
+        default_factory=lambda: (set(), set())
+    )
     warnings: list[str] = field(default_factory=list)
-    _layouts: dict[Place, list[tuple[Entry, re.Pattern[str], Layout]]] = field(default_factory=dict)
+    _layouts: dict[ModulePath, list[tuple[Entry, re.Pattern[str], Layout]]] = field(
+        default_factory=dict
+    )
     _used: set[Entry] = field(default_factory=set)
 
-    def forbids(self, side: Side, place: Place) -> bool:
+    def forbids(self, side: Side, place: ModulePath) -> bool:
         """Whether a module of the reference (side 0) or the port (1) is never to be paired."""
         return place in self.unpaired[side]
 
-    def layout(self, place: Place, tensor: str) -> Layout | None:
+    def layout(self, place: ModulePath, tensor: str) -> Layout | None:
         """How the port lays out a tensor of the reference's module, None where it is as in the
         reference.
         """
@@ -262,7 +266,7 @@ class Correspondence:
                 return found
         return None
 
-    def reorders(self, place: Place, tensor: str) -> bool:
+    def reorders(self, place: ModulePath, tensor: str) -> bool:
         """Whether the port keeps the elements of a tensor of the reference's module in another
         order.
         """
@@ -280,7 +284,11 @@ class Correspondence:
 
     def apply(self, found: ModulePairs) -> ModulePairs:
         """Put what the map says over what was found, in place: whatever contradicts it goes."""
-        said = [([one], [other]) for one, other in self.one.items() if found.one.get(one) != other]
+        said = [
+            ([one], [other])
+            for one, other in self.matched.items()
+            if found.matched.get(one) != other
+        ]
         said += [(parts, [whole]) for whole, parts in self.parts.items()]
         said += [([whole], parts) for whole, parts in self.wholes.items()]
         said.append((list(self.unpaired[0]), list(self.unpaired[1])))
@@ -288,18 +296,18 @@ class Correspondence:
             {place for group, _ in said for place in group},
             {place for _, group in said for place in group},
         )
-        for one, other in list(found.one.items()):
+        for one, other in list(found.matched.items()):
             if one in drop[0] or other in drop[1]:
-                del found.one[one]
+                del found.matched[one]
                 found.containers.pop(one, None)
-        taken = {*self.one} | drop[0], {*self.one.values()} | drop[1]
+        taken = {*self.matched} | drop[0], {*self.matched.values()} | drop[1]
         for groups, side in ((found.parts, 1), (found.wholes, 0)):
             for whole, parts in list(groups.items()):
                 if whole in taken[side] or not taken[1 - side].isdisjoint(parts):
                     del groups[whole]
-        found.one.update(self.one)
+        found.matched.update(self.matched)
         found.containers.update(
-            {one: other for one, other in self.one.items() if one in self.containers}
+            {one: other for one, other in self.matched.items() if one in self.containers}
         )
         found.parts.update(self.parts)
         found.wholes.update(self.wholes)
@@ -307,7 +315,7 @@ class Correspondence:
         found.ambiguous = {
             one: rivals
             for one, rivals in found.ambiguous.items()
-            if one in found.one and one not in self.one
+            if one in found.matched and one not in self.matched
         }
         return found
 
@@ -317,7 +325,7 @@ class _Universe:
     """What names of one kind can stand for, on both sides. what: for a person."""
 
     what: str
-    sides: tuple[Mapping[Place, Any], Mapping[Place, Any]]
+    sides: tuple[Mapping[ModulePath, Any], Mapping[ModulePath, Any]]
 
 
 class _Resolution:
@@ -339,21 +347,23 @@ class _Resolution:
                 {**self._modules.sides[1], **self._parameters.sides[1]},
             ),
         )
-        self._owned: tuple[dict[Place, list[str]], dict[Place, list[str]]] = (
+        self._owned: tuple[dict[ModulePath, list[str]], dict[ModulePath, list[str]]] = (
             defaultdict(list),
             defaultdict(list),
         )
         for owned, side in zip(self._owned, names, strict=True):
             for one in side.parameters:
-                owned[one.place].append(one.name)
+                owned[one.module_path].append(one.name)
         self._found = Correspondence(written)
-        self._claimed: tuple[dict[Place, tuple[Entry, Place]], dict[Place, tuple[Entry, Place]]] = (
+        self._claimed: tuple[
+            dict[ModulePath, tuple[Entry, ModulePath]], dict[ModulePath, tuple[Entry, ModulePath]]
+        ] = (
             {},
             {},
         )
         self._grouped: tuple[set[int], set[int]] = set(), set()
         self._alone: list[
-            tuple[Entry, Place]
+            tuple[Entry, ModulePath]
         ] = []  # matched on one side, without a counterpart on the other
 
     def resolve(self) -> Correspondence:
@@ -413,7 +423,7 @@ class _Resolution:
         model, slash, rest = name.partition("/")
         return (model, rest) if slash and model in self._models[side] else (None, name)
 
-    def _matches(self, side: Side, name: str, places: Mapping[Place, Any]) -> list[Place]:
+    def _matches(self, side: Side, name: str, places: Mapping[ModulePath, Any]) -> list[ModulePath]:
         """Every place that a name matches, with a model in front or without."""
         model, rest = self._split(side, name)
         if not wildcards(rest):
@@ -429,11 +439,13 @@ class _Resolution:
             if model in (None, place[0]) and expression.fullmatch(place[1])
         ]
 
-    def _assign(self, entries: Sequence[Entry], universe: _Universe) -> list[tuple[Entry, Place]]:
+    def _assign(
+        self, entries: Sequence[Entry], universe: _Universe
+    ) -> list[tuple[Entry, ModulePath]]:
         """Which entry speaks of which place: one without wildcards before one with them, one with
         its model before others.
         """
-        speaking: dict[tuple[Side, Place], list[Entry]] = defaultdict(list)
+        speaking: dict[tuple[Side, ModulePath], list[Entry]] = defaultdict(list)
         for entry in entries:
             places = self._matches(entry.side, entry.name, universe.sides[entry.side])
             if not places:
@@ -467,7 +479,7 @@ class _Resolution:
         near = _nearest(self._split(side, name)[1], [place[1] for place in universe.sides[side]])
         return f"the {SIDES[side]} has no {universe.what} {quoted(name)}{near}"
 
-    def _claim(self, entry: Entry, speaker: Place, side: Side, place: Place) -> None:
+    def _claim(self, entry: Entry, speaker: ModulePath, side: Side, place: ModulePath) -> None:
         """Remember which line, at which of its places, speaks of a place; two that do contradict
         each other.
         """
@@ -482,15 +494,15 @@ class _Resolution:
             )
         self._fail(entry, f"{known} says something else of {_name(place)} of the {SIDES[side]}")
 
-    def _carried(self, entry: Entry, place: Place, other: str) -> tuple[str | None, str]:
+    def _carried(self, entry: Entry, place: ModulePath, other: str) -> tuple[str | None, str]:
         """The model, if it is said, and the name that a line gives the counterpart of a place."""
         model, rest = self._split(_turned(entry.side), other)
         stood_for = matcher(self._split(entry.side, entry.name)[1]).fullmatch(place[1])
         return model, carry(rest, stood_for.groups() if stood_for else ())
 
     def _counterpart(
-        self, entry: Entry, place: Place, other: str, universe: _Universe
-    ) -> Place | None:
+        self, entry: Entry, place: ModulePath, other: str, universe: _Universe
+    ) -> ModulePath | None:
         """The place of the other side that a line gives a place, None where there is none."""
         model, name = self._carried(entry, place, other)
         models = [model] if model is not None else self._counterparts(entry.side, place[0])
@@ -504,12 +516,12 @@ class _Resolution:
 
     def _said(
         self, entries: Sequence[Entry], universe: _Universe
-    ) -> list[tuple[Entry, Place, list[Place]]]:
+    ) -> list[tuple[Entry, ModulePath, list[ModulePath]]]:
         """(line, place, its counterparts) for everything that lines of one kind match; what they
         match is claimed.
         """
         found, met = [], set()
-        missing: dict[Entry, list[tuple[Place, str]]] = defaultdict(list)
+        missing: dict[Entry, list[tuple[ModulePath, str]]] = defaultdict(list)
         for entry, place in self._assign(entries, universe):
             others = {
                 other: self._counterpart(entry, place, other, universe) for other in entry.others
@@ -572,11 +584,11 @@ class _Resolution:
                     self._fuse(side, _below(whole, name), [_below(part, name) for part in parts])
             else:
                 self._fuse(side, whole, parts)
-                owners = groups.setdefault(self._parameters.sides[side][whole].place, [])
-                places = [self._parameters.sides[1 - side][part].place for part in parts]
+                owners = groups.setdefault(self._parameters.sides[side][whole].module_path, [])
+                places = [self._parameters.sides[1 - side][part].module_path for part in parts]
                 owners += [place for place in dict.fromkeys(places) if place not in owners]
 
-    def _fuse(self, side: Side, whole: Place, parts: Sequence[Place]) -> None:
+    def _fuse(self, side: Side, whole: ModulePath, parts: Sequence[ModulePath]) -> None:
         mine, theirs = self._parameters.sides[side], self._parameters.sides[1 - side]
         if all(part in theirs for part in parts):
             groups = [mine[whole]], [theirs[part] for part in parts]
@@ -594,10 +606,10 @@ class _Resolution:
             *(((one, ""), (other, "")) for one, other in self._found.models.items()),
         ]:
             if (
-                place in self._found.one
+                place in self._found.matched
             ):  # a root that a line of its own pairs otherwise than its model
                 continue
-            self._found.one[place] = other
+            self._found.matched[place] = other
             if place in holders and place not in self._owned[0]:
                 self._found.containers.add(place)
             for name in self._owned[0].get(place, ()):
@@ -636,26 +648,26 @@ def _turned(side: Side) -> Side:
     return 1 if side == 0 else 0
 
 
-def _places(names: Names) -> list[Place]:
+def _places(names: Names) -> list[ModulePath]:
     return [*names.modules, *((one.model, one.module) for one in names.parameters)]
 
 
-def _by_place(parameters: Sequence[Parameter]) -> dict[Place, Parameter]:
+def _by_place(parameters: Sequence[Parameter]) -> dict[ModulePath, Parameter]:
     """Parameters by (model, full name); one that goes by several names is the same under each."""
     first: dict[tuple[str, Any], Parameter] = {}
     found = {}
     for one in parameters:
         number = one.row.get("value")
         key = one.model, number if isinstance(number, int) else id(one)
-        found[one.model, one.full] = first.setdefault(key, one)
+        found[one.model, one.full_name] = first.setdefault(key, one)
     return found
 
 
-def _below(place: Place, name: str) -> Place:
+def _below(place: ModulePath, name: str) -> ModulePath:
     return place[0], f"{place[1]}.{name}" if place[1] else name
 
 
-def _name(place: Place) -> str:
+def _name(place: ModulePath) -> str:
     return place[1] or f"the root of {place[0]}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.parameters import ParameterPair, similarity
 
-Place = tuple[str, str]  # model, module
+ModulePath = tuple[str, str]  # model, module
 
 # how much of what two containers hold must correspond
 _OVERLAP = 0.75
@@ -22,43 +22,51 @@ _OVERLAP = 0.75
 class ModulePairs:
     """What corresponds to what.
 
-    one: reference's module -> port's, one to one. parts: reference's modules of which a port's
+    matched: reference's module -> port's, one to one. parts: reference's modules of which a port's
     module consists, in order; wholes: port's modules of which a reference's module consists.
-    containers: those of `one` that were paired by what they hold. ambiguous: for a module of the
+    containers: those of `matched` that were paired by what they hold. ambiguous: for a module of the
     reference, those of the port that would have been as good as its own. unpaired: of the reference
     and of the port, what a map keeps apart. weights: the parameter pairs of a module pair.
     """
 
-    one: dict[Place, Place] = field(default_factory=dict)
-    parts: dict[Place, list[Place]] = field(default_factory=dict)
-    wholes: dict[Place, list[Place]] = field(default_factory=dict)
-    containers: dict[Place, Place] = field(default_factory=dict)
-    ambiguous: dict[Place, list[Place]] = field(default_factory=dict)
-    unpaired: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
-    weights: dict[tuple[Place, Place], list[ParameterPair]] = field(default_factory=dict)
+    matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
+    parts: dict[ModulePath, list[ModulePath]] = field(default_factory=dict)
+    wholes: dict[ModulePath, list[ModulePath]] = field(default_factory=dict)
+    containers: dict[ModulePath, ModulePath] = field(default_factory=dict)
+    ambiguous: dict[ModulePath, list[ModulePath]] = field(default_factory=dict)
+    unpaired: tuple[set[ModulePath], set[ModulePath]] = field(
+        default_factory=lambda: (set(), set())
+    )
+    weights: dict[tuple[ModulePath, ModulePath], list[ParameterPair]] = field(default_factory=dict)
 
 
 def pair_modules(
     pairs: Sequence[ParameterPair],
-    reference: Iterable[Place],
-    port: Iterable[Place],
+    reference: Iterable[ModulePath],
+    port: Iterable[ModulePath],
 ) -> ModulePairs:
     """Pair owners by votes of their parameters, then containers by the paired owners below them.
 
     reference, port: every module of each side, whether it owns anything or not.
     """
     found = ModulePairs()
-    votes: dict[Place, Counter[Place]] = defaultdict(Counter)
+    votes: dict[ModulePath, Counter[ModulePath]] = defaultdict(Counter)
     for pair in pairs:
         weight = 1.0 if pair.equal else 0.5
         if len(pair.reference) == len(pair.port) == 1:
-            votes[pair.reference[0].place][pair.port[0].place] += weight  # type: ignore[assignment]
+            votes[pair.reference[0].module_path][pair.port[0].module_path] += weight  # type: ignore[assignment]
         elif len(pair.port) == 1:
-            _extend(found.parts, pair.port[0].place, [part.place for part in pair.reference])
+            _extend(
+                found.parts, pair.port[0].module_path, [part.module_path for part in pair.reference]
+            )
         else:
-            _extend(found.wholes, pair.reference[0].place, [part.place for part in pair.port])
-        for one in {part.place for part in pair.reference}:
-            for other in {part.place for part in pair.port}:
+            _extend(
+                found.wholes,
+                pair.reference[0].module_path,
+                [part.module_path for part in pair.port],
+            )
+        for one in {part.module_path for part in pair.reference}:
+            for other in {part.module_path for part in pair.port}:
                 found.weights.setdefault((one, other), []).append(pair)
     candidates = sorted(
         (
@@ -67,14 +75,15 @@ def pair_modules(
             for other, count in row.items()
         ),
     )
-    taken: set[Place] = set()
+    taken: set[ModulePath] = set()
     for _, _, one, other in candidates:
-        if one not in found.one and other not in taken:
-            found.one[one] = other
+        if one not in found.matched and other not in taken:
+            found.matched[one] = other
             taken.add(other)
-    for one, other in found.one.items():
+    for one, other in found.matched.items():
         rivals = [
-            {rival.place for rival in pair.rivals} - {other} for pair in found.weights[one, other]
+            {rival.module_path for rival in pair.rivals} - {other}
+            for pair in found.weights[one, other]
         ]
         if common := set.intersection(*rivals):
             found.ambiguous[one] = sorted(common)
@@ -98,17 +107,19 @@ def pair_within_containers(
     ]
     completed: list[ParameterPair] = []
     for one in left[0]:
-        container = _container_of(found, one.place)
+        container = _container_of(found, one.module_path)
         if container is None:
             continue
-        other_container = found.one[container]
+        other_container = found.matched[container]
         fitting = [
             other
             for other in left[1]
-            if _fits(one, other) and _lies_in(other.place, other_container)
+            if _fits(one, other) and _lies_in(other.module_path, other_container)
         ]
         rivals = [
-            rival for rival in left[0] if _fits(rival, one) and _lies_in(rival.place, container)
+            rival
+            for rival in left[0]
+            if _fits(rival, one) and _lies_in(rival.module_path, container)
         ]
         if len(fitting) == len(rivals) and fitting:
             other = fitting[rivals.index(one)]
@@ -120,30 +131,34 @@ def _fits(one: Parameter, other: Parameter) -> bool:
     return one.name == other.name and one.numel == other.numel
 
 
-def _lies_in(place: Place, container: Place) -> bool:
+def _lies_in(place: ModulePath, container: ModulePath) -> bool:
     return place[0] == container[0] and (
         not container[1] or place[1].startswith(f"{container[1]}.")
     )
 
 
-def _container_of(found: ModulePairs, place: Place) -> Place | None:
+def _container_of(found: ModulePairs, place: ModulePath) -> ModulePath | None:
     """The innermost paired module that holds a place."""
     model, module = place
     while module:
         module = module.rpartition(".")[0]
-        if (model, module) in found.one:
+        if (model, module) in found.matched:
             return model, module
     return None
 
 
-def _extend(groups: dict[Place, list[Place]], key: Place, places: list[Place]) -> None:
+def _extend(
+    groups: dict[ModulePath, list[ModulePath]], key: ModulePath, places: list[ModulePath]
+) -> None:
     known = groups.setdefault(key, [])
     known += [place for place in places if place not in known]
 
 
-def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Place]) -> None:
-    numbers: list[dict[Place, set[int]]] = [{}, {}]
-    groups = [([one], [other]) for one, other in found.one.items()]
+def _pair_containers(
+    found: ModulePairs, reference: list[ModulePath], port: list[ModulePath]
+) -> None:
+    numbers: list[dict[ModulePath, set[int]]] = [{}, {}]
+    groups = [([one], [other]) for one, other in found.matched.items()]
     groups += [(parts, [whole]) for whole, parts in found.parts.items()]
     groups += [([whole], parts) for whole, parts in found.wholes.items()]
     for number, group in enumerate(groups):
@@ -151,27 +166,29 @@ def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Plac
             for place in group[side]:
                 numbers[side].setdefault(place, set()).add(number)
     below = [_below(modules, numbers[side]) for side, modules in enumerate((reference, port))]
-    holders: dict[int, list[Place]] = defaultdict(list)
+    holders: dict[int, list[ModulePath]] = defaultdict(list)
     for place, held in below[1].items():
         for number in held:
             holders[number].append(place)
     candidates = []
     for one, held in below[0].items():
-        if one in found.one or one in found.wholes:
+        if one in found.matched or one in found.wholes:
             continue
         for other in {place for number in held for place in holders[number]}:
             overlap = len(held & below[1][other]) / len(held | below[1][other])
             if overlap >= _OVERLAP:
                 depth = abs(one[1].count(".") - other[1].count("."))
                 candidates.append((-overlap, -similarity(one[1], other[1]), depth, one, other))
-    taken = set(found.one.values()) | set(found.parts)
+    taken = set(found.matched.values()) | set(found.parts)
     for _, equals in itertools.groupby(sorted(candidates), key=lambda item: item[:3]):
         equally_good = [
-            (one, other) for *_, one, other in equals if one not in found.one and other not in taken
+            (one, other)
+            for *_, one, other in equals
+            if one not in found.matched and other not in taken
         ]
         for one, other in equally_good:
-            if one not in found.one and other not in taken:
-                found.one[one] = found.containers[one] = other
+            if one not in found.matched and other not in taken:
+                found.matched[one] = found.containers[one] = other
                 taken.add(other)
                 if rivals := [
                     rival for first, rival in equally_good if first == one and rival != other
@@ -179,9 +196,11 @@ def _pair_containers(found: ModulePairs, reference: list[Place], port: list[Plac
                     found.ambiguous[one] = rivals
 
 
-def _below(modules: list[Place], owners: dict[Place, set[int]]) -> dict[Place, set[int]]:
+def _below(
+    modules: list[ModulePath], owners: dict[ModulePath, set[int]]
+) -> dict[ModulePath, set[int]]:
     """What each module that holds others holds, itself included."""
-    held: dict[Place, set[int]] = defaultdict(set)
+    held: dict[ModulePath, set[int]] = defaultdict(set)
     has_children = set()
     for model, module in modules:
         parent = module

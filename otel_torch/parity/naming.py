@@ -39,15 +39,15 @@ def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
     def named(parameter: Parameter) -> list[str]:
         found = []
         for expression, target in renamed:
-            if expression.match(parameter.full):
+            if expression.match(parameter.full_name):
                 try:
-                    found.append(expression.sub(target, parameter.full))
+                    found.append(expression.sub(target, parameter.full_name))
                 except re.error:
                     continue
                 break
         for whole, part in stacked:
-            if part in parameter.full:
-                found.append(parameter.full.replace(part, whole))
+            if part in parameter.full_name:
+                found.append(parameter.full_name.replace(part, whole))
         return found
 
     return named

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from otel_torch.parity.call_graph import Program, Role, Value
-from otel_torch.parity.modules import Place
+from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import sketch_error, statistics_error
 
@@ -37,7 +37,7 @@ def _key(role: Role) -> tuple[Any, ...]:
 
 
 def coarseness(
-    program: Program, parameter_types: dict[Place, set[str]], tolerance: Tolerance
+    program: Program, parameter_types: dict[ModulePath, set[str]], tolerance: Tolerance
 ) -> dict[Value, float]:
     """For each value the limit that the coarsest type sets of all that was there before it: what
     enters is passed on.
@@ -45,16 +45,16 @@ def coarseness(
     found: dict[Value, float] = {}
     coarsest = 0.0
     for role in program.roles:
-        types = {str(role.row.get("dtype", ""))} | parameter_types.get(role.call.place, set())
+        types = {str(role.row.get("dtype", ""))} | parameter_types.get(role.call.module_path, set())
         coarsest = max(coarsest, tolerance.base(types))
         if role.value not in found:
             found[role.value] = coarsest
     return found
 
 
-def types_by_place(parameters: Iterable[Any]) -> dict[Place, set[str]]:
+def types_by_place(parameters: Iterable[Any]) -> dict[ModulePath, set[str]]:
     """The types of each module's own parameters."""
-    found: dict[Place, set[str]] = {}
+    found: dict[ModulePath, set[str]] = {}
     for one in parameters:
-        found.setdefault(one.place, set()).add(str(one.row.get("dtype", "")))
+        found.setdefault(one.module_path, set()).add(str(one.row.get("dtype", "")))
     return found

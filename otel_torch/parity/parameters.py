@@ -124,7 +124,7 @@ class _Pairing:
         for one in self._left[0]:
             for name in named(one):
                 targets[name].append(one)
-        ports = {one.full: one for one in self._left[1]}
+        ports = {one.full_name: one for one in self._left[1]}
         for name, parts in targets.items():
             whole = ports.get(name)
             if whole is None:
@@ -165,7 +165,9 @@ class _Pairing:
             for other in near:
                 error = same(one, other)
                 if error is not None:
-                    found.append((-similarity(one.full, other.full), len(found), one, other, error))
+                    found.append(
+                        (-similarity(one.full_name, other.full_name), len(found), one, other, error)
+                    )
         taken: set[int] = set()
         for _, equals in itertools.groupby(
             sorted(found, key=lambda item: item[:2]), key=lambda item: item[0]
@@ -255,22 +257,24 @@ class _Pairing:
             if len(pair.reference) == len(pair.port) == 1 and pair.how == "equal"
         ]
         for pair in singles:
-            learned[pattern(pair.reference[0].full)][pattern(pair.port[0].full)] += 1
-        ports = {pair.port[0].full: pair.port[0] for pair in singles} | {
-            one.full: one for one in self._left[1]
+            learned[pattern(pair.reference[0].full_name)][pattern(pair.port[0].full_name)] += 1
+        ports = {pair.port[0].full_name: pair.port[0] for pair in singles} | {
+            one.full_name: one for one in self._left[1]
         }
-        references = {pair.reference[0].full for pair in singles} | {
-            one.full for one in self._left[0]
+        references = {pair.reference[0].full_name for pair in singles} | {
+            one.full_name for one in self._left[0]
         }
         misplaced = []
         for pair in singles:
             one, other = pair.reference[0], pair.port[0]
-            if one.full == other.full:
+            if one.full_name == other.full_name:
                 continue
-            expected = one.full if one.full in ports and other.full in references else None
+            expected = (
+                one.full_name if one.full_name in ports and other.full_name in references else None
+            )
             if expected is None:
-                best, _ = learned[pattern(one.full)].most_common(1)[0]
-                expected = fill(best, indices(one.full))
+                best, _ = learned[pattern(one.full_name)].most_common(1)[0]
+                expected = fill(best, indices(one.full_name))
             there = ports.get(expected)
             if (
                 there is not None
@@ -281,11 +285,15 @@ class _Pairing:
                 misplaced.append(pair)
         # numbering that begins elsewhere, or one program's norm2 being the other's norm3, moves all
         # of a name, not some
-        moved = Counter(pattern(pair.reference[0].full) for pair in misplaced)
+        moved = Counter(pattern(pair.reference[0].full_name) for pair in misplaced)
         for pair in misplaced:
             one, other = pair.reference[0], pair.port[0]
-            exchanged = pattern(one.full) == pattern(other.full) or other.full in references
-            if exchanged or moved[pattern(one.full)] < sum(learned[pattern(one.full)].values()):
+            exchanged = (
+                pattern(one.full_name) == pattern(other.full_name) or other.full_name in references
+            )
+            if exchanged or moved[pattern(one.full_name)] < sum(
+                learned[pattern(one.full_name)].values()
+            ):
                 self.pairs.remove(pair)
                 self._left[0].append(one)
                 self._left[1].append(other)
@@ -298,9 +306,9 @@ class _Pairing:
             how()
 
     def _by_exact_names(self) -> None:
-        ports = {one.full: one for one in self._left[1]}
+        ports = {one.full_name: one for one in self._left[1]}
         for one in list(self._left[0]):
-            other = ports.get(one.full)
+            other = ports.get(one.full_name)
             if other is not None and other.shape == one.shape:
                 self._take([one], [other], "name", _distance(one, other))
             elif other is not None and _padded(one, other):
@@ -310,10 +318,13 @@ class _Pairing:
         learned = _learn(self.pairs)
         for side in (1, 0):
             for whole in list(self._left[side]):
-                for rule in learned[side].get(pattern(whole.full), ()):
-                    names = [part.apply(indices(whole.full)) for part in rule]
+                for rule in learned[side].get(pattern(whole.full_name), ()):
+                    names = [part.apply(indices(whole.full_name)) for part in rule]
                     chosen = [
-                        one for name in names for one in self._left[1 - side] if one.full == name
+                        one
+                        for name in names
+                        for one in self._left[1 - side]
+                        if one.full_name == name
                     ]
                     if (
                         chosen
@@ -338,8 +349,8 @@ class _Pairing:
         for one in self._left[0]:
             for other in ports[_squeezed(one.shape)]:
                 if one.name == other.name and not one.is_buffer and not other.is_buffer:
-                    closeness = similarity(one.full, other.full)
-                    if closeness > 0.6 and indices(one.full) == indices(other.full):
+                    closeness = similarity(one.full_name, other.full_name)
+                    if closeness > 0.6 and indices(one.full_name) == indices(other.full_name):
                         found.append((-closeness, len(found), one, other))
         taken: set[int] = set()
         for _, _, one, other in sorted(found, key=lambda item: item[:2]):
@@ -383,9 +394,9 @@ def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
             ((pair.port, pair.reference), (pair.reference, pair.port))
         ):
             if len(wholes) == 1:
-                key = pattern(wholes[0].full), tuple(pattern(part.full) for part in parts)
+                key = pattern(wholes[0].full_name), tuple(pattern(part.full_name) for part in parts)
                 examples[side][key].append(
-                    (indices(wholes[0].full), tuple(indices(part.full) for part in parts))
+                    (indices(wholes[0].full_name), tuple(indices(part.full_name) for part in parts))
                 )
     found: tuple[_Rules, _Rules] = {}, {}
     for side in (0, 1):

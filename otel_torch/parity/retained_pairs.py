@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.parity.finding import Comparison
-from otel_torch.parity.modules import Place
+from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.row_batches import Floats
 
 # how many episodes are kept in full from the start on
@@ -31,7 +31,7 @@ class Compared:
     statistics -> the pair.
     """
 
-    modules: Sequence[Place]
+    modules: Sequence[ModulePath]
     error: Floats
     limit: Floats
     wrong: bool
@@ -107,7 +107,7 @@ class Kept:
             return
         excess, number, compared = self._worst
         self._worst, self._in_last = None, 0
-        worst: dict[Place, int] = {}
+        worst: dict[ModulePath, int] = {}
         for at in np.argsort(_excess(compared.error, compared.limit), kind="stable").tolist():
             worst[compared.modules[at]] = at
         self._stretches.append(

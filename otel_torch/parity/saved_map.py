@@ -15,7 +15,7 @@ from pathlib import Path
 
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.mapping import SCHEMA, SIDES, Correspondence, Names, Side, quoted
-from otel_torch.parity.modules import ModulePairs, Place
+from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.naming import carry, matcher, wildcards
 from otel_torch.parity.parameters import ParameterPair
 
@@ -54,7 +54,7 @@ def save_map(
     port: Names,
     *,
     given: Correspondence | None = None,
-    ambiguous: Mapping[Place, Sequence[Place]] | None = None,
+    ambiguous: Mapping[ModulePath, Sequence[ModulePath]] | None = None,
     titles: tuple[str, str] = ("", ""),
 ) -> None:
     """Write what was found. Raises OSError where the file cannot be written.
@@ -77,7 +77,7 @@ class _Writer:
         weights: Sequence[ParameterPair],
         names: tuple[Names, Names],
         given: Correspondence | None,
-        ambiguous: Mapping[Place, Sequence[Place]],
+        ambiguous: Mapping[ModulePath, Sequence[ModulePath]],
     ) -> None:
         self._found = found
         self._models = models
@@ -85,7 +85,9 @@ class _Writer:
         self._given = given
         self._ambiguous = ambiguous
         self._modules = names[0].modules, names[1].modules
-        self._parameters = [[(one.model, one.full) for one in side.parameters] for side in names]
+        self._parameters = [
+            [(one.model, one.full_name) for one in side.parameters] for side in names
+        ]
         self._several = max(len({model for model, _ in side}) for side in self._modules) > 1
 
     def text(self) -> str:
@@ -107,11 +109,11 @@ class _Writer:
     # ----------------------------------------------------------------------------------------------
 
     def _module_lines(self) -> Iterator[tuple[str, str]]:
-        rows = {one: (other,) for one, other in self._found.one.items() if one[1] or other[1]}
+        rows = {one: (other,) for one, other in self._found.matched.items() if one[1] or other[1]}
         for key, partners, members in self._folded(rows, 0, self._modules):
             yield f"{quoted(key)} = {quoted(partners[0])}", self._said_of(members)
 
-    def _said_of(self, members: Sequence[Place]) -> str:
+    def _said_of(self, members: Sequence[ModulePath]) -> str:
         """How modules were paired, for a comment."""
         kinds = Counter(self._how(one) for one in members)
         text = ", ".join(
@@ -119,7 +121,9 @@ class _Writer:
             for kind, count in kinds.most_common()
         )
         rivals = {
-            one: [rival for rival in self._ambiguous.get(one, ()) if rival != self._found.one[one]]
+            one: [
+                rival for rival in self._ambiguous.get(one, ()) if rival != self._found.matched[one]
+            ]
             for one in members
         }
         unsure = [one for one in members if rivals[one]]
@@ -128,8 +132,8 @@ class _Writer:
             text += f"; ambiguous: {quoted(unsure[0][1])} could as well be {others}"
         return text if len(members) == 1 else f"{len(members)} modules, {text}"
 
-    def _how(self, one: Place) -> str:
-        other = self._found.one[one]
+    def _how(self, one: ModulePath) -> str:
+        other = self._found.matched[one]
         pairs = self._found.weights.get((one, other), ())
         kinds = {
             "different" if pair.how != "map" and not pair.equal else pair.how for pair in pairs
@@ -149,9 +153,9 @@ class _Writer:
             if self._is_whole(side, whole, parts)
         }
         single = {
-            (one.model, one.full): tuple((part.model, part.full) for part in parts)
+            (one.model, one.full_name): tuple((part.model, part.full_name) for part in parts)
             for one, parts in self._fusions(side)
-            if one.place not in rows
+            if one.module_path not in rows
         }
         for these, names in ((rows, self._modules), (single, self._parameters)):
             for key, partners, members in self._folded(these, side, names):
@@ -164,11 +168,11 @@ class _Writer:
             if len(whole) == 1 and len(parts) > 1:
                 yield whole[0], parts
 
-    def _is_whole(self, side: Side, whole: Place, parts: Sequence[Place]) -> bool:
+    def _is_whole(self, side: Side, whole: ModulePath, parts: Sequence[ModulePath]) -> bool:
         """Whether a module is made of these and of nothing else, and they are parts of nothing
         else.
         """
-        paired = {*self._found.one}, {*self._found.one.values()}
+        paired = {*self._found.matched}, {*self._found.matched.values()}
         if len(parts) < 2 or whole in paired[side] or not paired[1 - side].isdisjoint(parts):
             return False
         groups = (self._found.wholes, self._found.parts)[side]
@@ -176,9 +180,10 @@ class _Writer:
             other != whole and not set(parts).isdisjoint(others) for other, others in groups.items()
         ):
             return False
-        made = [(one, of) for one, of in self._fusions(side) if one.place == whole]
+        made = [(one, of) for one, of in self._fusions(side) if one.module_path == whole]
         return all(
-            [part.place for part in of] == list(parts) and {part.name for part in of} == {one.name}
+            [part.module_path for part in of] == list(parts)
+            and {part.name for part in of} == {one.name}
             for one, of in made
         )
 
@@ -188,8 +193,11 @@ class _Writer:
         for pair in self._weights:
             one, other = pair.reference[0], pair.port[0]
             single = len(pair.reference) == len(pair.port) == 1
-            if single and (self._found.one.get(one.place) != other.place or one.name != other.name):
-                rows[one.model, one.full] = ((other.model, other.full),)
+            if single and (
+                self._found.matched.get(one.module_path) != other.module_path
+                or one.name != other.name
+            ):
+                rows[one.model, one.full_name] = ((other.model, other.full_name),)
         for key, partners, members in self._folded(rows, 0, self._parameters):
             yield f"{quoted(key)} = {quoted(partners[0])}", _times(members)
 
@@ -204,7 +212,10 @@ class _Writer:
             else []
             for side in (0, 1)
         ]
-        paired: tuple[set[Place], set[Place]] = {*self._found.one}, {*self._found.one.values()}
+        paired: tuple[set[ModulePath], set[ModulePath]] = (
+            {*self._found.matched},
+            {*self._found.matched.values()},
+        )
         for side, groups in enumerate((self._found.wholes, self._found.parts)):
             paired[side].update(groups)
             paired[1 - side].update(place for parts in groups.values() for place in parts)
@@ -212,7 +223,7 @@ class _Writer:
         for side in (0, 1):
             text += f"{SIDES[side]} = [{', '.join(map(quoted, kept[side]))}]\n"
         for side in (0, 1):
-            alone: dict[Place, tuple[Place, ...]] = {
+            alone: dict[ModulePath, tuple[ModulePath, ...]] = {
                 place: () for place in self._modules[side] if place not in paired[side]
             }
             if alone:
@@ -229,8 +240,11 @@ class _Writer:
     # ----------------------------------------------------------------------------------------------
 
     def _folded(
-        self, rows: Mapping[Place, tuple[Place, ...]], side: Side, names: Sequence[Sequence[Place]]
-    ) -> Iterator[tuple[str, tuple[str, ...], list[Place]]]:
+        self,
+        rows: Mapping[ModulePath, tuple[ModulePath, ...]],
+        side: Side,
+        names: Sequence[Sequence[ModulePath]],
+    ) -> Iterator[tuple[str, tuple[str, ...], list[ModulePath]]]:
         """(name, its partners, the places that this line speaks of), model by model, in the order
         of the program.
         """
@@ -258,7 +272,7 @@ class _Writer:
         return f"{model}/" if self._several else ""
 
 
-def _times(members: Sequence[Place]) -> str:
+def _times(members: Sequence[ModulePath]) -> str:
     return f"{len(members)} of them" if len(members) > 1 else ""
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.console import say, say_once
-from otel_torch.parity.isolation import Pairing, Slot
+from otel_torch.recording.isolation_pairing import Pairing, Slot
 from otel_torch.recording.tensor_files import Stored, TensorFolder, tensor_key
 from otel_torch.session import Session
 from otel_torch.sources import modules
