@@ -379,7 +379,7 @@ class Activations(Source):
         moment = site.model.forward_context
         if moment is None or site.module() not in self._attached:
             return None
-        so_far = self._calls_of(site.model, moment)[1].so_far(site.name)
+        so_far = self._calls_of(site.model, moment)[1].next_number(site.name)
         call = self._begin(site, so_far)  # its observer counts it when it ends
         return call if call is not None and call.recording else None
 
@@ -491,7 +491,7 @@ class Activations(Source):
         moment = site.model.forward_context
         if moment is None:
             return 0
-        return self._calls_of(site.model, moment)[1].so_far(site.name) - 1
+        return self._calls_of(site.model, moment)[1].next_number(site.name) - 1
 
     def record_parameters(self, model: Model) -> None:
         """Record the parameters of a model, once: right before its first forward, when its weights
@@ -533,7 +533,7 @@ class Activations(Source):
         for name, module in self._selected(model):
             for key, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in held and parameter.grad is not None:
-                    number = model.calls.next(calls, f"{name}.{key}")  # two optimizers may hold it
+                    number = model.calls.count(calls, f"{name}.{key}")  # two optimizers may hold it
                     call = _Call(model.name, name, step, number, loop, "backward", None)
                     self._add(call, [(f"param_grad.{key}", parameter.grad)])
 
@@ -564,7 +564,7 @@ class Activations(Source):
         phase, calls = self._calls_of(model, moment)
         name = site.name
         if number is None:
-            number = model.calls.next(calls, name)
+            number = model.calls.count(calls, name)
         if not moment.recording:
             return None
         recording = len(site.names) == 1 or self.selects(name)

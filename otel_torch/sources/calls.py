@@ -1,5 +1,10 @@
-"""How often has a module already run in this step? That number tells a record from those of the
-same module and step.
+"""Numbers the calls of a module within a step, so that records of repeated calls can be told apart.
+
+with trace_step(0):
+    block(x)  # call 0
+    block(x)  # call 1
+with trace_step(1):
+    block(x)  # call 0
 """
 
 from __future__ import annotations
@@ -7,88 +12,104 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-# so many steps of each phase are counted at a time: optimizers, threads and pipelines work at
-# several in turn
-_KEPT = 8
+# How many steps of a phase are counted at a time: optimizers, threads and pipelines alternate
+# between a few steps.
+_MAX_STEPS = 8
 
 
 class StepCalls(dict[str, int]):
-    """How often each module has run in one step so far. begin: where a module's numbers begin that
-    has not run in it.
+    """The calls of each module in one step so far.
+
+    `first` has the number of a module's first call in this step, if it is not 0.
     """
 
-    __slots__ = ("begin",)
+    __slots__ = ("first",)
 
-    def __init__(self, begin: dict[str, int]) -> None:
+    def __init__(self, first: dict[str, int]) -> None:
         super().__init__()
-        self.begin = begin
+        self.first = first
 
-    def so_far(self, module: str) -> int:
-        """The number of the module's next call."""
-        return self.get(module) or self.begin.get(module, 0)
+    def next_number(self, module: str) -> int:
+        """Return the number that the module's next call gets."""
+        return self.get(module) or self.first.get(module, 0)
 
 
 class _Phase:
-    """What is counted in one phase. most: of each module, behind which number all calls of
-    forgotten steps are.
+    """The counted steps of one phase.
+
+    Attributes:
+        first: where the numbers of a module begin in a new step.
+        highest: the highest step whose counts were dropped.
+        most: the most calls of each module in any dropped step.
     """
 
-    __slots__ = ("begin", "highest", "most", "steps")
+    __slots__ = ("first", "highest", "most", "steps")
 
     def __init__(self) -> None:
         self.steps: dict[tuple[int, int], StepCalls] = {}
-        self.begin: dict[str, int] = {}
+        self.first: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.highest = -1, -1
 
-    def step(self, when: tuple[int, int]) -> StepCalls:
-        """A step that is not counted. One that was forgotten and comes again (a new optimizer
-        counts from 0) begins a pass through the steps: from there on all go on behind every call of
-        before.
+    def add(self, step: tuple[int, int]) -> StepCalls:
+        """Start counting a step.
+
+        A step whose counts were dropped may come again, as after a new optimizer, which counts from
+        0. From there on, numbers continue after all earlier calls, so that none occurs twice.
         """
-        if when <= self.highest:
+        if step <= self.highest:
             for counted in list(self.steps):
-                self.forget(counted)
-            self.begin, self.highest = self.most.copy(), (-1, -1)
-        elif len(self.steps) >= _KEPT:
-            self.forget(next(iter(self.steps)))
-        calls = self.steps[when] = StepCalls(self.begin)
+                self.drop(counted)
+            self.first, self.highest = self.most.copy(), (-1, -1)
+        elif len(self.steps) >= _MAX_STEPS:
+            self.drop(next(iter(self.steps)))
+        calls = self.steps[step] = StepCalls(self.first)
         return calls
 
-    def forget(self, when: tuple[int, int]) -> None:
-        self.highest = max(self.highest, when)
-        for module, calls in self.steps.pop(when).items():
+    def drop(self, step: tuple[int, int]) -> None:
+        """Stop counting a step."""
+        self.highest = max(self.highest, step)
+        for module, calls in self.steps.pop(step).items():
             self.most[module] = max(self.most.get(module, 0), calls)
 
 
-class Calls:
-    """Counts the calls of one model's modules. A step is a pair of its loop and its number."""
+class CallCounter:
+    """Counts the calls of one model's modules.
+
+    >>> counter = CallCounter()
+    >>> step = counter.of("forward", loop=0, step=3)
+    >>> counter.count(step, "block"), counter.count(step, "block")
+    (0, 1)
+    >>> counter.count(counter.of("forward", loop=0, step=4), "block")
+    0
+    """
 
     def __init__(self) -> None:
         self._phases: defaultdict[str, _Phase] = defaultdict(_Phase)
         self._lock = threading.Lock()
 
     def forked(self) -> None:
-        """In a forked child another thread of the parent may hold the lock for ever."""
+        """Replace the lock, which another thread of the parent may hold."""
         self._lock = threading.Lock()
 
     def of(self, phase: str, loop: int, step: int) -> StepCalls:
-        """What is counted in a step."""
-        when = loop, step
+        """Return the counts of a step."""
+        key = loop, step
         with self._lock:
-            known = self._phases[phase]
-            calls = known.steps.get(when)
-            return known.step(when) if calls is None else calls
+            counts = self._phases[phase]
+            calls = counts.steps.get(key)
+            return counts.add(key) if calls is None else calls
 
-    def next(self, calls: StepCalls, module: str) -> int:
-        """How often the module has already run in that step; counts this run."""
+    def count(self, calls: StepCalls, module: str) -> int:
+        """Count a call of the module in that step, and return its number."""
         with self._lock:
-            call = calls.so_far(module)
+            call = calls.next_number(module)
             calls[module] = call + 1
         return call
 
     def modules(self) -> frozenset[str]:
-        """The modules of which any call was seen."""
-        phases = list(self._phases.values())
-        counted = [calls for phase in phases for calls in (phase.most, *list(phase.steps.values()))]
-        return frozenset().union(*counted)
+        """Return the modules of which at least one call was counted."""
+        names: set[str] = set()
+        for phase in list(self._phases.values()):
+            names.update(phase.most, *list(phase.steps.values()))
+        return frozenset(names)

@@ -25,7 +25,7 @@ from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
-from otel_torch.sources.calls import Calls
+from otel_torch.sources.calls import CallCounter
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import TorchHook
 from otel_torch.sources.model_attributes import attributes_holding
@@ -57,7 +57,7 @@ class Model:
         self.started = False
         self.sites: dict[int, ModuleSite] = {}
         self.method_run = RootMethodRun(root)
-        self.calls = Calls()
+        self.calls = CallCounter()
         self._contexts = threading.local()
         self._newest: ForwardContext | None = None
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())

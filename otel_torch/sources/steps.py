@@ -32,7 +32,7 @@ from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.settings import Settings
 from otel_torch.sources.cadence import Cadence, Kind
-from otel_torch.sources.calls import Calls, StepCalls
+from otel_torch.sources.calls import CallCounter, StepCalls
 from otel_torch.sources.denoising import Denoising
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.source import Source
@@ -64,7 +64,7 @@ class TrackedModel(Protocol):
 
     name: str
     completed: int
-    calls: Calls
+    calls: CallCounter
     method_run: RootMethodRun
 
     def parameter_ids(self) -> frozenset[int]: ...
@@ -194,7 +194,7 @@ class StepTracker(Source):
     >>> from types import SimpleNamespace
     >>> recorder = Recorder(read=lambda pending: None, connect=list, losses=Losses())
     >>> tracker = StepTracker(Settings.from_env({}), recorder, RunEvents())
-    >>> net = SimpleNamespace(name="Net", completed=0, calls=Calls(), parameter_ids=frozenset)
+    >>> net = SimpleNamespace(name="Net", completed=0, calls=CallCounter(), parameter_ids=frozenset)
     >>> def forward():
     ...     context = tracker.begin_forward(net)
     ...     tracker.end_forward(net, context)
