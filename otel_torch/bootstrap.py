@@ -387,11 +387,11 @@ def _versions() -> dict[str, str]:
 
 
 def _kernels() -> str:
-    from otel_torch.statistics import gpu, native
+    from otel_torch.statistics import cpu_kernel, gpu_kernel
 
-    if gpu.prepared():
-        return f"{native.describe()}; on a GPU: {gpu.describe()}"
-    return native.describe()
+    if gpu_kernel.was_prepared():
+        return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.describe()}"
+    return cpu_kernel.describe()
 
 
 def _guarded(action: Callable[..., Any], name: str) -> Callable[..., None]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from otel_torch.statistics.table import DEFINITIONS
+
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
 
 Problem = Callable[[str], None]
@@ -245,12 +247,8 @@ def _path(text: str, problem: Problem) -> str | None:
     return None if text.strip().lower() in _OFF else os.path.expanduser(text.strip())
 
 
-# the statistics of a record, in the order in which it carries them; statistics/table.py says what
-# each means
-STATISTICS = (
-    "abs_mean", "sum", "min", "max", "mean", "std", "nonfinite", "rms", "l2", "zeros", "numel", "histogram",
-    "sketch", "row_sketch", "shape", "dtype",
-)  # fmt: skip
+# the statistics of a record, in the order in which it has them
+STATISTICS = tuple(DEFINITIONS)
 CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
 # what a recording that is to be compared needs of each tensor, whatever else was asked for
 PARITY_STATISTICS = (

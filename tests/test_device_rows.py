@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from otel_torch.statistics import device_rows
-from otel_torch.statistics.device_rows import Copy, take
-from otel_torch.statistics.measure import Measured, measure
-from otel_torch.statistics.read import Rows, read_rows
-from otel_torch.statistics.row_layout import PRIMITIVES, SUM
+from otel_torch.statistics.device_rows import RowCopy, allocate_row
+from otel_torch.statistics.measure import Measurement, measure
+from otel_torch.statistics.read_rows import RowTransfer, read_rows
+from otel_torch.statistics.row_layout import COLUMNS, SUM
 from tests.support import run_python
 
 CPU = torch.device("cpu")
@@ -24,14 +24,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(count: int, size: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    return [take(size, dtype, CPU).fill_(number) for number in range(count)]
+    return [allocate_row(size, dtype, CPU).fill_(number) for number in range(count)]
 
 
 def test_rows_lie_side_by_side_and_are_one_copy():
     taken = rows(100, 7)
     assert len({row.untyped_storage().data_ptr() for row in taken}) == 1
-    assert Copy(taken).fetch() == [[float(number)] * 7 for number in range(100)]
-    assert Copy([taken[70], taken[3]]).fetch() == [[70.0] * 7, [3.0] * 7]
+    assert RowCopy(taken).fetch() == [[float(number)] * 7 for number in range(100)]
+    assert RowCopy([taken[70], taken[3]]).fetch() == [[70.0] * 7, [3.0] * 7]
 
 
 def test_a_piece_that_is_full_is_followed_by_another():
@@ -39,27 +39,32 @@ def test_a_piece_that_is_full_is_followed_by_another():
     assert len({row.untyped_storage().data_ptr() for row in taken}) == math.ceil(
         3000 / (device_rows._PIECE // 7)
     )
-    assert [row[0] for row in Copy(taken).fetch()] == list(range(3000))
-    assert take(3 * device_rows._PIECE, torch.float64, CPU).numel() == 3 * device_rows._PIECE
+    assert [row[0] for row in RowCopy(taken).fetch()] == list(range(3000))
+    assert (
+        allocate_row(3 * device_rows._PIECE, torch.float64, CPU).numel() == 3 * device_rows._PIECE
+    )
 
 
 def test_inside_inference_mode_and_outside_rows_share_a_piece():
     with torch.inference_mode():
-        first = take(2, torch.float64, CPU).fill_(1.0)
-    second = take(2, torch.float64, CPU).fill_(2.0)
+        first = allocate_row(2, torch.float64, CPU).fill_(1.0)
+    second = allocate_row(2, torch.float64, CPU).fill_(2.0)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    assert Copy([first, second]).fetch() == [[1.0, 1.0], [2.0, 2.0]]
+    assert RowCopy([first, second]).fetch() == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_rows_of_hosts_and_devices_and_none_come_in_order():
-    def measured(row: torch.Tensor | list[float] | None) -> Measured:
-        return Measured(row, ("sum",), 1, 1, [1], "torch.float32")
+    def measured(row: torch.Tensor | list[float] | None) -> Measurement:
+        return Measurement(row, ("sum",), 1, 1, [1], "torch.float32")
 
-    single = take(1, torch.float32, CPU).fill_(4.0)
-    reading = Rows(
-        [measured(row) for row in ([1.0], take(1, torch.float64, CPU).fill_(2.0), None, single)]
+    single = allocate_row(1, torch.float32, CPU).fill_(4.0)
+    reading = RowTransfer(
+        [
+            measured(row)
+            for row in ([1.0], allocate_row(1, torch.float64, CPU).fill_(2.0), None, single)
+        ]
     )
-    assert reading.ready()
+    assert reading.is_ready()
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
     assert reading.fetch() == [[1.0], [2.0], None, [4.0]]
 
@@ -68,41 +73,45 @@ def test_while_a_graph_is_captured_no_row_is_copied_and_none_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ):
     capture = [True]
-    monkeypatch.setattr("otel_torch.statistics.read.capturing", lambda: capture[0])
-    made: list[Copy] = []
+    monkeypatch.setattr("otel_torch.statistics.read_rows.is_capturing", lambda: capture[0])
+    made: list[RowCopy] = []
 
-    class Counted(Copy):
+    class Counted(RowCopy):
         def __init__(self, rows: list[torch.Tensor]) -> None:
             made.append(self)
             super().__init__(rows)
 
-        def ready(self) -> bool:
+        def is_ready(self) -> bool:
             assert not capture[0], "to ask a device would spoil the graph"
-            return super().ready()
+            return super().is_ready()
 
-    monkeypatch.setattr("otel_torch.statistics.read.Copy", Counted)
-    measured = [Measured(row, ("sum",), 1, 1, [1], "torch.float32") for row in (*rows(2, 1), None)]
-    before = Rows([])
-    reading = Rows(measured)
-    assert before.ready() and not reading.ready() and not made
+    monkeypatch.setattr("otel_torch.statistics.read_rows.RowCopy", Counted)
+    measured = [
+        Measurement(row, ("sum",), 1, 1, [1], "torch.float32") for row in (*rows(2, 1), None)
+    ]
+    before = RowTransfer([])
+    reading = RowTransfer(measured)
+    assert before.is_ready() and not reading.is_ready() and not made
     with pytest.raises(RuntimeError, match="graph is being captured"):
         reading.fetch()
     capture[0] = False
-    assert reading.ready() and len(made) == 1
+    assert reading.is_ready() and len(made) == 1
     capture[0] = True
-    assert not reading.ready()  # of another graph, while the copy is under way
+    assert not reading.is_ready()  # of another graph, while the copy is under way
     capture[0] = False
     assert reading.fetch() == [[0.0], [1.0], None]
 
 
 def test_rows_that_cannot_be_copied_are_no_tensors_without_numbers(monkeypatch: pytest.MonkeyPatch):
-    def fail(rows: list[torch.Tensor]) -> Copy:
+    def fail(rows: list[torch.Tensor]) -> RowCopy:
         raise MemoryError("no memory that is pinned")
 
     capture = [True]
-    monkeypatch.setattr("otel_torch.statistics.read.capturing", lambda: capture[0])
-    monkeypatch.setattr("otel_torch.statistics.read.Copy", fail)
-    reading = Rows([Measured(row, ("sum",), 1, 1, [1], "torch.float32") for row in rows(2, 1)])
+    monkeypatch.setattr("otel_torch.statistics.read_rows.is_capturing", lambda: capture[0])
+    monkeypatch.setattr("otel_torch.statistics.read_rows.RowCopy", fail)
+    reading = RowTransfer(
+        [Measurement(row, ("sum",), 1, 1, [1], "torch.float32") for row in rows(2, 1)]
+    )
     capture[0] = False
     for _ in range(2):
         with pytest.raises(MemoryError):
@@ -145,15 +154,15 @@ assert torch.equal(y, wanted)
 def test_a_gpu_is_not_waited_for_and_has_the_numbers_of_the_host():
     values = torch.randn(5, 1000)
     on_device = values.cuda()
-    measure(on_device, PRIMITIVES)
+    measure(on_device, COLUMNS)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        reading = Rows([measure(on_device, PRIMITIVES) for _ in range(50)])
-        reading.ready()
+        reading = RowTransfer([measure(on_device, COLUMNS) for _ in range(50)])
+        reading.is_ready()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    wanted = read_rows([measure(values, PRIMITIVES)])[0]
+    wanted = read_rows([measure(values, COLUMNS)])[0]
     for row in reading.fetch():
         assert row == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 

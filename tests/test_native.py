@@ -22,10 +22,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from otel_torch.statistics import native
+from otel_torch.statistics import cpu_kernel
+from otel_torch.statistics.cpu_kernel import (
+    CODES,
+    HISTOGRAM,
+    SKETCH,
+    SUMS,
+    CpuKernel,
+    KernelUnusable,
+)
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.native import CODES, HISTOGRAM, SKETCH, SUMS, Kernel, Unusable
 from otel_torch.statistics.sketch import PIECE, sketch
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +41,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 needs_exchange = pytest.mark.skipif(
     not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch before 2.10"
 )
-needs_kernel = pytest.mark.skipif(native.load() is None, reason=native.describe())
+needs_kernel = pytest.mark.skipif(cpu_kernel.load() is None, reason=cpu_kernel.describe())
 
 
 def builder() -> ModuleType:
@@ -58,29 +65,29 @@ def needs_compiler() -> ModuleType:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library built by the hook from today's source."""
-    library = tmp_path_factory.mktemp("kernel") / native.LIBRARY.name
-    assert needs_compiler().build(native.FOLDER, library) is None
+    library = tmp_path_factory.mktemp("kernel") / cpu_kernel.LIBRARY.name
+    assert needs_compiler().build(cpu_kernel.FOLDER, library) is None
     return library
 
 
 @pytest.fixture(scope="module")
-def kernel(built: Path) -> Kernel:
-    return Kernel(built)
+def kernel(built: Path) -> CpuKernel:
+    return CpuKernel(built)
 
 
 def sources(folder: Path, changed: str, old: str, new: str) -> Path:
     """A folder with the kernel's sources, one of them changed."""
-    for name in native.SOURCES:
-        text = (native.FOLDER / name).read_text()
+    for name in cpu_kernel.SOURCES:
+        text = (cpu_kernel.FOLDER / name).read_text()
         folder.joinpath(name).write_text(text.replace(old, new) if name == changed else text)
     return folder
 
 
 def measured(
-    kernel: Kernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1
+    kernel: CpuKernel, values: Tensor, wanted: int, start: int = 0, threads: int = 1
 ) -> list[float]:
     assert values.is_contiguous()
-    return kernel.measure(
+    return kernel.measure_memory(
         values.data_ptr(), values.numel(), CODES[values.dtype], wanted, start, threads
     )
 
@@ -139,8 +146,8 @@ def test_every_real_dtype_of_torch_has_a_code():
         if isinstance(dtype, torch.dtype) and not dtype.is_complex
     }
     known = {str(dtype).removeprefix("torch.") for dtype in sizes} & {
-        *native._WIDER,
-        *native._BYTES,
+        *cpu_kernel._WIDE_DTYPES,
+        *cpu_kernel._BYTE_DTYPES,
     }
     assert (
         known == {str(dtype).removeprefix("torch.") for dtype in CODES}
@@ -279,11 +286,11 @@ def test_threads_change_no_bit(kernel, dtype):
 def test_the_threads_of_torch_do_the_work(built):
     code = f"""
 import os, pathlib, torch
-from otel_torch.statistics.native import Kernel, SUMS
+from otel_torch.statistics.cpu_kernel import CpuKernel, SUMS
 torch.set_num_threads(1)  # to make the values starts no thread
-values, kernel = torch.ones(8 * 130688), Kernel(pathlib.Path({str(built)!r}))
+values, kernel = torch.ones(8 * 130688), CpuKernel(pathlib.Path({str(built)!r}))
 before = len(os.listdir("/proc/self/task"))
-kernel.measure(values.data_ptr(), values.numel(), 0, SUMS, 0, 3)
+kernel.measure_memory(values.data_ptr(), values.numel(), 0, SUMS, 0, 3)
 print(len(os.listdir("/proc/self/task")) - before)
 """
     library = (
@@ -320,43 +327,43 @@ def test_threads_of_python_do_not_mix_their_numbers(kernel):
 
 @needs_kernel
 def test_the_installed_kernel_is_found_and_named():
-    kernel = native.load()
-    assert kernel is native.load() and native.describe() == f"native ({kernel.processor})"
+    kernel = cpu_kernel.load()
+    assert kernel is cpu_kernel.load() and cpu_kernel.describe() == f"native ({kernel.processor})"
     check_sums(measured(kernel, torch.arange(9.0), SUMS), torch.arange(9.0))
 
 
 def test_torch_can_be_chosen():
-    native.choose("torch")
+    cpu_kernel.choose("torch")
     try:
-        assert native.load() is None and native.describe() == "torch (as chosen)"
+        assert cpu_kernel.load() is None and cpu_kernel.describe() == "torch (as chosen)"
         assert measure(torch.ones(3)).row == pytest.approx([1, 1, 3, 3, 3, 0, 0])
     finally:
-        native.choose("auto")
+        cpu_kernel.choose("auto")
 
 
 def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path):
     missing = tmp_path / "kernel.so"
-    monkeypatch.setattr(native, "LIBRARY", missing)
-    monkeypatch.setattr(Kernel.__init__, "__defaults__", (missing, native.FOLDER))
-    native._loaded.cache_clear()
+    monkeypatch.setattr(cpu_kernel, "LIBRARY", missing)
+    monkeypatch.setattr(CpuKernel.__init__, "__defaults__", (missing, cpu_kernel.FOLDER))
+    cpu_kernel._loaded.cache_clear()
     try:
-        assert native.load() is None
+        assert cpu_kernel.load() is None
         assert (
-            native.describe()
+            cpu_kernel.describe()
             == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
         )
     finally:
-        native._loaded.cache_clear()
+        cpu_kernel._loaded.cache_clear()
 
 
 def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
-    for changed in native.SOURCES:
-        with pytest.raises(Unusable, match="not of this version"):
-            Kernel(built, sources(tmp_path, changed, "\n", ""))
+    for changed in cpu_kernel.SOURCES:
+        with pytest.raises(KernelUnusable, match="of another version"):
+            CpuKernel(built, sources(tmp_path, changed, "\n", ""))
     garbage = tmp_path / "kernel.so"
     garbage.write_text("no library")
-    with pytest.raises(Unusable, match="cannot be loaded"):
-        Kernel(garbage)
+    with pytest.raises(KernelUnusable, match="cannot be loaded"):
+        CpuKernel(garbage)
 
 
 @pytest.mark.parametrize(
@@ -373,15 +380,15 @@ def test_a_kernel_that_computes_wrongly_is_refused(tmp_path, monkeypatch, source
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "FLAGS", ["-std=gnu11", "-O0", "-fPIC", "-shared"])
     assert build_kernel.build(folder, tmp_path / "kernel.so") is None
-    with pytest.raises(Unusable, match="computes wrongly"):
-        Kernel(tmp_path / "kernel.so", folder)
+    with pytest.raises(KernelUnusable, match="computes wrong numbers"):
+        CpuKernel(tmp_path / "kernel.so", folder)
 
 
 def test_processors_without_wide_vectors_compute_the_same_bits(kernel, tmp_path, monkeypatch):
     build_kernel = needs_compiler()
     monkeypatch.setattr(build_kernel, "VARIANTS", (("-DONE_TARGET",),))
-    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") is None
-    plain = Kernel(tmp_path / "kernel.so")
+    assert build_kernel.build(cpu_kernel.FOLDER, tmp_path / "kernel.so") is None
+    plain = CpuKernel(tmp_path / "kernel.so")
     for dtype in (*FLOATS, torch.int64):
         values = make(dtype, PIECE + 999, seed=6)
         wanted = SUMS | HISTOGRAM | SKETCH
@@ -392,12 +399,12 @@ def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):
     build_kernel = builder()
     monkeypatch.setenv("CC", "no-such-compiler")
     assert (
-        build_kernel.build(native.FOLDER, tmp_path / "kernel.so")
+        build_kernel.build(cpu_kernel.FOLDER, tmp_path / "kernel.so")
         == "no C compiler (no-such-compiler)"
     )
     failing = shutil.which("false")
     monkeypatch.setenv("CC", failing)
-    assert build_kernel.build(native.FOLDER, tmp_path / "kernel.so") == f"{failing}: it failed"
+    assert build_kernel.build(cpu_kernel.FOLDER, tmp_path / "kernel.so") == f"{failing}: it failed"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -415,7 +422,7 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
         inside = set(wheel.namelist())
         library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
         assert (library in inside) == (not compiler) and {
-            f"{build_kernel.FOLDER}/{name}" for name in native.SOURCES
+            f"{build_kernel.FOLDER}/{name}" for name in cpu_kernel.SOURCES
         } <= inside
         wheel.extractall(tmp_path / "installed")
     if compiler:
@@ -426,7 +433,8 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
         assert "-py3-none-" in name and not name.endswith("-any.whl")
         folder = tmp_path / "installed" / build_kernel.FOLDER
         check_sums(
-            measured(Kernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS), torch.ones(5)
+            measured(CpuKernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS),
+            torch.ones(5),
         )
 
 
@@ -440,19 +448,22 @@ def test_a_tensor_that_is_handed_over_has_the_numbers_that_its_memory_has(kernel
     for numel in (1, 7, 1000, 2 * PIECE + 5):
         values = make(dtype, numel, seed=7).view(-1, 1, 1 if numel % 2 else 2)
         for wanted in range(1, 8):
-            expected = kernel.indirect(values, wanted)
-            found = kernel.direct(values, wanted)
+            expected = kernel.measure_by_pointer(values, wanted)
+            found = kernel.measure_tensor(values, wanted)
             assert found == expected if str(dtype).count("float8") == 0 else found is None
         assert expected[1:] == (values.numel(), list(values.shape), str(dtype))
 
 
 @needs_exchange
 def test_before_the_tables_of_a_sketch_are_there_it_is_left_to_python(built):
-    fresh, values = Kernel(built), torch.ones(5)
+    fresh, values = CpuKernel(built), torch.ones(5)
     fresh._library.tensor_set_shifts(None)
-    assert fresh.direct(values, SKETCH) is None and fresh.direct(values, SUMS) is not None
-    expected = fresh.indirect(values, SKETCH)
-    assert fresh.direct(values, SKETCH) == expected
+    assert (
+        fresh.measure_tensor(values, SKETCH) is None
+        and fresh.measure_tensor(values, SUMS) is not None
+    )
+    expected = fresh.measure_by_pointer(values, SKETCH)
+    assert fresh.measure_tensor(values, SKETCH) == expected
 
 
 @needs_exchange
@@ -468,10 +479,10 @@ def test_ordinary_tensors_are_handed_over(kernel, inference):
             torch.ones(()),
             torch.randn(4, 1).t(),
         ]
-        assert [kernel.direct(tensor, SUMS) for tensor in ordinary] == [
-            kernel.indirect(tensor, SUMS) for tensor in ordinary
+        assert [kernel.measure_tensor(tensor, SUMS) for tensor in ordinary] == [
+            kernel.measure_by_pointer(tensor, SUMS) for tensor in ordinary
         ]
-        assert all(kernel.direct(tensor, SUMS) for tensor in ordinary)
+        assert all(kernel.measure_tensor(tensor, SUMS) for tensor in ordinary)
 
 
 @needs_exchange
@@ -479,13 +490,16 @@ def test_sums_of_dense_memory_need_no_order(kernel):
     values = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     for order in ((3, 2, 1, 0), (0, 2, 1, 3), (1, 0, 3, 2)):
         view = values.permute(order)
-        row, numel, shape, _ = kernel.direct(view, SUMS | HISTOGRAM)
-        assert row == kernel.indirect(values, SUMS | HISTOGRAM)[0] and (numel, shape) == (
+        row, numel, shape, _ = kernel.measure_tensor(view, SUMS | HISTOGRAM)
+        assert row == kernel.measure_by_pointer(values, SUMS | HISTOGRAM)[0] and (numel, shape) == (
             120,
             list(view.shape),
         )
-        assert kernel.direct(view, SKETCH) is None and kernel.direct(view[:, :, 1:], SUMS) is None
-    assert kernel.direct(values[:, :1].permute(1, 2, 3, 0)[..., :1], SUMS)[1] == 20
+        assert (
+            kernel.measure_tensor(view, SKETCH) is None
+            and kernel.measure_tensor(view[:, :, 1:], SUMS) is None
+        )
+    assert kernel.measure_tensor(values[:, :1].permute(1, 2, 3, 0)[..., :1], SUMS)[1] == 20
 
 
 def other_tensors() -> dict[str, object]:
@@ -507,14 +521,14 @@ def other_tensors() -> dict[str, object]:
         "compressed": torch.eye(3).to_sparse_csr(),
         "opaque": ones.to_mkldnn() if torch.backends.mkldnn.is_available() else ones[::2],
         "of a subclass": ones.as_subclass(Own),
-        "large": torch.ones(native._KEEPS_LOCK + 1),
+        "large": torch.ones(cpu_kernel._HOLD_GIL_MAX + 1),
         "no tensor": 5,
     }
 
 
 @pytest.mark.parametrize("kind", other_tensors())
 def test_what_is_not_ordinary_is_left_to_python_and_raises_nothing(kernel, kind):
-    assert kernel.direct(other_tensors()[kind], SUMS) is None
+    assert kernel.measure_tensor(other_tensors()[kind], SUMS) is None
 
 
 @needs_exchange
@@ -522,7 +536,7 @@ def test_inside_transforms_a_tensor_is_left_to_python(kernel):
     found = []
 
     def function(values: Tensor) -> Tensor:
-        found.append(kernel.direct(values, SUMS))
+        found.append(kernel.measure_tensor(values, SUMS))
         return values.sum()
 
     torch.func.vmap(function)(torch.ones(2, 3))
@@ -546,15 +560,15 @@ def test_no_mode_is_asked_about_a_tensor_that_is_handed_over(kernel):
 
     values = torch.ones(3)
     with Functions():
-        assert kernel.direct(values, SUMS) is None
+        assert kernel.measure_tensor(values, SUMS) is None
     with Operators():
-        assert kernel.direct(values, SUMS) is not None
+        assert kernel.measure_tensor(values, SUMS) is not None
     assert seen == []
 
 
 @needs_exchange
 def test_what_is_handed_over_is_let_go_of(kernel):
-    values, name = torch.ones(3), native._NAMES[torch.float32]
+    values, name = torch.ones(3), cpu_kernel._DTYPE_NAMES[torch.float32]
 
     def counts() -> list[int]:
         return [sys.getrefcount(kept) for kept in (values, name, None)]
@@ -562,20 +576,22 @@ def test_what_is_handed_over_is_let_go_of(kernel):
     before = counts()
     for _ in range(1000):
         assert (
-            kernel.direct(values, SUMS)
-            and kernel.direct(values[1:], SUMS)
-            and not kernel.direct(values[::2], SUMS)
+            kernel.measure_tensor(values, SUMS)
+            and kernel.measure_tensor(values[1:], SUMS)
+            and not kernel.measure_tensor(values[::2], SUMS)
         )
     # what Python itself holds of None changes as it likes
     assert [abs(now - then) < 50 for now, then in zip(counts(), before, strict=True)] == [True] * 3
-    row, _, shape, _ = kernel.direct(values, SUMS)
+    row, _, shape, _ = kernel.measure_tensor(values, SUMS)
     assert sys.getrefcount(row) == sys.getrefcount(shape) == 2
 
 
 def test_where_python_lacks_a_function_tensors_are_asked_by_python(built, monkeypatch):
-    monkeypatch.setattr(native, "_PYTHON", (*native._PYTHON, "no_function_of_python"))
-    kernel = Kernel(built)
+    monkeypatch.setattr(
+        cpu_kernel, "_PYTHON_FUNCTIONS", (*cpu_kernel._PYTHON_FUNCTIONS, "no_function_of_python")
+    )
+    kernel = CpuKernel(built)
     assert (
-        kernel.direct(torch.ones(3), SUMS) is None
-        and kernel.indirect(torch.ones(3), SUMS) is not None
+        kernel.measure_tensor(torch.ones(3), SUMS) is None
+        and kernel.measure_by_pointer(torch.ones(3), SUMS) is not None
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from otel_torch.statistics.frequencies import FREQUENCIES
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.sketch import PIECE, SIZE, encode, prepare, row_sketch, sketch
+from otel_torch.statistics.sketch import PIECE, prepare_tables, row_sketch, sketch
+from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE, encode
 from tests.support import run_ranks
 
 TRIALS = 200
@@ -146,9 +146,9 @@ def test_parts_of_complex_tensors_add_up_too(kind: Callable[..., torch.Tensor]):
 RANKS = """
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-from otel_torch.statistics.row_layout import SUMS
+from otel_torch.statistics.row_layout import SCALARS
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.read_rows import read_rows
 from otel_torch.statistics.sketch import row_sketch, sketch
 
 dist.init_process_group("gloo")
@@ -159,7 +159,7 @@ def parts(tensor):
     columns = ("sketch", "row_sketch")
     measured = measure(tensor, columns)
     row = read_rows([measured])[0]
-    return measured, torch.zeros(128, dtype=torch.float64) if row is None else torch.tensor(row[len(SUMS) :], dtype=torch.float64)
+    return measured, torch.zeros(128, dtype=torch.float64) if row is None else torch.tensor(row[len(SCALARS) :], dtype=torch.float64)
 
 def assert_adds_up(tensor, whole, shard):
     measured, sketches = parts(tensor)
@@ -183,7 +183,7 @@ assert_adds_up(DTensor.from_local(local.sum(), mesh, [Partial()]), torch.tensor(
 measured, sketches = parts(distribute_tensor(whole, mesh, [Replicate()]))
 assert measured.shard is None and torch.allclose(sketches[:64], sketch(whole))
 measured, _ = parts(DTensor.from_local(local, mesh, [Partial("avg")]))
-assert measured.shard is None and measured.row is None and measured.primitives == ()  # no sum of parts: no sketch
+assert measured.shard is None and measured.row is None and measured.columns == ()  # no sum of parts: no sketch
 
 # one dimension of the mesh adds up, the other cuts
 mesh = init_device_mesh("cpu", (1, 2))
@@ -256,7 +256,7 @@ def test_what_is_not_finite_makes_every_number_so(bad: float):
 
 def test_a_row_sketch_of_a_fused_weight_follows_from_its_parts():
     """The phases of a part are turned by the rows before it: which parts, and in which order."""
-    from otel_torch.statistics.frequencies import TURNS
+    from otel_torch.statistics.sketch_format import TURNS
 
     def turned(rows: int, part: torch.Tensor) -> torch.Tensor:
         found = row_sketch(part)
@@ -465,7 +465,7 @@ def test_the_pieces_that_a_device_takes_at_once_are_those_of_a_cpu(
 def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("otel_torch.statistics.sketch._at_once", lambda values: 4)
     values = torch.randn(3 * PIECE)
-    prepare(values.device)
+    prepare_tables(values.device)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError(
@@ -482,7 +482,7 @@ def test_a_device_is_asked_for_nothing_once_its_tables_are_there(monkeypatch: py
 def test_a_gpu_has_the_sketch_of_the_host_and_is_not_waited_for():
     values = torch.randn(70 * PIECE + 4321)
     device = values.cuda()
-    prepare(device.device)
+    prepare_tables(device.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = sketch(device)

@@ -14,14 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.settings import STATISTICS
-from otel_torch.statistics import native
+from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.histogram import histogram
-from otel_torch.statistics.measure import Measured, _measure, _plan, measure
-from otel_torch.statistics.read import read_rows
-from otel_torch.statistics.reduce import sums
-from otel_torch.statistics.row_layout import MAX, PRIMITIVES, SUMS, WIDE
+from otel_torch.statistics.measure import Measurement, _measure_any, _plan, measure
+from otel_torch.statistics.read_rows import read_rows
+from otel_torch.statistics.reduce import reduce_scalars
+from otel_torch.statistics.row_layout import COLUMNS, MAX, SCALARS, VECTORS
 from otel_torch.statistics.sketch import row_sketch, sketch
-from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
+from otel_torch.statistics.table import DEFINITIONS, columns_for, derive
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FP8 = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
@@ -39,9 +39,9 @@ INTEGERS = [
 @pytest.fixture(params=["auto", "torch"])
 def kernel(request):
     """Each of the ways in which a CPU's tensors are measured."""
-    native.choose(request.param)
+    cpu_kernel.choose(request.param)
     yield request.param
-    native.choose("auto")
+    cpu_kernel.choose("auto")
 
 
 on_both_kernels = pytest.mark.usefixtures("kernel")
@@ -241,7 +241,7 @@ def test_a_tensor_without_numbers_has_its_facts_and_nothing_else():
 
 
 def test_inside_function_transforms_only_ordinary_tensors_have_numbers():
-    seen: list[Measured] = []
+    seen: list[Measurement] = []
     constant = torch.ones(3)
 
     def function(x):
@@ -372,10 +372,10 @@ def test_large_tensors_are_taken_in_pieces(step):
 
 @on_both_kernels
 def test_only_the_columns_that_are_asked_for_are_computed():
-    columns = primitives_of(["abs_mean", "sum", "shape"])
+    columns = columns_for(["abs_mean", "sum", "shape"])
     assert columns == ("sum", "magnitudes")
     measured = measure(torch.tensor([1.0, -3.0]), columns)
-    assert measured.primitives == columns
+    assert measured.columns == columns
     assert derive(STATISTICS, read_rows([measured])[0], measured) == {
         "abs_mean": 2.0, "sum": -2.0, "mean": -1.0, "numel": 2, "shape": [2], "dtype": "torch.float32",
     }  # fmt: skip
@@ -385,11 +385,11 @@ def test_only_the_columns_that_are_asked_for_are_computed():
 @on_both_kernels
 def test_every_statistic_is_computed_from_its_own_columns_alone():
     tensor = torch.randn(50)
-    measured = measure(tensor, PRIMITIVES)
+    measured = measure(tensor, COLUMNS)
     whole = derive(STATISTICS, read_rows([measured])[0], measured)
     assert list(whole) == list(STATISTICS)
     for name in STATISTICS:
-        measured = measure(tensor, primitives_of([name]))
+        measured = measure(tensor, columns_for([name]))
         assert derive([name], read_rows([measured])[0], measured) == {name: whole[name]}
 
 
@@ -417,7 +417,7 @@ def test_a_shard_is_measured_without_asking_another_rank(tmp_path):
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, Partial, init_device_mesh
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.read import read_rows
+from otel_torch.statistics.read_rows import read_rows
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
 from torch.distributed.tensor.debug import CommDebugMode
@@ -441,10 +441,10 @@ def test_without_torchs_private_guards_the_numbers_are_the_same(monkeypatch):
     from otel_torch import torch_private
 
     monkeypatch.setattr(torch_private, "_keys", None)
-    guarded = _measure.__wrapped__
+    guarded = _measure_any.__wrapped__
     plain = torch_private.unobserved(guarded)
     tensor = torch.randn(10, requires_grad=True) * 1
-    assert plain(tensor, _plan(SUMS)).row == pytest.approx(measure(tensor).row)
+    assert plain(tensor, _plan(SCALARS)).row == pytest.approx(measure(tensor).row)
 
 
 def test_private_names_are_there():
@@ -463,11 +463,11 @@ def test_private_names_are_there():
 def test_primitives_are_the_rows_columns():
     tensor = torch.tensor([-1.0, 0.0, 3.0])
     measured = measure(tensor)
-    assert measured.primitives == tuple(name for name in PRIMITIVES if name not in WIDE)
+    assert measured.columns == tuple(name for name in COLUMNS if name not in VECTORS)
     row = read_rows([measured])[0]
     assert row == [-1.0, 3.0, 2.0, 10.0, 4.0, 0.0, 1.0]
-    measured = measure(tensor, PRIMITIVES)
-    assert measured.primitives == PRIMITIVES
+    measured = measure(tensor, COLUMNS)
+    assert measured.columns == COLUMNS
     wide = [histogram(tensor), sketch(tensor), row_sketch(tensor)]
     assert read_rows([measured])[0] == pytest.approx([*row, *torch.cat(wide).tolist()])
 
@@ -557,11 +557,11 @@ def test_a_device_adds_up_as_the_host_does(monkeypatch, dtype, special):
     tensor[7] = 0
     if dtype.is_floating_point and special:
         tensor[-len(special) :] = torch.tensor(special).to(dtype)
-    before, wanted = tensor.clone(), sums(tensor, SUMS)
+    before, wanted = tensor.clone(), reduce_scalars(tensor, SCALARS)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    for columns in (SUMS, ("nonfinite",), ("zeros", "magnitudes")):
-        asked = [SUMS.index(name) for name in columns]
-        assert sums(tensor, columns)[asked].tolist() == pytest.approx(
+    for columns in (SCALARS, ("nonfinite",), ("zeros", "magnitudes")):
+        asked = [SCALARS.index(name) for name in columns]
+        assert reduce_scalars(tensor, columns)[asked].tolist() == pytest.approx(
             wanted[asked].tolist(), rel=1e-12, nan_ok=True
         )
     assert torch.equal(tensor.nan_to_num(1), before.nan_to_num(1))

@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from otel_torch.cli.doctor import find_versions
-from otel_torch.statistics import gpu, native
-from otel_torch.statistics.measure import measure, prepare
-from otel_torch.statistics.native import HISTOGRAM, SKETCH
-from otel_torch.statistics.read import Rows, read_rows
-from otel_torch.statistics.row_layout import PRIMITIVES, SUMS
+from otel_torch.statistics import cpu_kernel, gpu_kernel
+from otel_torch.statistics.cpu_kernel import HISTOGRAM, SKETCH
+from otel_torch.statistics.measure import measure, prepare_devices
+from otel_torch.statistics.read_rows import RowTransfer, read_rows
+from otel_torch.statistics.row_layout import COLUMNS, SCALARS
 from tests.support import environment, run_python
 
 pytestmark = pytest.mark.usefixtures("chosen")
 ROOT = Path(__file__).parents[1]
-ALL = native.SUMS | HISTOGRAM | SKETCH
+ALL = cpu_kernel.SUMS | HISTOGRAM | SKETCH
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture
 def chosen() -> Iterator[None]:
-    native.choose("triton")
+    cpu_kernel.choose("triton")
     yield
-    native.choose("auto")
+    cpu_kernel.choose("auto")
 
 
 @pytest.fixture
@@ -61,14 +61,16 @@ def test_the_interpreter_finds_the_numbers_of_torch(triton, tmp_path):
 
 def compiled(triton: Any, capability: int, dtype: torch.dtype, wanted: int) -> tuple[Any, Any]:
     compiler = pytest.importorskip("triton.backends.compiler")
-    return gpu.compile_kernels(gpu.TYPES[dtype], wanted, compiler.GPUTarget("cuda", capability, 32))
+    return gpu_kernel.compile_kernels(
+        gpu_kernel.TRITON_TYPES[dtype], wanted, compiler.GPUTarget("cuda", capability, 32)
+    )
 
 
 def loads(kernel: Any, dtype: torch.dtype) -> int:
     """How many loads of a tile's row of `dtype` the kernel has."""
     return len(
         re.findall(
-            rf"tt\.load .*tensor<1024x!tt\.ptr<{gpu.TYPES[dtype][1:].replace('fp', 'f')}>",
+            rf"tt\.load .*tensor<1024x!tt\.ptr<{gpu_kernel.TRITON_TYPES[dtype][1:].replace('fp', 'f')}>",
             kernel.asm["ttgir"],
         )
     )
@@ -110,7 +112,7 @@ def test_it_compiles_without_a_gpu_and_reads_the_tensor_once(
     )  # of a tile; of one that is whole and of one that is cut, of which each tile is one
     assert loads(partial, dtype) == rows * forms
     if (
-        wanted == native.SUMS
+        wanted == cpu_kernel.SUMS
     ):  # without tables nothing else is loaded: each thread has two of a row's 1024 elements
         widths = re.findall(r"ld\.global(?:\.v(\d))?\.b(\d+)", partial.asm["ptx"])
         bits = sum(int(vector or 1) * int(width) for vector, width in widths)
@@ -143,10 +145,10 @@ def test_triton_is_not_imported_for_the_tensors_of_a_cpu(tmp_path):
 import sys, torch
 model = torch.nn.Linear(4, 4)
 model(torch.ones(2, 4))
-from otel_torch.statistics import gpu, measure, native
-native.choose("triton")
+from otel_torch.statistics import gpu_kernel, measure, cpu_kernel
+cpu_kernel.choose("triton")
 measure.prepare(model.parameters(), ("sum", "sketch"))
-assert not gpu._kernels and "triton" not in sys.modules and not torch.cuda.is_initialized()
+assert not gpu_kernel._kernels and "triton" not in sys.modules and not torch.cuda.is_initialized()
 """,
     )
     assert done.returncode == 0
@@ -157,45 +159,51 @@ def test_the_types_of_parameters_and_of_mixed_precision_are_prepared_for(monkeyp
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr("otel_torch.statistics.measure.capturing", lambda: False)
-    monkeypatch.setattr("otel_torch.statistics.measure.prepare_sketches", tables.append)
-    monkeypatch.setattr(gpu, "prepare", lambda *request: asked.append(request))
-    prepare(torch.nn.Linear(2, 2).half().parameters(), ("sum", "sketch"))
+    monkeypatch.setattr("otel_torch.statistics.measure.is_capturing", lambda: False)
+    monkeypatch.setattr("otel_torch.statistics.measure.prepare_tables", tables.append)
+    monkeypatch.setattr(gpu_kernel, "prepare", lambda *request: asked.append(request))
+    prepare_devices(torch.nn.Linear(2, 2).half().parameters(), ("sum", "sketch"))
     dtypes, devices = (
         {torch.float16, torch.float32, torch.bfloat16},
         {torch.device("cpu"), torch.device("cuda", 0)},
     )
     assert {device for device, *_ in asked} == set(tables) == devices
-    assert all(request[1:] == (dtypes, [native.SUMS | SKETCH]) for request in asked)
+    assert all(request[1:] == (dtypes, [cpu_kernel.SUMS | SKETCH]) for request in asked)
 
     tables.clear()
-    prepare([], ("sum",))
+    prepare_devices([], ("sum",))
     monkeypatch.setattr(
-        "otel_torch.statistics.measure.capturing", lambda: True
+        "otel_torch.statistics.measure.is_capturing", lambda: True
     )  # to send tables would spoil the graph
-    prepare([], ("sum", "sketch"))
+    prepare_devices([], ("sum", "sketch"))
     assert not tables
 
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_kernels", {})
+    monkeypatch.setattr(gpu_kernel, "_kernels", {})
 
 
 def test_what_measures_on_a_gpu_is_named(no_kernels, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
-    assert re.fullmatch(r"triton [\d.]+\S*, not tested yet", gpu.describe()) and not gpu.prepared()
+    assert (
+        re.fullmatch(r"triton [\d.]+\S*, not tested yet", gpu_kernel.describe())
+        and not gpu_kernel.was_prepared()
+    )
     if not torch.cuda.is_available():
         line = next(
             finding.text
             for finding in find_versions({"OTEL_TORCH_KERNEL": "triton"})
             if finding.text.startswith("statistics by")
         )
-        assert line.endswith(f"; on a GPU: {gpu.describe()} (there is no GPU here)")
-    gpu._kernels[torch.device("cuda", 0)] = "it computes wrongly for torch.float32"
-    assert gpu.describe() == "torch (no Triton kernel: it computes wrongly for torch.float32)"
-    native.choose("auto")
-    assert gpu.describe() == "torch"
+        assert line.endswith(f"; on a GPU: {gpu_kernel.describe()} (no GPU)")
+    gpu_kernel._kernels[torch.device("cuda", 0)] = "it computes wrong numbers for torch.float32"
+    assert (
+        gpu_kernel.describe()
+        == "torch (no Triton kernel: it computes wrong numbers for torch.float32)"
+    )
+    cpu_kernel.choose("auto")
+    assert gpu_kernel.describe() == "torch"
 
 
 def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, monkeypatch, capsys):
@@ -204,7 +212,7 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
     monkeypatch.setitem(sys.modules, "triton", None)  # as if there were none
     monkeypatch.delitem(sys.modules, "otel_torch.statistics.triton_kernel", raising=False)
     for _ in range(2):
-        gpu.prepare(device, (torch.float32,), (native.SUMS,))
+        gpu_kernel.prepare(device, (torch.float32,), (cpu_kernel.SUMS,))
     said = capsys.readouterr().err
     assert (
         said.startswith(
@@ -212,18 +220,18 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
         )
         and said.count("\n") == 1
     )
-    assert isinstance(gpu._kernels[device], str)
+    assert isinstance(gpu_kernel._kernels[device], str)
 
 
 def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(
     no_kernels, monkeypatch
 ):
-    monkeypatch.setattr(gpu, "capturing", lambda: True)
-    gpu.prepare(torch.device("cuda", 0), (torch.float32,), (native.SUMS,))
-    monkeypatch.setattr(gpu, "capturing", lambda: False)
-    native.choose("auto")
-    gpu.prepare(torch.device("cuda", 0), (torch.float32,), (native.SUMS,))
-    assert gpu._kernels == {}
+    monkeypatch.setattr(gpu_kernel, "is_capturing", lambda: True)
+    gpu_kernel.prepare(torch.device("cuda", 0), (torch.float32,), (cpu_kernel.SUMS,))
+    monkeypatch.setattr(gpu_kernel, "is_capturing", lambda: False)
+    cpu_kernel.choose("auto")
+    gpu_kernel.prepare(torch.device("cuda", 0), (torch.float32,), (cpu_kernel.SUMS,))
+    assert gpu_kernel._kernels == {}
 
 
 # -- on a GPU
@@ -231,15 +239,17 @@ def test_nothing_is_prepared_while_a_graph_is_captured_nor_unless_it_was_chosen(
 
 
 @pytest.fixture
-def prepared() -> gpu.Kernel:
+def prepared() -> gpu_kernel.GpuKernel:
     device = torch.device("cuda", torch.cuda.current_device())
-    prepare(
-        [torch.empty(0, dtype=dtype, device=device) for dtype in gpu.TYPES],
-        (*SUMS, "histogram", "sketch"),
+    prepare_devices(
+        [torch.empty(0, dtype=dtype, device=device) for dtype in gpu_kernel.TRITON_TYPES],
+        (*SCALARS, "histogram", "sketch"),
     )
-    prepare([torch.empty(0, dtype=dtype, device=device) for dtype in gpu.TYPES], SUMS)
-    kernel = gpu._kernels[device]
-    assert isinstance(kernel, gpu.Kernel), kernel
+    prepare_devices(
+        [torch.empty(0, dtype=dtype, device=device) for dtype in gpu_kernel.TRITON_TYPES], SCALARS
+    )
+    kernel = gpu_kernel._kernels[device]
+    assert isinstance(kernel, gpu_kernel.GpuKernel), kernel
     return kernel
 
 
@@ -249,13 +259,13 @@ def some(dtype: torch.dtype, numel: int) -> Tensor:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("dtype", gpu.TYPES, ids=str)
+@pytest.mark.parametrize("dtype", gpu_kernel.TRITON_TYPES, ids=str)
 @pytest.mark.parametrize("numel", (1, 1021, 8192, 8193, 130_688, 9_000_001))
 def test_the_numbers_on_a_gpu_are_those_of_the_host(prepared, dtype, numel):
     values = some(dtype, numel)
     values[0] = 0
-    names = tuple(name for name in PRIMITIVES if name != "row_sketch")
-    for primitives in (SUMS, names):
+    names = tuple(name for name in COLUMNS if name != "row_sketch")
+    for primitives in (SCALARS, names):
         row = measure(values.cuda(), primitives)
         found, wanted = read_rows([row, measure(values, primitives)])
         assert (
@@ -278,7 +288,7 @@ def test_a_gpu_is_not_waited_for_and_nothing_is_allocated(prepared):
         assert (
             torch.cuda.memory_stats()["allocation.all.allocated"] <= before + 1
         )  # a piece of memory for many rows
-        reading = Rows(kept)
+        reading = RowTransfer(kept)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(set(map(tuple, reading.fetch()))) == 1
@@ -327,6 +337,8 @@ def test_threads_and_streams_do_not_mix_their_numbers(prepared):
 @on_gpu
 def test_random_numbers_of_the_device_are_untouched(prepared):
     before = torch.cuda.get_rng_state()
-    gpu.Kernel(torch.device("cuda", torch.cuda.current_device())).learn(torch.float32, ALL)
+    gpu_kernel.GpuKernel(torch.device("cuda", torch.cuda.current_device())).compile_and_test(
+        torch.float32, ALL
+    )
     measure(torch.ones(100, device="cuda"))
     assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from otel_torch import console
-from otel_torch.statistics import gpu, native, triton_kernel
+from otel_torch.statistics import cpu_kernel, gpu_kernel, triton_kernel
+from otel_torch.statistics.cpu_kernel import HISTOGRAM, SKETCH
 from otel_torch.statistics.histogram import histogram
-from otel_torch.statistics.measure import _plan, _row_of_gpu, measure
-from otel_torch.statistics.native import HISTOGRAM, SKETCH
-from otel_torch.statistics.row_layout import PRIMITIVES, SUMS
+from otel_torch.statistics.measure import _plan, _row_by_gpu_kernel, measure
+from otel_torch.statistics.row_layout import COLUMNS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, sketch
 from otel_torch.statistics.unwrap_tensor import Shard
 from tests.test_native import check_sums, make
@@ -42,27 +42,33 @@ except Exception as error:
     )
 
 CPU = torch.device("cpu")
-ALL = native.SUMS | HISTOGRAM | SKETCH
-CHOICES = (native.SUMS, native.SUMS | HISTOGRAM, native.SUMS | SKETCH, ALL)
+ALL = cpu_kernel.SUMS | HISTOGRAM | SKETCH
+CHOICES = (cpu_kernel.SUMS, cpu_kernel.SUMS | HISTOGRAM, cpu_kernel.SUMS | SKETCH, ALL)
 TILE = 8 * 1024
 
 
-def untested() -> gpu.Kernel:
-    kernel = gpu.Kernel(CPU)
-    for dtype in gpu.TYPES:
+def untested() -> gpu_kernel.GpuKernel:
+    kernel = gpu_kernel.GpuKernel(CPU)
+    for dtype in gpu_kernel.TRITON_TYPES:
         for wanted in CHOICES:
             kernel._launches[dtype, wanted] = triton_kernel.partial, triton_kernel.combine
     return kernel
 
 
 @pytest.fixture(scope="module")
-def kernel() -> gpu.Kernel:
+def kernel() -> gpu_kernel.GpuKernel:
     return untested()
 
 
-def measured(kernel: gpu.Kernel, values: Tensor, wanted: int = ALL, start: int = 0) -> list[float]:
+def measured(
+    kernel: gpu_kernel.GpuKernel, values: Tensor, wanted: int = ALL, start: int = 0
+) -> list[float]:
     row = kernel.measure(values, wanted, start)
-    assert row is not None and row.shape == (gpu.size_of(wanted),) and row.dtype == torch.float64
+    assert (
+        row is not None
+        and row.shape == (gpu_kernel.row_size(wanted),)
+        and row.dtype == torch.float64
+    )
     return row.tolist()
 
 
@@ -77,14 +83,19 @@ def check(found: list[float], values: Tensor, wanted: int = ALL) -> None:
         assert found[-64:] == pytest.approx(
             sketch(values).tolist(), rel=1e-12, abs=limit, nan_ok=True
         )
-    if (cpu := native.load()) is not None:
-        of_cpu = cpu.measure(values.data_ptr(), values.numel(), native.CODES[values.dtype], wanted)
+    if (cpu := cpu_kernel.load()) is not None:
+        of_cpu = cpu.measure_memory(
+            values.data_ptr(), values.numel(), cpu_kernel.CODES[values.dtype], wanted
+        )
         assert found == pytest.approx(of_cpu, rel=1e-11, abs=1e-12 * of_cpu[4], nan_ok=True)
 
 
 @pytest.mark.parametrize(
     "dtype, wanted",
-    [*((torch.float32, wanted) for wanted in CHOICES), *((dtype, ALL) for dtype in gpu.TYPES)],
+    [
+        *((torch.float32, wanted) for wanted in CHOICES),
+        *((dtype, ALL) for dtype in gpu_kernel.TRITON_TYPES),
+    ],
     ids=str,
 )
 def test_the_numbers_of_every_size_are_those_of_torch(kernel, dtype, wanted):
@@ -95,10 +106,10 @@ def test_the_numbers_of_every_size_are_those_of_torch(kernel, dtype, wanted):
 
 def test_pieces_of_the_sketch_are_shifted_and_signed(kernel):
     values = make(torch.bfloat16, PIECE + 4321, seed=3)
-    check(measured(kernel, values, native.SUMS | SKETCH), values, native.SUMS | SKETCH)
+    check(measured(kernel, values, cpu_kernel.SUMS | SKETCH), values, cpu_kernel.SUMS | SKETCH)
 
 
-@pytest.mark.parametrize("wanted", (native.SUMS, ALL))
+@pytest.mark.parametrize("wanted", (cpu_kernel.SUMS, ALL))
 def test_programs_take_several_tiles_each(kernel, wanted, monkeypatch):
     monkeypatch.setattr(kernel, "_programs", 3)
     values = make(torch.float32, 7 * TILE + 5, seed=4)
@@ -133,7 +144,7 @@ def test_denormal_huge_and_zero_values(kernel):
         ),  # smaller ones are zero to the interpreter alone
         torch.zeros(TILE + 1),
     ):
-        found = measured(kernel, values, native.SUMS | HISTOGRAM)
+        found = measured(kernel, values, cpu_kernel.SUMS | HISTOGRAM)
         check_sums(found[:7], values)
         assert found[7:] == histogram(values).tolist()
 
@@ -144,7 +155,7 @@ def test_the_variance_survives_a_mean_ten_thousand_times_the_deviation(kernel, d
         torch.randn(30_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         + 10_000
     ).to(dtype)
-    for wanted in (native.SUMS, ALL):
+    for wanted in (cpu_kernel.SUMS, ALL):
         _, _, total, squares, *_ = measured(kernel, values, wanted)
         variance = (squares - total * total / values.numel()) / (values.numel() - 1)
         assert math.sqrt(variance) == pytest.approx(float(values.double().std()), rel=1e-6)
@@ -170,7 +181,7 @@ def test_the_same_tensor_has_the_same_bits_and_stays_as_it_is(kernel):
 
 def test_memory_in_another_order_has_the_same_sums_and_no_sketch(kernel):
     values = make(torch.float32, 2 * 3 * 50 * 70, seed=7).view(2, 50, 70, 3).permute(0, 3, 1, 2)
-    check_sums(measured(kernel, values, native.SUMS), values)
+    check_sums(measured(kernel, values, cpu_kernel.SUMS), values)
     assert kernel.measure(values, ALL) is None
 
 
@@ -183,37 +194,43 @@ def test_what_the_kernel_cannot_read_is_left_to_torch(kernel):
         torch.ones(4, dtype=torch.complex64),
         torch._neg_view(torch.ones(4)),  # another sign than its memory's
     ):
-        assert kernel.measure(values, native.SUMS) is None
+        assert kernel.measure(values, cpu_kernel.SUMS) is None
     assert kernel.measure(torch.ones(4), ALL, start=2**31) is None
-    assert gpu.Kernel(CPU).measure(torch.ones(4), native.SUMS) is None  # it has learnt nothing
+    assert (
+        gpu_kernel.GpuKernel(CPU).measure(torch.ones(4), cpu_kernel.SUMS) is None
+    )  # it has learnt nothing
 
 
 def test_a_stream_beyond_the_workspaces_is_left_to_torch():
     kernel = untested()
-    kernel._streams = {1 + number: number for number in range(gpu._STREAMS - 1)}
-    assert measured(kernel, torch.ones(4), native.SUMS) == [1, 1, 4, 4, 4, 0, 0]
-    kernel._streams = {1 + number: number for number in range(gpu._STREAMS)}
-    assert kernel.measure(torch.ones(4), native.SUMS) is None
+    kernel._streams = {1 + number: number for number in range(gpu_kernel._STREAMS - 1)}
+    assert measured(kernel, torch.ones(4), cpu_kernel.SUMS) == [1, 1, 4, 4, 4, 0, 0]
+    kernel._streams = {1 + number: number for number in range(gpu_kernel._STREAMS)}
+    assert kernel.measure(torch.ones(4), cpu_kernel.SUMS) is None
 
 
 def test_what_is_learnt_is_tested_and_found_right():
-    kernel = gpu.Kernel(CPU)
-    kernel.learn(torch.bfloat16, native.SUMS | SKETCH)
-    assert list(kernel._launches) == [(torch.bfloat16, native.SUMS | SKETCH)]
+    kernel = gpu_kernel.GpuKernel(CPU)
+    kernel.compile_and_test(torch.bfloat16, cpu_kernel.SUMS | SKETCH)
+    assert list(kernel._launches) == [(torch.bfloat16, cpu_kernel.SUMS | SKETCH)]
 
 
 @pytest.mark.parametrize("column", (0, 3, 70, 134))
 def test_a_kernel_that_computes_wrongly_is_refused(monkeypatch, column):
-    right = gpu.Kernel.measure
+    right = gpu_kernel.GpuKernel.measure
 
-    def wrong(self: gpu.Kernel, values: Tensor, wanted: int, start: int = 0) -> Tensor | None:
+    def wrong(
+        self: gpu_kernel.GpuKernel, values: Tensor, wanted: int, start: int = 0
+    ) -> Tensor | None:
         row = right(self, values, wanted, start)
         row[column] += 1
         return row
 
-    monkeypatch.setattr(gpu.Kernel, "measure", wrong)
-    with pytest.raises(gpu.Unusable, match=r"computes wrongly for torch\.float32"):
-        gpu.Kernel(CPU).learn(torch.float32, ALL)
+    monkeypatch.setattr(gpu_kernel.GpuKernel, "measure", wrong)
+    with pytest.raises(
+        gpu_kernel.KernelUnusable, match=r"computes wrong numbers for torch\.float32"
+    ):
+        gpu_kernel.GpuKernel(CPU).compile_and_test(torch.float32, ALL)
 
 
 @pytest.fixture
@@ -221,18 +238,18 @@ def as_on_a_gpu(kernel, monkeypatch) -> Iterator[None]:
     """The CPU's tensors are taken for a GPU's."""
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "is_cpu", False)
-    monkeypatch.setattr(native.Kernel, "indirect", lambda *_: None)
-    if (of_cpu := native.load()) is not None:
+    monkeypatch.setattr(cpu_kernel.Kernel, "indirect", lambda *_: None)
+    if (of_cpu := cpu_kernel.load()) is not None:
         monkeypatch.setattr(of_cpu, "direct", lambda *_: None)
-    monkeypatch.setitem(gpu._kernels, CPU, untested())
-    native.choose("triton")
+    monkeypatch.setitem(gpu_kernel._kernels, CPU, untested())
+    cpu_kernel.choose("triton")
     yield
-    native.choose("auto")
+    cpu_kernel.choose("auto")
 
 
 def test_measure_uses_it_where_it_is_prepared(as_on_a_gpu):
     values = make(torch.float32, 3 * 3000, seed=8).view(3, -1)
-    primitives = tuple(name for name in PRIMITIVES if name != "row_sketch")
+    primitives = tuple(name for name in COLUMNS if name != "row_sketch")
     row = measure(values, primitives).row
     assert isinstance(row, Tensor) and row.tolist() == measured(untested(), values)
     beside = measure(values, ("sum",)).row
@@ -241,22 +258,25 @@ def test_measure_uses_it_where_it_is_prepared(as_on_a_gpu):
         and beside.numel() == 7
     )
     assert measure(torch.empty(0)).row is None
-    native.choose("auto")
-    assert gpu.measure(values, native.SUMS) is None
-    assert gpu.describe() == "torch"
+    cpu_kernel.choose("auto")
+    assert gpu_kernel.measure(values, cpu_kernel.SUMS) is None
+    assert gpu_kernel.describe() == "torch"
 
 
 def test_a_shard_is_sketched_at_its_place(as_on_a_gpu):
     whole = make(torch.float32, 40 * 300, seed=9).view(40, 300)
-    plan = _plan((*SUMS, "sketch"))
+    plan = _plan((*SCALARS, "sketch"))
     parts = [
-        _row_of_gpu(whole[a:b], plan, Shard([40, 300], [a, 0], False))
+        _row_by_gpu_kernel(whole[a:b], plan, Shard([40, 300], [a, 0], False))
         for a, b in ((0, 12), (12, 40))
     ]
     assert sum(part[7:] for part in parts).tolist() == pytest.approx(
         sketch(whole).tolist(), abs=1e-9
     )
-    assert _row_of_gpu(whole[:, :150].contiguous(), plan, Shard([40, 300], [0, 150], False)) is None
+    assert (
+        _row_by_gpu_kernel(whole[:, :150].contiguous(), plan, Shard([40, 300], [0, 150], False))
+        is None
+    )
 
 
 def test_one_that_fails_is_said_once_and_never_asked_again(as_on_a_gpu, monkeypatch, capsys):
@@ -268,12 +288,12 @@ def test_one_that_fails_is_said_once_and_never_asked_again(as_on_a_gpu, monkeypa
             calls.append(grid)
             raise RuntimeError("no such device\nand more")
 
-    gpu._kernels[CPU]._launches[torch.float32, native.SUMS] = Broken(), Broken()
+    gpu_kernel._kernels[CPU]._launches[torch.float32, cpu_kernel.SUMS] = Broken(), Broken()
     for _ in range(2):
         check_sums(measure(torch.arange(8.0)).row.tolist(), torch.arange(8.0))
     assert (
         len(calls) == 1
-        and gpu.describe() == "torch (no Triton kernel: RuntimeError: no such device)"
+        and gpu_kernel.describe() == "torch (no Triton kernel: RuntimeError: no such device)"
     )
     said = "otel_torch: statistics of tensors on cpu are by torch (no Triton kernel: RuntimeError: no such device)\n"
     assert capsys.readouterr().err == said

@@ -30,8 +30,8 @@ from otel_torch.sources.module_names import named_modules
 from otel_torch.sources.steps import current_step_idx
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.read import read_rows
-from otel_torch.statistics.table import derive, primitives_of
+from otel_torch.statistics.read_rows import read_rows
+from otel_torch.statistics.table import columns_for, derive
 
 StatFunction = Callable[[torch.Tensor], Any]
 
@@ -185,5 +185,5 @@ def detach_activation_trace(manager: ActivationTraceManager | None) -> None:
 
 
 def _statistic(name: str, tensor: torch.Tensor) -> Any:
-    measured = measure(tensor, primitives_of((name,)))
+    measured = measure(tensor, columns_for((name,)))
     return derive((name,), read_rows([measured])[0], measured).get(name)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from otel_torch.recording.reader import read_recording
 from otel_torch.statistics.measure import measure
-from otel_torch.statistics.read import read_rows
-from otel_torch.statistics.table import DEFINITIONS, derive, primitives_of
+from otel_torch.statistics.read_rows import read_rows
+from otel_torch.statistics.table import DEFINITIONS, columns_for, derive
 
 if TYPE_CHECKING:
     import pandas
@@ -105,7 +105,7 @@ def _function(stat: Statistic) -> Callable[[Tensor], Any]:
         raise ValueError(f"{stat!r} is no statistic; there are {', '.join(DEFINITIONS)}")
 
     def ours(tensor: Tensor) -> Any:
-        measured = measure(tensor, primitives_of((stat,)))
+        measured = measure(tensor, columns_for((stat,)))
         return derive((stat,), read_rows([measured])[0], measured).get(stat)
 
     return ours

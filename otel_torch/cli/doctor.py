@@ -64,11 +64,12 @@ def find_versions(environ: Environ) -> Iterator[Finding]:
 def _kernel(environ: Environ) -> str:
     """What would compute the statistics of a CPU's tensors, and of a GPU's."""
     try:
-        gpu, native = (
-            importlib.import_module(f"otel_torch.statistics.{name}") for name in ("gpu", "native")
+        gpu_kernel, cpu_kernel = (
+            importlib.import_module(f"otel_torch.statistics.{name}")
+            for name in ("gpu_kernel", "cpu_kernel")
         )
-        native.choose(Settings.from_env(environ).kernel)
-        return f"{native.describe()}; on a GPU: {gpu.try_out()}"
+        cpu_kernel.choose(Settings.from_env(environ).kernel)
+        return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.try_out()}"
     except (ImportError, Unusable) as error:
         return f"nothing: {error}"
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, Sketch
 from otel_torch.parity.tolerance import SINGLE, Tolerance
-from otel_torch.statistics.frequencies import TURNS
+from otel_torch.statistics.sketch_format import TURNS
 
 How = Literal["map", "equal", "transposed", "fused", "name"]
 

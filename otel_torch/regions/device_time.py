@@ -17,7 +17,7 @@ import torch
 from otel_torch import at_fork, torch_private
 from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
-from otel_torch.statistics.graph_capture import beside_captures
+from otel_torch.statistics.graph_capture import thread_local_capture_mode
 
 # events that are kept for the next regions; more are made and thrown away
 POOL = 1024
@@ -156,7 +156,7 @@ class DeviceTime:
             first, last = self._events
             assert last is not None
             try:
-                with beside_captures():
+                with thread_local_capture_mode():
                     if not (last.query() and first.query()):
                         return None
                     self._seconds = first.elapsed_time(last) / 1000

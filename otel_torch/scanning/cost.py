@@ -177,9 +177,9 @@ _ARGUMENT = "hidden_states"  # what forward calls an input, where its name is no
 
 def _record(model: str, planned: _Planned, settings: Settings, first: bool) -> Record:
     """A record as a session would make it. first: whether no record of this tensor is before it."""
-    from otel_torch.statistics.measure import Measured
-    from otel_torch.statistics.row_layout import SUMS, WIDE
-    from otel_torch.statistics.table import derive, primitives_of
+    from otel_torch.statistics.measure import Measurement
+    from otel_torch.statistics.row_layout import SCALARS, VECTORS
+    from otel_torch.statistics.table import columns_for, derive
 
     value, parity = planned.value, "parity" in settings.capture
     names = tuple(dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if parity else ()))))
@@ -187,11 +187,11 @@ def _record(model: str, planned: _Planned, settings: Settings, first: bool) -> R
         names = tuple(name for name in names if name not in FINGERPRINTS)
     elif parity and planned.phase == "attach":
         names = (*names, "row_sketch")
-    primitives = primitives_of(names)
+    columns = columns_for(names)
     numel = math.prod(map(abs, value.shape))
-    measured = Measured(None, primitives, numel, numel, list(value.shape), f"torch.{value.dtype}")
-    row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SUMS]
-    row += [_TYPICAL["min"]] * sum(WIDE.get(name, 0) for name in primitives)
+    measured = Measurement(None, columns, numel, numel, list(value.shape), f"torch.{value.dtype}")
+    row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SCALARS]
+    row += [_TYPICAL["min"]] * sum(VECTORS.get(name, 0) for name in columns)
     stats = derive(names, row if numel else None, measured)
     place = None
     if parity:

@@ -34,10 +34,10 @@ from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import ForwardContext
 from otel_torch.sources.values import argument_name, argument_names, walk, walk_inputs
-from otel_torch.statistics import native
-from otel_torch.statistics.measure import Measured, measure, prepare
-from otel_torch.statistics.read import Rows
-from otel_torch.statistics.table import derive, primitives_of
+from otel_torch.statistics import cpu_kernel
+from otel_torch.statistics.measure import Measurement, measure, prepare_devices
+from otel_torch.statistics.read_rows import RowTransfer
+from otel_torch.statistics.table import derive, columns_for
 
 _HOOK = "otel_torch.activations"
 # elements up to which measuring a tensor of a CPU takes less than knowing it again
@@ -82,7 +82,7 @@ class _Seen:
 
     call: _Call
     tensor: str
-    measured: Measured
+    measured: Measurement
     time_ns: int
     copy: torch.Tensor | None = None
     identity: Identity | None = None
@@ -200,11 +200,11 @@ class Activations(Source):
 
     def __init__(self, session: Session, reader: TensorReader, events: RunEvents) -> None:
         settings = session.settings
-        native.choose(settings.kernel)
+        cpu_kernel.choose(settings.kernel)
         self._settings = settings
         self._recorder = session.recorder
         self._parity = reader.parity
-        self._primitives = primitives_of(reader.stats)
+        self._primitives = columns_for(reader.stats)
         self._identities = reader.identities
         self._order = itertools.count()
         self._open = _Open()
@@ -265,7 +265,7 @@ class Activations(Source):
         if hooked:
             self._unproven.append(model)
             root = model.root()
-            prepare(() if root is None else root.parameters(), self._primitives)
+            prepare_devices(() if root is None else root.parameters(), self._primitives)
         if not chosen and not any(
             self.selects(name) for site in model.sites.values() for name, _ in site.names
         ):
@@ -619,7 +619,7 @@ class Activations(Source):
     @staticmethod
     def _measure(
         tensor: torch.Tensor, primitives: tuple[str, ...], identity: Identity | None
-    ) -> Measured:
+    ) -> Measurement:
         """The tensor's numbers, taken once where it is known to be the same."""
         if identity is None or not identity.counted:
             return measure(tensor, primitives)
@@ -713,8 +713,8 @@ class _Reading:
 
     def __init__(self, reader: TensorReader, pending: list[_Seen]) -> None:
         self._reader, self._pending = reader, pending
-        self._rows = Rows([seen.measured for seen in pending])
-        self.ready = self._rows.ready
+        self._rows = RowTransfer([seen.measured for seen in pending])
+        self.ready = self._rows.is_ready
 
     def records(self) -> list[Record]:
         as_record = self._reader.as_record

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from otel_torch.console import say_once
-from otel_torch.statistics.graph_capture import capturing
+from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import unobserved
 
 
@@ -26,7 +26,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A dense copy of the tensor (of a DTensor, of its local shard) on its device; None where it
     cannot be had, and while a CUDA graph is captured: it would become a part of the graph.
     """
-    if tensor.is_cuda and capturing():
+    if tensor.is_cuda and is_capturing():
         return None
     try:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor

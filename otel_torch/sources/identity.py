@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from otel_torch.statistics.measure import Measured
-from otel_torch.statistics.row_layout import WIDE
+from otel_torch.statistics.measure import Measurement
+from otel_torch.statistics.row_layout import VECTORS
 from otel_torch.torch_private import StorageLife, several_ranks, unobserved, version_of
 
 
@@ -34,7 +34,7 @@ class Identity:
     def __init__(self, storage: Storage | None, counted: bool) -> None:
         self.storage = storage
         self.counted = counted
-        self.measured: Measured | None = None
+        self.measured: Measurement | None = None
         self.number: int | None = None
         self.content: bytes = b""
 
@@ -86,7 +86,7 @@ class Identities:
         return identity
 
     def first_sight(
-        self, identity: Identity, measured: Measured, numbers: Sequence[float] | None
+        self, identity: Identity, measured: Measurement, numbers: Sequence[float] | None
     ) -> bool:
         """Number the identity, to be called in order of sight; whether this is a tensor that was
         not there before.
@@ -115,11 +115,11 @@ class Identities:
                     identity.measured = None
 
 
-def _content(measured: Measured, numbers: Sequence[float] | None) -> bytes:
+def _content(measured: Measurement, numbers: Sequence[float] | None) -> bytes:
     """Sixteen bytes that stand for a tensor's numbers; of those that every sight has, so not of a
     parameter's rows.
     """
     if numbers is None:
         return b""
-    common = len(numbers) - (WIDE["row_sketch"] if "row_sketch" in measured.primitives else 0)
+    common = len(numbers) - (VECTORS["row_sketch"] if "row_sketch" in measured.columns else 0)
     return blake2b(array("d", numbers[:common]), digest_size=16).digest()

@@ -21,7 +21,7 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
-from otel_torch.statistics.graph_capture import capturing
+from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import is_fake
 
 _HOOK = "otel_torch.noise"
@@ -91,7 +91,7 @@ class _LeafHook(ForwardHook):
     def _signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """1 and -1 by chance, like `tensor`; None for a kind of tensor that has no place for them."""
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
-            return self._draw(tensor) if not (tensor.is_cuda and capturing()) else None
+            return self._draw(tensor) if not (tensor.is_cuda and is_capturing()) else None
         distributed = sys.modules.get("torch.distributed.tensor")
         if (
             distributed is None

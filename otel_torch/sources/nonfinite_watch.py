@@ -21,12 +21,12 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
-from otel_torch.statistics.measure import Measured, measure, prepare
-from otel_torch.statistics.read import Rows
+from otel_torch.statistics.measure import Measurement, measure, prepare_devices
+from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.row_layout import NONFINITE
 
 _HOOK = "otel_torch.watch"
-_PRIMITIVES = ("nonfinite",)
+_COLUMNS = ("nonfinite",)
 
 
 class _RootHook(ForwardHook):
@@ -59,8 +59,8 @@ class NonFiniteWatch(Source):
 
     def __init__(self, report: Callable[[Hashable, bool], None], events: RunEvents) -> None:
         self._report = report
-        self._pending: list[tuple[Hashable, Measured]] = []
-        self._reading: deque[tuple[list[Hashable], Rows]] = deque()
+        self._pending: list[tuple[Hashable, Measurement]] = []
+        self._reading: deque[tuple[list[Hashable], RowTransfer]] = deque()
         self._attached: list[Callable[[], nn.Module | None]] = []
         events.step_flushed.append(self.collect)
 
@@ -74,7 +74,7 @@ class NonFiniteWatch(Source):
                 manager = ModuleHookManager.get_from_or_default(root)
                 manager.append_forward_hook(_RootHook(self, site))
                 self._attached.append(site.module)
-                prepare(root.parameters(), _PRIMITIVES)
+                prepare_devices(root.parameters(), _COLUMNS)
             except Exception as error:
                 say_once(
                     f"{model.name} is not watched between recorded steps: "
@@ -116,7 +116,7 @@ class NonFiniteWatch(Source):
     def _measure(self, model: Model, label: str, tensor: torch.Tensor) -> None:
         context = model.forward_context
         assert context is not None
-        measured = measure(tensor, _PRIMITIVES)
+        measured = measure(tensor, _COLUMNS)
         if measured.row is not None:
             self._pending.append(((model.name, "", label, context.phase), measured))
 
@@ -126,8 +126,8 @@ class NonFiniteWatch(Source):
             pending, self._pending = self._pending, []
             if pending:
                 keys = [key for key, _ in pending]
-                self._reading.append((keys, Rows([measured for _, measured in pending])))
-            while self._reading and self._reading[0][1].ready():
+                self._reading.append((keys, RowTransfer([measured for _, measured in pending])))
+            while self._reading and self._reading[0][1].is_ready():
                 keys, rows = self._reading.popleft()
                 for key, row in zip(keys, rows.fetch(), strict=True):
                     self._report(key, row is None or not row[NONFINITE])

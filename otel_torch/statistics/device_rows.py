@@ -1,8 +1,8 @@
-"""Rows on a device: side by side in memory that is there already, so that a step's rows are one
-copy to the host.
+"""Memory for the rows on a device, and their copy to the host.
 
-A tensor a row would be an allocation a record, and a copy each; and a copy that is waited for stops
-the program until the device has done all that was queued before it.
+Rows are placed side by side in one block, so that a step's rows are one copy. A tensor for each row
+would be an allocation and a copy per record. A blocking copy would stop the program until the
+device has finished all work queued before it.
 """
 
 from __future__ import annotations
@@ -13,80 +13,80 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otel_torch.statistics.graph_capture import beside_captures
+from otel_torch.statistics.graph_capture import thread_local_capture_mode
 
-# numbers in one piece of memory: rows of a thousand tensors' sums, 64 KiB
-_PIECE = 8192
+# numbers in a block: the scalar rows of a thousand tensors, 64 KiB
+_BLOCK = 8192
 
 
-class _Memory:
-    """The piece that rows of one device and type are taken from. A piece that is used up lives as
-    long as its rows.
+class _RowMemory:
+    """The block in which the next rows of one device and dtype are allocated.
+
+    A full block lives as long as its rows. `streams`: those that wrote rows since the last copy.
     """
 
     def __init__(self) -> None:
-        self.piece: Tensor | None = None
+        self.block: Tensor | None = None
         self.used = 0
-        self.streams: dict[int, Any] = {}  # those that write rows which nobody has fetched yet
+        self.streams: dict[int, Any] = {}
 
 
-_memories: dict[tuple[torch.device, torch.dtype], _Memory] = {}
+_memories: dict[tuple[torch.device, torch.dtype], _RowMemory] = {}
 _lock = threading.Lock()
 
 
-def take(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for one row: shape (size,), not initialised. Waits for nothing."""
+def allocate_row(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return uninitialized memory for one row, shape (size,). Waits for nothing."""
     with _lock:
-        memory = _memories.setdefault((device, dtype), _Memory())
-        if memory.piece is None or memory.used + size > memory.piece.numel():
+        memory = _memories.setdefault((device, dtype), _RowMemory())
+        if memory.block is None or memory.used + size > memory.block.numel():
             with torch.inference_mode(False):
-                memory.piece = torch.empty(max(size, _PIECE), dtype=dtype, device=device)
+                memory.block = torch.empty(max(size, _BLOCK), dtype=dtype, device=device)
             memory.used = 0
-        row = memory.piece.narrow(0, memory.used, size)
+        row = memory.block.narrow(0, memory.used, size)
         memory.used += size
         if device.type == "cuda":
             stream = torch.cuda.current_stream(device)
             if memory.streams.setdefault(stream.stream_id, stream) is stream:
-                memory.piece.record_stream(
-                    stream
-                )  # it must not be given to others before this stream is done with it
+                # the allocator must not reuse the block before this stream is done with it
+                memory.block.record_stream(stream)
         return row
 
 
-def _streams_of(device: torch.device) -> list[Any]:
-    """The streams that have written rows on `device` since this was asked last."""
-    found: dict[int, Any] = {}
+def _take_writing_streams(device: torch.device) -> list[Any]:
+    """Return the streams that have written rows on `device` since the last call."""
+    streams: dict[int, Any] = {}
     with _lock:
-        for (where, _), memory in _memories.items():
-            if where == device:
-                found |= memory.streams
+        for (memory_device, _), memory in _memories.items():
+            if memory_device == device:
+                streams |= memory.streams
                 memory.streams = {}
-    return list(found.values())
+    return list(streams.values())
 
 
-class Copy:
-    """Rows of one device and type on their way to the host. The rows may lie anywhere; neighbours
-    are copied at once.
+class RowCopy:
+    """Rows of one device and dtype on their way to the host.
+
+    The rows may be anywhere in memory; those in one block are copied together.
     """
 
     def __init__(self, rows: list[Tensor]) -> None:
         self._rows = rows
         self._device = rows[0].device
-        self._host: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # by storage: where in it the copy begins, and the copy
+        # by storage: the offset at which the copied range begins, and its copy
+        self._host: dict[int, tuple[int, Tensor]] = {}
         self._arrival: Any = None
         if self._device.type == "cuda":
-            with beside_captures():
-                self._begin()
+            with thread_local_capture_mode():
+                self._start()
 
-    def _begin(self) -> None:
-        """Queue the copies behind everything that writes the rows, in a stream of our own."""
+    def _start(self) -> None:
+        """Queue the copies, on a stream that waits for those that write the rows."""
         stream = _copy_stream(self._device)
-        for writer in _streams_of(self._device):
+        for writer in _take_writing_streams(self._device):
             stream.wait_stream(writer)
         with torch.cuda.stream(stream):
-            for key, (start, memory) in _pieces(self._rows).items():
+            for key, (start, memory) in _ranges(self._rows).items():
                 host = torch.empty(
                     memory.numel(), dtype=memory.dtype, device="cpu", pin_memory=True
                 )
@@ -94,48 +94,46 @@ class Copy:
             self._arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrival.record(stream)
 
-    def ready(self) -> bool:
-        """Whether `fetch` would return at once; of a device whose copies cannot be watched,
-        always.
-        """
+    def is_ready(self) -> bool:
+        """Return whether `fetch` would return at once; always True on devices other than CUDA."""
         if self._arrival is None:
             return True
-        with beside_captures():
+        with thread_local_capture_mode():
             return bool(self._arrival.query())
 
     def fetch(self) -> list[list[float]]:
-        """The rows as floats, in order. Raises what the device raises."""
+        """Return the rows as floats, in order. Waits; raises errors of the device."""
         if self._arrival is not None:
-            with beside_captures():
+            with thread_local_capture_mode():
                 self._arrival.synchronize()
         else:
-            self._host = {
-                key: (start, memory.cpu()) for key, (start, memory) in _pieces(self._rows).items()
-            }
+            ranges = _ranges(self._rows)
+            self._host = {key: (start, memory.cpu()) for key, (start, memory) in ranges.items()}
         numbers = {key: (start, host.tolist()) for key, (start, host) in self._host.items()}
-        fetched = []
+        rows = []
         for row in self._rows:
-            start, of_piece = numbers[_key(row)]
+            start, floats = numbers[_storage_key(row)]
             first = row.storage_offset() - start
-            fetched.append(of_piece[first : first + row.numel()])
-        return fetched
+            rows.append(floats[first : first + row.numel()])
+        return rows
 
 
-def _key(row: Tensor) -> int:
+def _storage_key(row: Tensor) -> int:
     return row.untyped_storage().data_ptr()
 
 
-def _pieces(rows: list[Tensor]) -> dict[int, tuple[int, Tensor]]:
-    """By storage, the stretch that all rows in it lie in: where it begins, and its numbers."""
-    stretches: dict[int, tuple[int, int, Tensor]] = {}
+def _ranges(rows: list[Tensor]) -> dict[int, tuple[int, Tensor]]:
+    """Return by storage the smallest range that holds all its rows: offset and tensor."""
+    bounds: dict[int, tuple[int, int, Tensor]] = {}
     for row in rows:
+        key = _storage_key(row)
         first = int(row.storage_offset())
-        last = first + row.numel()
-        low, high, _ = stretches.get(_key(row), (first, last, row))
-        stretches[_key(row)] = min(low, first), max(high, last), row
+        end = first + row.numel()
+        low, high, _ = bounds.get(key, (first, end, row))
+        bounds[key] = min(low, first), max(high, end), row
     return {
         key: (low, row.as_strided((high - low,), (1,), low))
-        for key, (low, high, row) in stretches.items()
+        for key, (low, high, row) in bounds.items()
     }
 
 

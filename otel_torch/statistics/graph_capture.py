@@ -1,8 +1,7 @@
-"""While a CUDA graph is captured nothing may be asked of the device: one question, and the
-program's graph is spoilt.
+"""What may be asked of a device while a CUDA graph is captured: nothing.
 
-What is measured is put off until the capture is over; what a thread of ours asks goes past captures
-of other threads.
+A single query would invalidate the program's graph. Copies and events wait until the capture is
+over; other threads query the device in a mode that does not affect captures.
 """
 
 from __future__ import annotations
@@ -15,42 +14,48 @@ from typing import Any
 
 import torch
 
+# cudaStreamCaptureModeThreadLocal and its equal in HIP
+_THREAD_LOCAL = 1
 
-def capturing() -> bool:
-    """Whether a graph is captured in this thread's current stream. Starts no driver, costs nothing
-    where none runs.
+
+def is_capturing() -> bool:
+    """Return whether a graph is captured on this thread's current stream.
+
+    Does not initialize CUDA.
     """
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
 def _exchange_capture_mode() -> Callable[[Any], int] | None:
-    """The driver's function, where torch has loaded it."""
+    """Return cudaThreadExchangeStreamCaptureMode, if torch has loaded it."""
     if not (torch.version.cuda or torch.version.hip):
         return None
+    runtime = "cuda" if torch.version.cuda else "hip"
     try:
         library = ctypes.CDLL(None)
-        runtime = "cuda" if torch.version.cuda else "hip"
-        exchange: Callable[[Any], int] = getattr(
-            library, f"{runtime}ThreadExchangeStreamCaptureMode"
-        )
+        exchange: Callable[[Any], int]
+        exchange = getattr(library, f"{runtime}ThreadExchangeStreamCaptureMode")
         return exchange
     except (OSError, AttributeError):
         return None
 
 
 @contextmanager
-def beside_captures() -> Iterator[None]:
-    """Ask a device without harm to a graph that another thread is capturing just now: by default a
-    capture forbids that to all threads, and is spoilt by it.
+def thread_local_capture_mode() -> Iterator[None]:
+    """Query a device without invalidating a graph that another thread is capturing.
+
+    By default a capture forbids such queries to all threads.
     """
     exchange = _exchange_capture_mode()
     if exchange is None:
         yield
         return
-    mode = ctypes.c_int(1)  # forbidden to this thread only what this thread captures
-    exchange(ctypes.byref(mode))
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    exchange(ctypes.byref(mode))  # leaves the previous mode in `mode`
     try:
         yield
     finally:
-        exchange(ctypes.byref(mode))  # it holds what was there before
+        exchange(ctypes.byref(mode))

@@ -1,8 +1,7 @@
-"""How large the numbers of a tensor are: counts by power of two, which show what underflows and
-what outliers there are.
+"""Counts of a tensor's magnitudes by power of two. They show underflow and outliers.
 
-A mean and an extreme do not tell whether half of a tensor has vanished in its type, or whether one
-channel is a thousand times larger than the rest.
+Means and extremes do not show that half of a tensor underflowed to zero, or that one channel is a
+thousand times larger than the others.
 """
 
 from __future__ import annotations
@@ -11,51 +10,52 @@ import torch
 from torch import Tensor
 
 # bin 0: zeros; 1: below 2^-40; 2 to 61: from 2^(bin - 42) to below twice that; 62: from 2^20 on;
-# 63: not finite
-BINS = 64
+# 63: NaN and Inf
 _SMALLEST, _LARGEST = -40, 20
 
-# of a floating-point number: its bits as a whole number, where the exponent begins in them, and
-# what is added to it
+# by floating-point type: the integer type of its bits, the lowest bit of its exponent, the
+# exponent's bias
 _LAYOUT = {torch.float64: (torch.int64, 52, 1023), torch.float32: (torch.int32, 23, 127)}
-# a device counts in so many rows at once, for its threads would wait for each other at one
-_ROWS = 64
+# on a device each bin has this many counters; with one, threads would wait for each other
+_COUNTERS = 64
 
 
 def histogram(values: Tensor) -> Tensor:
-    """How many of `values` have a magnitude in each bin: shape (64,), float64 (float32 where a
-    device lacks it), on their device, without waiting for it.
+    """Count the magnitudes in each bin, without waiting for the device.
 
-    values: strided, of any shape and dtype; complex numbers count by their magnitudes.
+    Args:
+        values: strided, of any shape and dtype; complex numbers count by their magnitudes.
+
+    Returns:
+        shape (64,), float64 (float32 on devices without it), on the device of `values`.
+
+    >>> counts = histogram(torch.tensor([0.0, 1.0, 1.5, -2.0]))
+    >>> counts[0].item(), counts[42].item(), counts[43].item()
+    (1.0, 2.0, 1.0)
     """
     wide = torch.float32 if values.device.type == "mps" else torch.float64
-    values = values.dequantize() if values.is_quantized else values
-    numbers = (
-        values.to(torch.complex128).abs() if values.is_complex() else values.to(wide)
-    ).reshape(-1)
+    if values.is_quantized:
+        values = values.dequantize()
+    numbers = values.to(torch.complex128).abs() if values.is_complex() else values.to(wide)
+    numbers = numbers.reshape(-1)
     bits, shift, bias = _LAYOUT[wide]
     exponents = (numbers.view(bits) >> shift).bitwise_and_(2 * bias + 1)
     counts = _count(exponents, 2 * bias + 2).to(wide)
-    zeros = numbers.numel() - torch.count_nonzero(numbers)
     first, last = bias + _SMALLEST, bias + _LARGEST
-    ends = [zeros, counts[:first].sum() - zeros], [counts[last:-1].sum(), counts[-1]]
+    zeros = (numbers.numel() - torch.count_nonzero(numbers)).to(wide)
+    tiny = counts[:first].sum() - zeros
+    large, nonfinite = counts[last:-1].sum(), counts[-1]
     return torch.cat(
-        (torch.stack([end.to(wide) for end in ends[0]]), counts[first:last], torch.stack(ends[1]))
+        (torch.stack([zeros, tiny]), counts[first:last], torch.stack([large, nonfinite]))
     )
 
 
 def _count(numbers: Tensor, size: int) -> Tensor:
-    """How often each whole number below `size` comes."""
+    """Count how often each integer below `size` occurs."""
     if numbers.is_cpu:
         return torch.bincount(numbers, minlength=size)
-    rows = torch.arange(numbers.numel(), dtype=numbers.dtype, device=numbers.device).remainder_(
-        _ROWS
-    )
-    counts = torch.zeros(_ROWS * size, dtype=torch.int32, device=numbers.device)
-    return (
-        counts.index_add_(
-            0, rows.mul_(size).add_(numbers), torch.ones_like(numbers, dtype=torch.int32)
-        )
-        .view(_ROWS, size)
-        .sum(0)
-    )
+    index = torch.arange(numbers.numel(), dtype=numbers.dtype, device=numbers.device)
+    counter = index.remainder_(_COUNTERS).mul_(size).add_(numbers)
+    counts = torch.zeros(_COUNTERS * size, dtype=torch.int32, device=numbers.device)
+    counts.index_add_(0, counter, torch.ones_like(numbers, dtype=torch.int32))
+    return counts.view(_COUNTERS, size).sum(0)

@@ -1,10 +1,14 @@
-"""The numbers of one tensor, taken while it exists: nothing here waits for a device, copies it
-whole or is seen.
+"""Reduces a tensor to a row of numbers, without waiting for its device.
 
-FastVideo reads every statistic by its own `.item()`, in fp32: hundreds of synchronisations a
-forward, and a wrong standard deviation where the mean is large. Here a tensor becomes one row of
-numbers. On a CPU a compiled kernel reads its memory once; on a GPU a Triton kernel does, and
-elsewhere torch's operators; the row stays on the device and is read with all others of its step.
+The next module may change a tensor in place, so it is measured as soon as it exists. Reading each
+statistic with `.item()` would wait for the device every time; here the row of a tensor on an
+accelerator stays there, and all rows of a step are read together (`read_rows.py`).
+
+A tensor goes to the first of these that can read it:
+
+- on a CPU the compiled kernel (`cpu_kernel.py`): one pass over its memory,
+- on a GPU the Triton kernel (`gpu_kernel.py`), if that was chosen: one pass over its memory,
+- elsewhere torch's operators (`reduce.py`, `histogram.py`, `sketch.py`).
 """
 
 from __future__ import annotations
@@ -18,37 +22,38 @@ import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics import gpu, native
-from otel_torch.statistics.device_rows import take
-from otel_torch.statistics.graph_capture import capturing
+from otel_torch.statistics import cpu_kernel, gpu_kernel
+from otel_torch.statistics.cpu_kernel import CpuKernel
+from otel_torch.statistics.device_rows import allocate_row
+from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.histogram import histogram
-from otel_torch.statistics.reduce import split, sums
-from otel_torch.statistics.row_layout import MAX, MIN, PRIMITIVES, SUMS, WIDE
-from otel_torch.statistics.sketch import prepare as prepare_sketches
-from otel_torch.statistics.sketch import row_sketch, sketch
-from otel_torch.statistics.unwrap_tensor import Plain, Shard, plain
+from otel_torch.statistics.reduce import reduce_scalars, split
+from otel_torch.statistics.row_layout import COLUMNS, MAX, MIN, SCALARS, VECTORS
+from otel_torch.statistics.sketch import prepare_tables, row_sketch, sketch
+from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, unwrap
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
-# what numbers without their positions do not have
-_POSITIONED = frozenset({"sketch", "row_sketch"})
+# columns that depend on the position of each element
+_POSITIONAL = frozenset({"sketch", "row_sketch"})
+_KERNEL_FLAGS = {"histogram": cpu_kernel.HISTOGRAM, "sketch": cpu_kernel.SKETCH}
 
 
 @dataclass(slots=True)
-class Measured:
-    """One tensor's numbers, on the host or on their way to it.
+class Measurement:
+    """One tensor's row, and what statistics need to know about the tensor besides.
 
-    row: as `columns.py` lays it out: the numbers, or, of a tensor on a device, a float64 tensor
-    there (float32 on devices without it), 1-D; None where the tensor holds no numbers that could be
-    read (meta, fake, inside vmap) or none at all (empty). primitives: which of the columns were
-    asked for and are there. stored: how many elements the row is of; numel: how many the tensor has
-    (more, if it is sparse: the rest are zeros). shape: ragged or symbolic sizes are -1; None for a
-    tensor without one. dtype: as `str(tensor.dtype)`. shard: which part of a distributed tensor the
-    numbers are of, None for all of it.
+    row: the numbers that `row_layout.py` describes: floats, or for a tensor on a device a 1-D
+    float64 tensor there (float32 on devices without float64). None for an empty tensor and for one
+    whose numbers cannot be read (meta, fake, inside vmap). columns: the requested columns that the
+    row holds. stored_numel: how many elements the row covers; less than `numel` for a sparse
+    tensor, whose other elements are zero. shape: ragged or symbolic sizes are -1; None for a tensor
+    without a shape. dtype: `str(tensor.dtype)`. shard: the part of a distributed tensor that the
+    row covers; None if it covers all of it.
     """
 
     row: Tensor | Sequence[float] | None
-    primitives: tuple[str, ...]
-    stored: int
+    columns: tuple[str, ...]
+    stored_numel: int
     numel: int
     shape: list[int] | None
     dtype: str
@@ -56,46 +61,50 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a set of primitives asks for. columns: in the row's order. sums: those that are one
-    number. wanted: what of them the compiled kernel takes; whole: whether that is all.
+class _RowPlan:
+    """How a choice of columns is measured.
+
+    columns: in the order of a row. scalars: the requested scalar columns. wanted: the flags of what
+    a kernel computes of it. kernel_suffices: whether a kernel computes every requested column.
     """
 
     columns: tuple[str, ...]
-    sums: tuple[str, ...]
+    scalars: tuple[str, ...]
     wanted: int
-    whole: bool
-
-
-_KERNEL_TAKES = {"histogram": native.HISTOGRAM, "sketch": native.SKETCH}
+    kernel_suffices: bool
 
 
 @functools.lru_cache
-def _plan(primitives: tuple[str, ...]) -> _Plan:
-    columns = tuple(name for name in PRIMITIVES if name in primitives)
-    wide = [name for name in columns if name in WIDE]
-    # a row begins with the sums whatever was asked for
-    wanted = native.SUMS + sum(_KERNEL_TAKES.get(name, 0) for name in wide)
-    whole = bool(columns) and all(name in _KERNEL_TAKES for name in wide)
-    return _Plan(columns, tuple(name for name in columns if name not in WIDE), wanted, whole)
+def _plan(requested: tuple[str, ...]) -> _RowPlan:
+    columns = tuple(name for name in COLUMNS if name in requested)
+    scalars = tuple(name for name in columns if name not in VECTORS)
+    vectors = [name for name in columns if name in VECTORS]
+    # every row begins with the scalars, requested or not
+    wanted = cpu_kernel.SUMS + sum(_KERNEL_FLAGS.get(name, 0) for name in vectors)
+    kernel_suffices = bool(columns) and all(name in _KERNEL_FLAGS for name in vectors)
+    return _RowPlan(columns, scalars, wanted, kernel_suffices)
+
+
+@functools.lru_cache
+def _without_positional(plan: _RowPlan) -> _RowPlan:
+    return _plan(tuple(name for name in plan.columns if name not in _POSITIONAL))
 
 
 @unseen_by_function_modes
-def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
-    """Have all that is needed for tensors like these lie on their GPUs, and on the current one, so
-    that `measure` never waits for one in a forward: the sketch's tables, and the compiled and
-    tested kernel, if it was chosen. Waits for those devices; where there are none this costs
-    nothing.
+def prepare_devices(tensors: Iterable[Tensor], columns: Sequence[str]) -> None:
+    """Send the sketch's tables to the GPUs of `tensors`, and compile the Triton kernel if chosen.
+
+    Waits for those GPUs, so that `measure` never has to during a forward pass. The current GPU is
+    included. Does nothing where no GPU is in use.
     """
-    sketches = "sketch" in primitives
-    if not (sketches or gpu.chosen()) or not torch.cuda.is_initialized() or capturing():  # type: ignore[no-untyped-call]
+    needs_tables = "sketch" in columns
+    if not (needs_tables or gpu_kernel.is_chosen()):
         return
-    # the current one too: of a model that is kept on the host no parameter shows it, nor does any
-    # show mixed precision
-    dtypes, devices = (
-        {torch.float32, torch.bfloat16},
-        {torch.device("cuda", torch.cuda.current_device())},
-    )
+    if not torch.cuda.is_initialized() or is_capturing():  # type: ignore[no-untyped-call]
+        return
+    # parameters show neither the GPU of an offloaded model nor the types of mixed precision
+    devices = {torch.device("cuda", torch.cuda.current_device())}
+    dtypes = {torch.float32, torch.bfloat16}
     for tensor in tensors:
         if tensor.is_cuda:
             dtypes.add(tensor.dtype)
@@ -103,85 +112,92 @@ def prepare(tensors: Iterable[Tensor], primitives: Sequence[str]) -> None:
     if torch.is_autocast_enabled("cuda"):
         dtypes.add(torch.get_autocast_dtype("cuda"))
     for device in devices:
-        if sketches:
-            prepare_sketches(device)
-        gpu.prepare(device, dtypes, [_plan(tuple(primitives)).wanted])
+        if needs_tables:
+            prepare_tables(device)
+        gpu_kernel.prepare(device, dtypes, [_plan(tuple(columns)).wanted])
 
 
-def measure(tensor: Tensor, primitives: Sequence[str] = SUMS) -> Measured:
-    """Measure `tensor` now, without waiting for its device; never raises and leaves no trace in the
-    program.
+def measure(tensor: Tensor, columns: Sequence[str] = SCALARS) -> Measurement:
+    """Reduce `tensor` to a row now, without waiting for its device.
 
-    primitives: which columns the row has, by default those of one number, always in the table's
-    order. A DTensor is measured by its local shard, without a collective.
-    `statistics.read.read_rows` brings rows to the host.
+    Never raises, and no mode, tracer or gradient of the program sees it. A DTensor is measured by
+    its local shard, without a collective.
+
+    Args:
+        columns: the columns that the row must have, in any order; by default the scalar ones.
     """
-    plan = _plan(primitives if type(primitives) is tuple else tuple(primitives))
-    if plan.whole and (kernel := native.load()) is not None:
-        # the way of nearly every tensor of a CPU: no operator of torch runs, so nothing can see one
-        found = kernel.direct(tensor, plan.wanted) or kernel.indirect(tensor, plan.wanted)
-        if found is not None:
-            row, numel, shape, dtype = found
-            return Measured(row, plan.columns, numel, numel, shape, dtype)
-    return _measure(tensor, plan)
+    plan = _plan(columns if type(columns) is tuple else tuple(columns))
+    if plan.kernel_suffices and (kernel := cpu_kernel.load()) is not None:
+        # nearly every tensor of a CPU; no operator of torch runs, so nothing can observe one
+        result = kernel.measure_tensor(tensor, plan.wanted) or kernel.measure_by_pointer(
+            tensor, plan.wanted
+        )
+        if result is not None:
+            row, numel, shape, dtype = result
+            return Measurement(row, plan.columns, numel, numel, shape, dtype)
+    return _measure_any(tensor, plan)
 
 
 @unobserved
-def _measure(tensor: Tensor, plan: _Plan) -> Measured:
-    """Any tensor, with torch's operators where the kernel cannot read it."""
-    facts = Plain(None, -1, None)
+def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
+    """Measure a tensor of any kind."""
+    unwrapped = Unwrapped(None, -1, None)
     try:
-        facts = plain(tensor)
+        unwrapped = unwrap(tensor)
+        values, numel, shape, in_order, shard = unwrapped
         row = None
-        if facts.values is not None and plan.columns:
-            stored = facts.values.numel()
-            if not facts.in_order:
-                plan = _plan(tuple(name for name in plan.columns if name not in _POSITIONED))
-            row = _row(facts.values, plan, facts.shard) if stored and plan.columns else None
-        else:
-            stored = facts.numel
-        return Measured(
-            row, plan.columns, stored, facts.numel, facts.shape, str(tensor.dtype), facts.shard
-        )
+        stored_numel = numel
+        if values is not None and plan.columns:
+            stored_numel = values.numel()
+            if not in_order:
+                plan = _without_positional(plan)
+            if stored_numel and plan.columns:
+                row = _row(values, plan, shard)
+        return Measurement(row, plan.columns, stored_numel, numel, shape, str(tensor.dtype), shard)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         say_once(f"a tensor of type {tensor.dtype} on {tensor.device} has no statistics: {reason}")
-        return Measured(
-            None, plan.columns, facts.numel, facts.numel, facts.shape, str(tensor.dtype)
-        )
+        numel = unwrapped.numel
+        return Measurement(None, plan.columns, numel, numel, unwrapped.shape, str(tensor.dtype))
 
 
-def _row(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | list[float]:
-    if values.is_cpu and values.dtype in native.CODES and (kernel := native.load()) is not None:
-        return _row_of_kernel(kernel, values, plan, shard)
-    if values.is_cuda and plan.whole and (of_gpu := _row_of_gpu(values, plan, shard)) is not None:
-        return of_gpu
-    row = _row_of_torch(values, plan, shard)
+def _row(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor | list[float]:
+    if values.is_cpu and values.dtype in cpu_kernel.CODES:
+        kernel = cpu_kernel.load()
+        if kernel is not None:
+            return _row_by_cpu_kernel(kernel, values, plan, shard)
+    if values.is_cuda and plan.kernel_suffices:
+        row_on_gpu = _row_by_gpu_kernel(values, plan, shard)
+        if row_on_gpu is not None:
+            return row_on_gpu
+    row = _row_by_torch(values, plan, shard)
     return row.tolist() if row.is_cpu else row
 
 
-def _row_of_kernel(
-    kernel: native.Kernel, values: Tensor, plan: _Plan, shard: Shard | None
+def _row_by_cpu_kernel(
+    kernel: CpuKernel, values: Tensor, plan: _RowPlan, shard: Shard | None
 ) -> list[float]:
-    values = (
-        values.resolve_neg()
-    )  # the kernel reads memory, where a view of an imaginary part has another sign
-    code, threads = native.CODES[values.dtype], torch.get_num_threads()
-    if plan.wanted & native.SKETCH:
-        placed, start = _positioned(values, shard)
-        placed = placed.contiguous()
-        row: list[float] = kernel.measure(
-            placed.data_ptr(), placed.numel(), code, plan.wanted, start, threads
+    # the kernel reads memory, which holds the other sign for a view of an imaginary part
+    values = values.resolve_neg()
+    code, threads = cpu_kernel.CODES[values.dtype], torch.get_num_threads()
+    if plan.wanted & cpu_kernel.SKETCH:
+        positioned, start = _positioned(values, shard)
+        positioned = positioned.contiguous()
+        row = kernel.measure_memory(
+            positioned.data_ptr(), positioned.numel(), code, plan.wanted, start, threads
         )
-        if placed.numel() != values.numel():  # the zeros around a shard are the sketch's only
-            row[: -WIDE["sketch"]] = _row_of_kernel(kernel, values, _without_sketch(plan), None)
+        if positioned.numel() != values.numel():
+            # the zeros around a shard count for its sketch only
+            row[: -VECTORS["sketch"]] = _row_by_cpu_kernel(
+                kernel, values, _without_positional(plan), None
+            )
     else:
-        # dense memory is one piece, whatever its order; any other is copied, a bit at a time
-        pieces = (
-            [values] if values.is_contiguous() else [piece.contiguous() for piece in split(values)]
-        )
+        # dense memory is read as one piece in any order; other memory is copied piece by piece
+        pieces = [values]
+        if not values.is_contiguous():
+            pieces = [piece.contiguous() for piece in split(values)]
         rows = [
-            kernel.measure(piece.data_ptr(), piece.numel(), code, plan.wanted, 0, threads)
+            kernel.measure_memory(piece.data_ptr(), piece.numel(), code, plan.wanted, 0, threads)
             for piece in pieces
         ]
         row = rows[0] if len(rows) == 1 else _combine(rows)
@@ -190,34 +206,31 @@ def _row_of_kernel(
     return row
 
 
-@functools.lru_cache
-def _without_sketch(plan: _Plan) -> _Plan:
-    return _plan(tuple(name for name in plan.columns if name not in _POSITIONED))
-
-
 def _combine(rows: Sequence[Sequence[float]]) -> list[float]:
-    """One row of the rows of several pieces. NaN is an extreme, as in torch."""
+    """Combine the rows of several pieces into one. A NaN makes both extremes NaN, as in torch.
+
+    >>> _combine([[-1.0, 2.0, 3.0], [0.0, 4.0, 5.0]])
+    [-1.0, 4.0, 8.0]
+    """
     columns = list(zip(*rows, strict=True))
     combined = [sum(column) for column in columns]
     for index, extreme in ((MIN, min), (MAX, max)):
-        column = columns[index]
-        combined[index] = (
-            math.nan if any(number != number for number in column) else extreme(column)
-        )
+        has_nan = any(number != number for number in columns[index])
+        combined[index] = math.nan if has_nan else extreme(columns[index])
     return combined
 
 
-def _row_of_gpu(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor | None:
-    """None where the device's kernel, if it has one, cannot read the tensor."""
-    if not plan.wanted & native.SKETCH:
-        return gpu.measure(values, plan.wanted)
-    if shard is not None and list(shard.shape[1:]) != list(values.shape[1:]):
-        return None  # its sketch is that of the whole, with zeros around it
-    return gpu.measure(values, plan.wanted, _positioned(values, shard)[1])
+def _row_by_gpu_kernel(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor | None:
+    """Return the row by the Triton kernel; None if there is none or it cannot read the tensor."""
+    if not plan.wanted & cpu_kernel.SKETCH:
+        return gpu_kernel.measure(values, plan.wanted)
+    if shard is not None and not _has_contiguous_positions(values, shard):
+        return None
+    return gpu_kernel.measure(values, plan.wanted, _positioned(values, shard)[1])
 
 
-def _row_of_torch(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor:
-    parts = [sums(values, plan.sums)]
+def _row_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor:
+    parts = [reduce_scalars(values, plan.scalars)]
     if "histogram" in plan.columns:
         parts.append(torch.stack([histogram(piece) for piece in split(values)]).sum(0))
     if "sketch" in plan.columns:
@@ -226,24 +239,30 @@ def _row_of_torch(values: Tensor, plan: _Plan, shard: Shard | None) -> Tensor:
         parts.append(row_sketch(*_positioned(values, shard, rows=True)))
     if values.is_cpu:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    return torch.cat(parts, out=take(sum(map(torch.numel, parts)), parts[0].dtype, values.device))
+    size = sum(map(torch.numel, parts))
+    return torch.cat(parts, out=allocate_row(size, parts[0].dtype, values.device))
+
+
+def _has_contiguous_positions(values: Tensor, shard: Shard) -> bool:
+    """Return whether the shard is cut along the first dimension only."""
+    return list(shard.shape[1:]) == list(values.shape[1:])
 
 
 def _positioned(values: Tensor, shard: Shard | None, rows: bool = False) -> tuple[Tensor, int]:
-    """The values with the position of the first one, so that the sketches of all shards add up to
-    the whole's.
+    """Return the values and the position of the first one in the whole tensor.
+
+    The sketches of all shards then add up to the sketch of the whole. A shard that is not
+    contiguous in the whole tensor is returned at its place in a tensor of zeros.
+
+    Args:
+        rows: count positions in rows instead of elements.
     """
     if shard is None or not shard.shape:
         return values, 0
-    if list(shard.shape[1:]) == list(
-        values.shape[1:]
-    ):  # cut along the first dimension: one stretch of positions
-        return values, shard.offset[0] if rows else shard.offset[0] * math.prod(shard.shape[1:])
+    if _has_contiguous_positions(values, shard):
+        first_row = shard.offset[0]
+        return values, first_row if rows else first_row * math.prod(shard.shape[1:])
     whole = torch.zeros(shard.shape, dtype=values.dtype, device=values.device)
-    whole[
-        tuple(
-            slice(start, start + size)
-            for start, size in zip(shard.offset, values.shape, strict=True)
-        )
-    ] = values
+    bounds = zip(shard.offset, values.shape, strict=True)
+    whole[tuple(slice(start, start + size) for start, size in bounds)] = values
     return whole, 0

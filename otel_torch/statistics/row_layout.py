@@ -1,17 +1,19 @@
-"""The layout of a tensor's row: which numbers statistics are computed from, and where in the row
-each stands.
+"""The columns of a tensor's row. Imports no torch: settings and estimates of size need it too.
+
+Every row begins with the scalar columns, in this order; a scalar that was not requested may be NaN.
+The requested vector columns follow. A row for `std` and `histogram`, for instance:
+
+    min max sum squares magnitudes nonfinite zeros | 64 counts
 """
 
 from __future__ import annotations
 
-from otel_torch.statistics.frequencies import FREQUENCIES
-from otel_torch.statistics.histogram import BINS
-from otel_torch.statistics.sketch import SIZE
+from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE
 
-# every row begins with these, NaN where one was not asked for; of a complex tensor min, max and sum
-# are those of the magnitudes and mean nothing
-SUMS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
-MIN, MAX, SUM, SQUARES, MAGNITUDES, NONFINITE, ZEROS = range(len(SUMS))
-# ... and behind them, where asked for, what takes several numbers, and how many
-WIDE = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
-PRIMITIVES = (*SUMS, *WIDE)
+# of a complex tensor, `min`, `max` and `sum` are those of the magnitudes; no statistic uses them
+SCALARS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
+MIN, MAX, SUM, SQUARES, MAGNITUDES, NONFINITE, ZEROS = range(len(SCALARS))
+BINS = 64  # of the histogram
+# name and length
+VECTORS = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
+COLUMNS = (*SCALARS, *VECTORS)

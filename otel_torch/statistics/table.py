@@ -1,5 +1,11 @@
-"""The table of statistics: what each name means, in terms of a tensor's row and of what is known
-without its numbers.
+"""The table of statistics: how each one follows from a tensor's row and metadata.
+
+To add a statistic that follows from existing columns, add its line to `DEFINITIONS`; settings,
+`--help` and the data frame take the names from there. (`docs/record-format.md` describes it to
+users.) If it needs a new column, add that to `row_layout` and to each of the four that fill a row:
+`reduce.py` or a module of its own, `kernel.c`, `triton_kernel.py`; `measure.py` chooses among them.
+
+Imports no torch, because settings are read before torch is imported.
 """
 
 from __future__ import annotations
@@ -8,127 +14,164 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from otel_torch.records import Statistic
-from otel_torch.statistics.measure import Measured
 from otel_torch.statistics.row_layout import (
+    COLUMNS,
     MAGNITUDES,
     MAX,
     MIN,
     NONFINITE,
-    PRIMITIVES,
+    SCALARS,
     SQUARES,
     SUM,
-    SUMS,
-    WIDE,
+    VECTORS,
     ZEROS,
 )
-from otel_torch.statistics.sketch import encode
+from otel_torch.statistics.sketch_format import encode
+
+if TYPE_CHECKING:
+    from otel_torch.statistics.measure import Measurement
 
 _Row = Sequence[float]
-_Compute = Callable[[_Row, Measured], Statistic | None]
+_Compute = Callable[[_Row, "Measurement"], Statistic | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
-    """One statistic: of which primitives it is computed, and how.
+class StatisticDefinition:
+    """How one statistic is computed.
 
-    compute: of the row, on the host, and the tensor's facts; None where it is not defined. least:
-    elements below which it is not defined. of_complex: whether complex numbers have it (by their
-    magnitudes).
+    columns: the columns of the row that it needs. compute: takes the row, on the host, and the
+    measurement. min_numel: the smallest number of elements for which it is defined; -1 if it is
+    defined even where that number is unknown. supports_complex: whether it is defined for complex
+    tensors, by their magnitudes.
     """
 
-    primitives: tuple[str, ...]
+    columns: tuple[str, ...]
     compute: _Compute
-    least: int = 1
-    of_complex: bool = False
+    min_numel: int = 1
+    supports_complex: bool = False
 
 
-def _std(row: _Row, of: Measured) -> float:
-    """Unbiased, as `torch.std`; the difference holds because both sums are of fp64, and equal
-    numbers differ by nothing.
+def _std(row: _Row, measurement: Measurement) -> float:
+    """Compute the unbiased standard deviation, as `torch.std` does.
+
+    The sums are in fp64, so that their difference keeps enough digits. Equal elements give exactly
+    zero.
     """
     if row[MIN] == row[MAX] and math.isfinite(row[MIN]):
         return 0.0
-    deviations = row[SQUARES] - row[SUM] * row[SUM] / of.numel
-    return 0.0 if deviations < 0 else math.sqrt(deviations / (of.numel - 1))
+    deviations = row[SQUARES] - row[SUM] * row[SUM] / measurement.numel
+    return 0.0 if deviations < 0 else math.sqrt(deviations / (measurement.numel - 1))
 
 
-def _wide(name: str, row: _Row, of: Measured) -> Sequence[float]:
-    """The part of a row that holds the several numbers of `name`."""
-    start = len(SUMS)
-    for column in of.primitives:
+def _vector(name: str, row: _Row, measurement: Measurement) -> Sequence[float]:
+    """Return the numbers of a vector column."""
+    start = len(SCALARS)
+    for column in measurement.columns:
         if column == name:
             break
-        start += WIDE.get(column, 0)
-    return row[start : start + WIDE[name]]
+        start += VECTORS.get(column, 0)
+    return row[start : start + VECTORS[name]]
 
 
-DEFINITIONS: dict[str, Definition] = {
-    "abs_mean": Definition(
-        ("magnitudes",), lambda row, of: row[MAGNITUDES] / of.numel, of_complex=True
+def _histogram(row: _Row, measurement: Measurement) -> list[int]:
+    return [int(count) for count in _vector("histogram", row, measurement)]
+
+
+def _sketch(row: _Row, measurement: Measurement) -> str:
+    return encode(_vector("sketch", row, measurement))
+
+
+def _row_sketch(row: _Row, measurement: Measurement) -> str:
+    return encode(_vector("row_sketch", row, measurement))
+
+
+DEFINITIONS: dict[str, StatisticDefinition] = {
+    "abs_mean": StatisticDefinition(
+        columns=("magnitudes",),
+        compute=lambda row, tensor: row[MAGNITUDES] / tensor.numel,
+        supports_complex=True,
     ),
-    "sum": Definition(("sum",), lambda row, of: row[SUM], least=0),
-    "min": Definition(("min",), lambda row, of: row[MIN]),
-    "max": Definition(("max",), lambda row, of: row[MAX]),
-    "mean": Definition(("sum",), lambda row, of: row[SUM] / of.numel),
-    "std": Definition(("min", "max", "sum", "squares"), _std, least=2),
-    "nonfinite": Definition(
-        ("nonfinite",), lambda row, of: int(row[NONFINITE]), least=0, of_complex=True
+    "sum": StatisticDefinition(("sum",), lambda row, tensor: row[SUM], min_numel=0),
+    "min": StatisticDefinition(("min",), lambda row, tensor: row[MIN]),
+    "max": StatisticDefinition(("max",), lambda row, tensor: row[MAX]),
+    "mean": StatisticDefinition(("sum",), lambda row, tensor: row[SUM] / tensor.numel),
+    "std": StatisticDefinition(("min", "max", "sum", "squares"), _std, min_numel=2),
+    "nonfinite": StatisticDefinition(
+        columns=("nonfinite",),
+        compute=lambda row, tensor: int(row[NONFINITE]),
+        min_numel=0,
+        supports_complex=True,
     ),
-    "rms": Definition(
-        ("squares",), lambda row, of: math.sqrt(row[SQUARES] / of.numel), of_complex=True
+    "rms": StatisticDefinition(
+        columns=("squares",),
+        compute=lambda row, tensor: math.sqrt(row[SQUARES] / tensor.numel),
+        supports_complex=True,
     ),
-    "l2": Definition(
-        ("squares",), lambda row, of: math.sqrt(row[SQUARES]), least=0, of_complex=True
+    "l2": StatisticDefinition(
+        columns=("squares",),
+        compute=lambda row, tensor: math.sqrt(row[SQUARES]),
+        min_numel=0,
+        supports_complex=True,
     ),
-    "zeros": Definition(("zeros",), lambda row, of: int(row[ZEROS]), least=0, of_complex=True),
-    "numel": Definition((), lambda row, of: of.numel, least=0, of_complex=True),
-    "histogram": Definition(
-        ("histogram",),
-        lambda row, of: [int(n) for n in _wide("histogram", row, of)],
-        least=0,
-        of_complex=True,
+    "zeros": StatisticDefinition(
+        columns=("zeros",),
+        compute=lambda row, tensor: int(row[ZEROS]),
+        min_numel=0,
+        supports_complex=True,
     ),
-    "sketch": Definition(
-        ("sketch",), lambda row, of: encode(_wide("sketch", row, of)), of_complex=True
+    "numel": StatisticDefinition(
+        columns=(), compute=lambda row, tensor: tensor.numel, min_numel=0, supports_complex=True
     ),
-    "row_sketch": Definition(
-        ("row_sketch",), lambda row, of: encode(_wide("row_sketch", row, of)), of_complex=True
+    "histogram": StatisticDefinition(
+        columns=("histogram",), compute=_histogram, min_numel=0, supports_complex=True
     ),
-    "shape": Definition((), lambda row, of: of.shape, least=-1, of_complex=True),
-    "dtype": Definition((), lambda row, of: of.dtype, least=-1, of_complex=True),
+    "sketch": StatisticDefinition(("sketch",), _sketch, supports_complex=True),
+    "row_sketch": StatisticDefinition(("row_sketch",), _row_sketch, supports_complex=True),
+    "shape": StatisticDefinition(
+        columns=(), compute=lambda row, tensor: tensor.shape, min_numel=-1, supports_complex=True
+    ),
+    "dtype": StatisticDefinition(
+        columns=(), compute=lambda row, tensor: tensor.dtype, min_numel=-1, supports_complex=True
+    ),
 }
 
 
-def primitives_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The columns that the named statistics need, in the row's order: what `measure` should be
-    asked for.
+def columns_for(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that the named statistics need, in the order of a row, for `measure`.
 
-    >>> primitives_of(["abs_mean", "shape"])
-    ('magnitudes',)
+    >>> columns_for(["std", "abs_mean", "shape"])
+    ('min', 'max', 'sum', 'squares', 'magnitudes')
     """
-    needed = {primitive for name in names for primitive in DEFINITIONS[name].primitives}
-    return tuple(primitive for primitive in PRIMITIVES if primitive in needed)
+    needed = {column for name in names for column in DEFINITIONS[name].columns}
+    return tuple(column for column in COLUMNS if column in needed)
 
 
 def derive(
-    names: Sequence[str], row: Sequence[float] | None, measured: Measured
+    names: Sequence[str], row: Sequence[float] | None, measurement: Measurement
 ) -> dict[str, Statistic]:
-    """The named statistics of a measured tensor, in the order of `names`; what is not defined for
-    it is absent.
+    """Return the named statistics of a tensor, in the order of `names`.
 
-    row: its numbers on the host, as `read_rows` returns them. Non-finite results stay floats.
-    Raises KeyError for a name that is not in the table.
+    A statistic that is not defined for the tensor is absent. Results may be NaN or Inf.
+
+    Args:
+        row: the tensor's numbers on the host, as `read_rows` returns them.
+
+    Raises:
+        KeyError: a name is not in `DEFINITIONS`.
     """
-    columns, numel = measured.primitives, measured.numel
-    if row is None or measured.stored != numel:
-        row = _complete(row, measured)
+    columns, numel = measurement.columns, measurement.numel
+    if row is None or measurement.stored_numel != numel:
+        row = _add_implicit_zeros(row, measurement)
         if row is None:
             columns, row = (), ()
-    plan = _plan(tuple(names), columns, "complex" in measured.dtype, 2 if numel > 2 else numel)
-    stats = {name: compute(row, measured) for name, compute in plan}
-    if measured.shape is None:
+    is_complex = "complex" in measurement.dtype
+    # 2 stands for every larger size, so that few plans are cached
+    plan = _plan(tuple(names), columns, is_complex, 2 if numel > 2 else numel)
+    stats = {name: compute(row, measurement) for name, compute in plan}
+    if measurement.shape is None:
         stats.pop("shape", None)
     return stats  # type: ignore[return-value]
 
@@ -137,35 +180,31 @@ def derive(
 def _plan(
     names: tuple[str, ...], columns: tuple[str, ...], is_complex: bool, numel: int
 ) -> list[tuple[str, _Compute]]:
-    """Which of the names are defined for such a tensor, worked out once for all tensors like it."""
-    defined = ((name, DEFINITIONS[name]) for name in names)
-    return [
-        (name, one.compute)
-        for name, one in defined
-        if numel >= one.least
-        and (one.of_complex or not is_complex)
-        and set(one.primitives) <= set(columns)
-    ]
+    """Return (name, function) of the statistics that are defined for such tensors."""
+    plan = []
+    for name in names:
+        definition = DEFINITIONS[name]
+        is_defined = numel >= definition.min_numel and set(definition.columns) <= set(columns)
+        if is_defined and (definition.supports_complex or not is_complex):
+            plan.append((name, definition.compute))
+    return plan
 
 
-def _complete(numbers: Sequence[float] | None, measured: Measured) -> list[float] | None:
-    """The row with the zeros that a sparse tensor has but does not store; None where there are no
-    numbers.
-    """
+def _add_implicit_zeros(
+    numbers: Sequence[float] | None, measurement: Measurement
+) -> list[float] | None:
+    """Add the zeros that a sparse tensor has but does not store; None if it has no row."""
     if numbers is not None:
         row = list(numbers)
-    elif measured.stored == 0:
-        row = [0.0] * (len(SUMS) + sum(WIDE.get(name, 0) for name in measured.primitives))
+    elif measurement.stored_numel == 0:
+        row = [0.0] * (len(SCALARS) + sum(VECTORS.get(name, 0) for name in measurement.columns))
     else:
         return None
-    implied = measured.numel - measured.stored
-    if implied:
-        row[MIN], row[MAX] = _with_zero(min, row[MIN]), _with_zero(max, row[MAX])
-        row[ZEROS] += implied
-        if "histogram" in measured.primitives:
-            row[len(SUMS)] += implied
+    implicit = measurement.numel - measurement.stored_numel
+    if implicit:
+        row[MIN] = row[MIN] if math.isnan(row[MIN]) else min(row[MIN], 0.0)
+        row[MAX] = row[MAX] if math.isnan(row[MAX]) else max(row[MAX], 0.0)
+        row[ZEROS] += implicit
+        if "histogram" in measurement.columns:
+            row[len(SCALARS)] += implicit
     return row
-
-
-def _with_zero(extreme: Callable[[float, float], float], number: float) -> float:
-    return number if math.isnan(number) else extreme(number, 0.0)

@@ -1,41 +1,39 @@
-"""The numbers of one tensor on a GPU in one read of its memory: what `kernel.c` is for a CPU, in
-Triton.
+"""The Triton kernel: reads a tensor on a GPU once, as `kernel.c` does on a CPU.
 
-Torch's operators read a tensor once for each statistic, through fp64 copies, by many launches. Here
-there are two: `partial`, in which each program adds up its share of the tensor, and `combine`; a
-tensor of one tile needs the first only. Nothing is added up atomically: a row's bits depend on the
-tensor alone. `gpu.py` compiles, tests and launches this; it is the only one to import this file,
-for Triton may be missing, and takes half a second.
+Torch's operators read a tensor once for each statistic, through fp64 copies and with many launches.
+Here there are two launches: `partial`, in which each program reduces its share of the tensor to a
+row, and `combine`, which combines these rows. A tensor that one program handles needs only the
+first. There are no atomic additions, so that the bits of a row depend on the tensor alone.
+
+`gpu_kernel.py` compiles, tests and launches this. Nothing else imports this file, because Triton
+may be missing and takes half a second to import.
 """
 # mypy: ignore-errors
-# Python's types are not those of Triton
+# (Triton's types are not Python's)
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from otel_torch.statistics import histogram, sketch
-from otel_torch.statistics.row_layout import SUMS
+from otel_torch.statistics import row_layout, sketch, sketch_format
 
-FOLD, NUMBERS, BINS = (
-    tl.constexpr(sketch.FOLD),
-    tl.constexpr(sketch.SIZE),
-    tl.constexpr(histogram.BINS),
-)
-FIRST_BIN = tl.constexpr(len(SUMS))
-# A tile is 8 rows of the sketch (a column a lane), or, without one, of 1024 elements. A piece of
-# the sketch has 16.
+FOLD = tl.constexpr(sketch.FOLD)
+NUMBERS = tl.constexpr(sketch_format.SIZE)
+BINS = tl.constexpr(row_layout.BINS)
+FIRST_BIN = tl.constexpr(len(row_layout.SCALARS))
+# A tile has 8 rows: for a sketch of FOLD elements, one per lane, otherwise of 1024. A piece of the
+# sketch has 16 tiles.
 LANES, ROWS = tl.constexpr(1024), tl.constexpr(8)
 TILES_A_PIECE = tl.constexpr(sketch.PIECE // sketch.FOLD // 8)
-# programs at most, whatever the device: bits do not depend on it; numbers of a row that one program
-# combines
+# PROGRAMS: the most programs of `partial`, the same on every device, so that bits do not depend on
+# the device. COMBINED: numbers of a row that one program of `combine` handles.
 PROGRAMS, COMBINED = tl.constexpr(512), tl.constexpr(8)
 
 
 @triton.jit
 def _bin(number):
-    """The bin of each magnitude, as `histogram.py` has them; zeros are in bin 1."""
+    """Return the bin of each magnitude, as in `histogram.py`, except that zeros are in bin 1."""
     if number.dtype == tl.float64:
         exponent = ((number.to(tl.int64, bitcast=True) >> 52) & 2047).to(tl.int32) - 1023
         special = exponent == 1024
@@ -58,16 +56,17 @@ def _add(
     SKETCH: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Add the elements of a tile; those whose flat position is not from `start` to `end`, unless it
-    is WHOLE, are left out.
+    """Add the elements of a tile to the state.
+
+    Unless the tile is WHOLE, elements outside flat positions `start` to `end` are skipped.
     """
     low, high, total, squares, magnitudes, nonfinite, zeros, counts, folded = state
     lane = tl.arange(0, LANES)
     width: tl.constexpr = FOLD if SKETCH else LANES
     place = lane
     if SKETCH:
-        # each lane reads the element that its column takes in this piece, so that columns never
-        # move
+        # each lane reads the element that this piece's shift assigns to its column, so that
+        # columns never move
         piece = tile // TILES_A_PIECE
         turn = tl.load(turns + piece)
         place = lane - (turn >> 1)
@@ -106,10 +105,12 @@ def _add(
 def partial(
     data, out, start, end, signs, turns, projection, HISTOGRAM: tl.constexpr, SKETCH: tl.constexpr
 ):
-    """Write one row a program to `out`: of every so many-th tile of the elements at flat positions
-    `start` to `end`, the first of which is at `data`. signs: a byte a lane and tile of a piece,
-    whose bits are set in rows where a sign is negative. turns: of each piece, twice its shift, and
-    1 where its sign is positive. projection: of each column 64 bits, set where a sign is negative.
+    """Write one row per program to `out`. Program i takes tiles i, i + programs, …
+
+    The elements have flat positions `start` to `end`, and the first one is at `data`. signs: a byte
+    per lane and tile of a piece; bit r is set if the sign in row r is negative. turns: for each
+    piece twice its shift, plus 1 if its sign is positive. projection: 64 bits per column, set where
+    a sign is negative.
     """
     kind: tl.constexpr = tl.float64 if data.dtype.element_ty == tl.float64 else tl.float32
     none, count = tl.zeros([LANES], tl.float64), tl.zeros([LANES], tl.int32)
@@ -126,7 +127,7 @@ def partial(
     numbers: tl.constexpr = FIRST_BIN + (BINS if HISTOGRAM else 0) + (NUMBERS if SKETCH else 0)
     out += tl.program_id(0) * numbers
     of_magnitudes, of_zeros = tl.sum(magnitudes, 0), tl.sum(zeros, 0)
-    nan = of_magnitudes != of_magnitudes  # the extremes pass over it
+    nan = of_magnitudes != of_magnitudes  # minimum and maximum ignore NaN
     tl.store(out, tl.where(nan, float("nan"), tl.min(low, 0).to(tl.float64)))
     tl.store(out + 1, tl.where(nan, float("nan"), tl.max(high, 0).to(tl.float64)))
     tl.store(out + 2, tl.sum(total, 0))
@@ -135,22 +136,27 @@ def partial(
     tl.store(out + 5, tl.sum(nonfinite, 0).to(tl.float64))
     tl.store(out + 6, of_zeros.to(tl.float64))
     if HISTOGRAM:
-        which = tl.arange(0, BINS)
-        counts = tl.where(which == 0, of_zeros, tl.where(which == 1, counts - of_zeros, counts))
-        tl.store(out + FIRST_BIN + which, counts.to(tl.float64))
+        bin_index = tl.arange(0, BINS)
+        counts = tl.where(
+            bin_index == 0, of_zeros, tl.where(bin_index == 1, counts - of_zeros, counts)
+        )
+        tl.store(out + FIRST_BIN + bin_index, counts.to(tl.float64))
     if SKETCH:
         words = tl.load(projection + tl.arange(0, LANES))
         for first in range(0, NUMBERS, 4):
             row = first + tl.arange(0, 4)
             negative = (words[None, :] >> row[:, None].to(tl.int64)) & 1
             signed = tl.where(negative != 0, -folded[None, :], folded[None, :])
-            tl.store(out + numbers - NUMBERS + row, tl.sum(signed, 1) * 0.125)  # by the root of 64
+            tl.store(
+                out + numbers - NUMBERS + row, tl.sum(signed, 1) * 0.125
+            )  # divided by sqrt(64)
 
 
 @triton.jit
 def combine(partials, row, programs, SIZE: tl.constexpr):
-    """Write the row of SIZE numbers that the rows of all `programs` make up, COMBINED numbers a
-    program of this one.
+    """Combine the rows of all `programs` of `partial` into one row of SIZE numbers.
+
+    Each program of `combine` handles COMBINED of these numbers.
     """
     number = tl.program_id(0) * COMBINED + tl.arange(0, COMBINED)
     program = tl.arange(0, PROGRAMS)

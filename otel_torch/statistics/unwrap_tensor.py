@@ -1,9 +1,7 @@
-"""From any kind of tensor to the plain strided numbers that it consists of, or to the knowledge
-that it has none.
+"""Finds the strided values inside a tensor of any kind, or that it has none to read.
 
-Sparse, ragged, sharded and wrapped tensors each fail an ordinary reduction in their own way, some
-by a collective, some by returning another wrapper: each gets a defined result here, or a defined
-absence.
+Sparse, ragged, sharded and wrapped tensors each break an ordinary reduction in a different way: by
+an error, a collective, or a result that is a wrapper again.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ import torch
 from torch import Tensor
 
 from otel_torch.console import say_once
-from otel_torch.statistics.graph_capture import capturing
+from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import is_fake, shard_offset
 
 
 class Shard(NamedTuple):
-    """Which part of a distributed tensor this rank holds.
+    """The part of a distributed tensor that this rank holds.
 
-    shape: of the whole tensor. offset: of the part's first element, a number a dimension. partial:
-    the whole is the sum of the ranks' parts, which lie at the same place.
+    shape: sizes of the whole tensor. offset: index of the part's first element, per dimension.
+    partial: the whole is the sum of the parts of all ranks.
     """
 
     shape: list[int]
@@ -31,12 +29,13 @@ class Shard(NamedTuple):
     partial: bool
 
 
-class Plain(NamedTuple):
-    """values: the numbers that are stored, strided; None where there are none to read.
+class Unwrapped(NamedTuple):
+    """The values of a tensor.
 
-    numel: elements of the tensor, zeros that a sparse one does not store included. shape: as
-    `Measured.shape`. in_order: whether the values have the tensor's own shape, each at its place.
-    shard: as `Measured.shard`.
+    values: the stored elements, strided; None if they cannot be read. numel: elements of the
+    tensor, including the zeros that a sparse one does not store. shape: see `Measurement.shape`.
+    in_order: whether `values` has the tensor's shape, with each element in its place. shard: see
+    `Measurement.shard`.
     """
 
     values: Tensor | None
@@ -46,135 +45,137 @@ class Plain(NamedTuple):
     shard: Shard | None = None
 
 
-_ORDINARY = (Tensor, torch.nn.Parameter)
-_COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+_ORDINARY_TYPES = (Tensor, torch.nn.Parameter)
+_COMPRESSED_LAYOUTS = frozenset(
+    {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+_PER_TENSOR_SCHEMES = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 
-def plain(tensor: Tensor) -> Plain:
-    """Find the numbers of `tensor` without computing, waiting for a device, or asking another rank.
+def unwrap(tensor: Tensor) -> Unwrapped:
+    """Find the values of `tensor` without waiting for a device or communicating with other ranks.
+
     May raise.
+
+    >>> unwrap(torch.eye(2).to_sparse())
+    Unwrapped(values=tensor([1., 1.]), numel=4, shape=[2, 2], in_order=False, shard=None)
     """
-    if type(tensor) not in _ORDINARY:
-        inner = _unwrap(tensor)
+    if type(tensor) not in _ORDINARY_TYPES:
+        inner = _inner_tensor(tensor)
         if inner is None:
-            return Plain(None, -1, _shape(tensor))
+            return Unwrapped(None, -1, _shape(tensor))
         if inner is not tensor:
-            found = plain(inner)
-            # a ragged tensor is known by its own shape, a shard by that of the shard
+            unwrapped = unwrap(inner)
+            # keep the outer shape of a ragged tensor, but the local shape of a shard
             if tensor.is_nested:
-                return found._replace(shape=_shape(tensor), in_order=False)
-            shard, known = _shard(tensor)
-            return found._replace(shard=shard, in_order=found.in_order and known)
+                return unwrapped._replace(shape=_shape(tensor), in_order=False)
+            shard, is_known = _shard(tensor)
+            return unwrapped._replace(shard=shard, in_order=unwrapped.in_order and is_known)
     if tensor.is_nested:
         values = (tensor if tensor.is_contiguous() else tensor.contiguous()).values()
-        return Plain(_readable(values), values.numel(), _ragged_shape(tensor))
-    if tensor.layout is not torch.strided:
-        stored = _stored(tensor)
-        return Plain(None if stored is None else _readable(stored), _numel(tensor), _shape(tensor))
+        return Unwrapped(_if_readable(values), values.numel(), _ragged_shape(tensor))
     shape, numel = _shape(tensor), _numel(tensor)
-    if tensor.is_quantized and tensor.qscheme() not in (
-        torch.per_tensor_affine,
-        torch.per_tensor_symmetric,
-    ):
-        tensor = tensor.dequantize()  # one scale a channel: cannot be taken to pieces
-    return Plain(_readable(tensor), numel, shape, in_order=True)
+    if tensor.layout is not torch.strided:
+        stored = _stored_values(tensor)
+        return Unwrapped(None if stored is None else _if_readable(stored), numel, shape)
+    if tensor.is_quantized and tensor.qscheme() not in _PER_TENSOR_SCHEMES:
+        tensor = tensor.dequantize()  # a tensor with a scale per channel cannot be split
+    return Unwrapped(_if_readable(tensor), numel, shape, in_order=True)
 
 
 def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
-    """(the part of a DTensor that is local, None where that is all of it; whether it is known which
-    part it is).
+    """Return the local part of a DTensor, and whether its position is known.
+
+    The part is None for a tensor that is whole on this rank, and if the position is unknown.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None or not isinstance(tensor, distributed.DTensor):
         return None, True
     partial = False
-    for one in tensor.placements:
-        if type(one) is distributed.Partial and one.reduce_op == "sum":
+    for placement in tensor.placements:
+        if type(placement) is distributed.Partial and placement.reduce_op == "sum":
             partial = True
-        elif (
-            not one.is_replicate() and type(one) is not distributed.Shard
-        ):  # cut in strides; a mean, a maximum
-            return None, False
-    if all(one.is_replicate() for one in tensor.placements):
+        elif not placement.is_replicate() and type(placement) is not distributed.Shard:
+            return None, False  # strided shards, or a mean or maximum over the ranks
+    if all(placement.is_replicate() for placement in tensor.placements):
         return None, True
     offset = shard_offset(tensor)
-    return (
-        (None, False)
-        if offset is None
-        else (Shard([int(size) for size in tensor.shape], offset, partial), True)
-    )
+    if offset is None:
+        return None, False
+    return Shard([int(size) for size in tensor.shape], offset, partial), True
 
 
-def _stored(tensor: Tensor) -> Tensor | None:
-    """What a sparse tensor stores, None where that takes more than a look."""
+def _stored_values(tensor: Tensor) -> Tensor | None:
+    """Return the values that a sparse tensor stores; None if that takes work on a device."""
     if tensor.is_meta:
         return None
-    if tensor.layout in _COMPRESSED:
+    if tensor.layout in _COMPRESSED_LAYOUTS:
         return tensor.values()
     if tensor.layout is not torch.sparse_coo:
         return None
     if tensor.is_coalesced():
         return tensor.values()
-    # adding up the entries of one place is work, and on an accelerator a wait for their number
+    # coalescing waits for an accelerator to learn the number of entries
     return tensor.coalesce().values() if tensor.device.type == "cpu" else None
 
 
 def _numel(tensor: Tensor) -> int:
-    """The number of elements; a symbolic one is -1, because asking for its value would bind it."""
+    """Return the number of elements; -1 if it is symbolic, because reading it would add a guard."""
     numel = tensor.numel()
     return numel if type(numel) is int else -1
 
 
 def _shape(tensor: Tensor) -> list[int]:
-    """The sizes; a ragged or symbolic one is -1."""
+    """Return the sizes; -1 for ragged and symbolic ones."""
     return [size if type(size) is int else -1 for size in tensor.shape]
 
 
 def _ragged_shape(tensor: Tensor) -> list[int]:
-    sizes = [list(part.shape) for part in tensor.unbind()]
-    return [
-        len(sizes),
-        *(same.pop() if len(same := set(each)) == 1 else -1 for each in zip(*sizes, strict=True)),
-    ]
+    parts = [list(part.shape) for part in tensor.unbind()]
+    shape = [len(parts)]
+    for sizes in zip(*parts, strict=True):
+        shape.append(sizes[0] if len(set(sizes)) == 1 else -1)
+    return shape
 
 
-def _unwrap(tensor: Tensor) -> Tensor | None:
-    """The tensor inside a wrapper: a shard, a collective's result, a ragged tensor's buffer; else
-    the tensor itself.
+def _inner_tensor(tensor: Tensor) -> Tensor | None:
+    """Return the tensor inside a wrapper, the tensor itself if it wraps none, None if unreadable.
+
+    Wrappers are DTensor, the result of an asynchronous collective, and the jagged nested tensor.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
-        with torch.no_grad():  # with gradients, `to_local` is an operation
+        with torch.no_grad():  # with gradients, `to_local` would be an operation of the program
             local: Tensor = tensor.to_local()
             return local
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
-        result: Tensor = collectives.wait_tensor(
-            tensor.elem
-        )  # on an accelerator its stream waits, not the program
+        # on an accelerator this makes the stream wait, not the program
+        result: Tensor = collectives.wait_tensor(tensor.elem)
         return result
     if tensor.is_nested and tensor.layout is torch.jagged:
-        buffer = getattr(tensor, "_values", None)
-        return (
-            buffer if getattr(tensor, "_lengths", None) is None else None
-        )  # with lengths the buffer has holes
+        has_holes = getattr(tensor, "_lengths", None) is not None
+        return None if has_holes else getattr(tensor, "_values", None)
     return tensor
 
 
-def _readable(values: Tensor) -> Tensor | None:
-    """The values if they lie in memory; None for meta, fake, freed and opaque ones, and while a
-    CUDA graph is captured.
+def _if_readable(values: Tensor) -> Tensor | None:
+    """Return the values if their memory can be read, else None.
+
+    It cannot for meta, fake, freed and opaque tensors, and while a CUDA graph is captured.
     """
-    if type(values) not in _ORDINARY and is_fake(values):
-        return None  # its address may be asked for, but only under a warning
+    if type(values) not in _ORDINARY_TYPES and is_fake(values):
+        return None  # asking for its address would warn
     try:
         if not values.data_ptr() and values.numel():
             return None
     except RuntimeError:
         return None  # a wrapper of functorch or of a mode
-    if values.is_cuda and capturing():
+    if values.is_cuda and is_capturing():
+        # the row would be filled at replay, when it is no longer read
         say_once(
-            "a CUDA graph is captured: records from in it have no statistics, and its replays make none"
+            "a CUDA graph is captured: records made during the capture have no statistics, "
+            "and replays make no records"
         )
-        return None  # the row would hold its numbers at the graph's replay, when nobody reads it
+        return None
     return values
