@@ -37,11 +37,11 @@ def test_rows_lie_side_by_side_and_are_one_copy():
 def test_a_piece_that_is_full_is_followed_by_another():
     taken = rows(3000, 7)
     assert len({row.untyped_storage().data_ptr() for row in taken}) == math.ceil(
-        3000 / (device_rows._PIECE // 7)
+        3000 / (device_rows._BLOCK // 7)
     )
     assert [row[0] for row in RowCopy(taken).fetch()] == list(range(3000))
     assert (
-        allocate_row(3 * device_rows._PIECE, torch.float64, CPU).numel() == 3 * device_rows._PIECE
+        allocate_row(3 * device_rows._BLOCK, torch.float64, CPU).numel() == 3 * device_rows._BLOCK
     )
 
 

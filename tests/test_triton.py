@@ -147,7 +147,7 @@ model = torch.nn.Linear(4, 4)
 model(torch.ones(2, 4))
 from otel_torch.statistics import gpu_kernel, measure, cpu_kernel
 cpu_kernel.choose("triton")
-measure.prepare(model.parameters(), ("sum", "sketch"))
+measure.prepare_devices(model.parameters(), ("sum", "sketch"))
 assert not gpu_kernel._kernels and "triton" not in sys.modules and not torch.cuda.is_initialized()
 """,
     )

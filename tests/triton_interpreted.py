@@ -238,9 +238,9 @@ def as_on_a_gpu(kernel, monkeypatch) -> Iterator[None]:
     """The CPU's tensors are taken for a GPU's."""
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "is_cpu", False)
-    monkeypatch.setattr(cpu_kernel.CpuKernel, "indirect", lambda *_: None)
+    monkeypatch.setattr(cpu_kernel.CpuKernel, "measure_by_pointer", lambda *_: None)
     if (of_cpu := cpu_kernel.load()) is not None:
-        monkeypatch.setattr(of_cpu, "direct", lambda *_: None)
+        monkeypatch.setattr(of_cpu, "measure_tensor", lambda *_: None)
     monkeypatch.setitem(gpu_kernel._kernels, CPU, untested())
     cpu_kernel.choose("triton")
     yield

@@ -37,7 +37,7 @@ from otel_torch.sources.values import argument_name, argument_names, walk, walk_
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import Measurement, measure, prepare_devices
 from otel_torch.statistics.read_rows import RowTransfer
-from otel_torch.statistics.table import derive, columns_for
+from otel_torch.statistics.table import columns_for, derive
 
 _HOOK = "otel_torch.activations"
 # elements up to which measuring a tensor of a CPU takes less than knowing it again
