@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from otel_torch.capture.track import get_stash_fn as get_stash_fn
     from otel_torch.capture.track import to_frame as to_frame
     from otel_torch.capture.track import track as track
-    from otel_torch.cli.diff import diff as diff
     from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
+    from otel_torch.parity.diff import diff as diff
     from otel_torch.recording.reader import read_recording as read_recording
     from otel_torch.regions.entry import profile_region as profile_region
     from otel_torch.regions.entry import profiler_region as profiler_region
@@ -113,7 +113,7 @@ _HOMES = {
         "to_frame",
         "track",
     ),
-    "cli.diff": ("diff",),
+    "parity.diff": ("diff",),
     "recording.reader": ("read_recording",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -124,7 +124,7 @@ _WITHOUT_TORCH = frozenset(
         "instrumentor",
         "regions.registry",
         "scanning.scan",
-        "cli.diff",
+        "parity.diff",
         "recording.reader",
     }
 )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from otel_torch import bootstrap
-from otel_torch.cli.diff import diff
+from otel_torch.parity.diff import diff
 
 KEYS = [
     "schema",
@@ -232,7 +232,7 @@ def test_noise_that_is_none_is_said(recordings):
     itself = diff(recordings["reference"], recordings["again"], noise=recordings["reference"])
     assert "is the reference itself" in itself.warnings[0]
     quiet = diff(recordings["reference"], recordings["again"], noise=recordings["again"])
-    assert "does not say that it was recorded with OTEL_TORCH_NOISE" in quiet.warnings[0]
+    assert "was recorded without OTEL_TORCH_NOISE" in quiet.warnings[0]
 
 
 def test_exchanged_files_are_said(recordings, tmp_path):
@@ -242,7 +242,7 @@ def test_exchanged_files_are_said(recordings, tmp_path):
     meta = json.loads(recordings["again"].with_name("again.meta.json").read_text())
     meta["models"]["Transformer"]["param_names_mapping"] = [["^never$", "never"]]
     (tmp_path / "port.meta.json").write_text(json.dumps(meta))
-    assert "are the two exchanged?" in diff(port, recordings["reference"]).warnings[0]
+    assert "are the two arguments swapped?" in diff(port, recordings["reference"]).warnings[0]
     assert diff(recordings["reference"], port).warnings == []
 
 

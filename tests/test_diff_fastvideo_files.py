@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from otel_torch.cli.diff import diff
+from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
-from otel_torch.parity.report import render
+from otel_torch.parity.report import render_text
 
 Row = dict[str, Any]
 STEPS, FORWARDS = 3, 6
@@ -290,7 +290,7 @@ def test_it_is_said_that_statistics_alone_are_weaker(clean, wrong, compared):
     for port in (clean, wrong):
         report = compared(clean, port)
         assert report.weaker
-        assert "weaker" in " ".join(render(report, colour=False).split())
+        assert "weaker" in " ".join(render_text(report, color=False).split())
 
 
 def test_nothing_is_claimed_of_inputs_that_were_not_recorded(clean, wrong, compared):

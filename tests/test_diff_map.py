@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from otel_torch import bootstrap
-from otel_torch.cli.diff import diff
 from otel_torch.cli.main import main
 from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.diff import diff
 from otel_torch.parity.layout import parse_layout
 from otel_torch.parity.mapping import MapError, load_map
 from otel_torch.parity.modules import ModulePairs

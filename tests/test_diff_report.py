@@ -14,9 +14,9 @@ import sys
 import pytest
 
 import otel_torch.rendering.page
-from otel_torch.parity.finding import Comparison, Finding, Module, Report
+from otel_torch.parity.finding import ComparedPair, Finding, Report, UncomparedTensor
 from otel_torch.parity.html import COLUMNS, POINTS, ROWS, write_html
-from otel_torch.parity.report import SCREEN, advice, render
+from otel_torch.parity.report import SCREEN, advice, render_text
 
 MODEL, PORT = "LlamaForCausalLM", "LlamaPort"
 BLOCK = (  # module, its name in the port, tensor, side
@@ -37,7 +37,7 @@ def pair(
 ):
     scale = 1 + (error or 0) / 10 if math.isfinite(error or 0) else math.nan
     numbers = {"abs_mean": 0.8, "mean": 0.01, "std": 1.0}
-    return Comparison(
+    return ComparedPair(
         MODEL, module, tensor, side, 0, step, 0, PORT, port_module, tensor, side, 0, step, 0, depth, error, floor, state,
         {**numbers, "shape": list(shape), "dtype": "torch.float32"},
         {**{key: value * scale for key, value in numbers.items()}, "shape": list(shape), "dtype": "torch.float32"},
@@ -105,7 +105,8 @@ def busy():
     ]
     first = finding()
     modules = [
-        Module(MODEL, f"model.layers.{layer}.rotary_embedding", "out") for layer in range(40)
+        UncomparedTensor(MODEL, f"model.layers.{layer}.rotary_embedding", "out")
+        for layer in range(40)
     ]
     return diverged(
         layers=22,
@@ -141,7 +142,7 @@ def match(**fields):
 
 
 def test_a_divergence_is_told_on_one_screen():
-    text = render(diverged(), colour=False)
+    text = render_text(diverged(), color=False)
     assert (
         text
         == """\
@@ -184,7 +185,7 @@ diverged: 36 pairs compared, 1 finding"""
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
-    lines = render(busy(), colour=False, width=width).splitlines()
+    lines = render_text(busy(), color=False, width=width).splitlines()
     assert len(lines) <= SCREEN
     text = " ".join(" ".join(lines).split())
     for said in (
@@ -210,11 +211,11 @@ def test_several_findings_are_told_apart_in_isolation_and_one_needs_none():
     isolated = busy()
     isolated.isolated = True
     for report in (diverged(), isolated):
-        assert "OTEL_TORCH_ISOLATE" not in render(report, colour=False, width=100)
+        assert "OTEL_TORCH_ISOLATE" not in render_text(report, color=False, width=100)
 
 
 def test_everything_is_everything():
-    text = render(busy(), colour=False, everything=True)
+    text = render_text(busy(), color=False, show_all=True)
     for layer in range(2, 30):
         assert (
             f"inside model.layers.{layer}.mlp.down_proj `out`, step 0, call 0: value, error {0.01 * layer:.2g}"
@@ -233,18 +234,18 @@ def test_several_steps_are_a_curve_of_their_own():
     for one in grown.compared:
         if one.step == 2 and one.depth == 30:
             one.error = 2.5
-    assert "error by step: ███  0.64 at step 0, 2.5 at step 2" in render(grown, colour=False)
+    assert "error by step: ███  0.64 at step 0, 2.5 at step 2" in render_text(grown, color=False)
 
 
 def test_a_match_says_how_near_it_was_and_what_it_did_not_see():
     report = match(
-        unpaired={"reference": [Module(MODEL, "rope", "out")], "port": []},
+        unpaired={"reference": [UncomparedTensor(MODEL, "rope", "out")], "port": []},
         harmless=[finding(kind="dtype")],
     )
     report.compared[20].error = 9e-7
     report.compared[20].floor = 4e-7
     assert (
-        render(report, colour=False)
+        render_text(report, color=False)
         == """\
 ref.jsonl against port.jsonl
 ✓ The port computes what the reference computes: 72 pairs of tensors within their floors.
@@ -259,10 +260,10 @@ match: 72 pairs compared, 1 harmless difference, 1 place not compared"""
 
 
 def test_a_match_without_sketches_says_that_it_is_weaker():
-    assert "This judgement is weaker: without sketches only statistics" in render(
-        match(weaker=True), colour=False
+    assert "This judgement is weaker: without sketches only statistics" in render_text(
+        match(weaker=True), color=False
     )
-    assert "weaker" not in render(match(), colour=False)
+    assert "weaker" not in render_text(match(), color=False)
 
 
 def test_what_cannot_be_compared_says_why():
@@ -271,7 +272,7 @@ def test_what_cannot_be_compared_says_why():
         reason="no module of the port has a counterpart",
         warnings=["the port ended early"],
     )
-    assert render(report, colour=False) == (
+    assert render_text(report, color=False) == (
         "These recordings cannot be compared: no module of the port has a counterpart\n\n! the port ended early\n\n"
         "incomparable: 0 pairs compared"
     )
@@ -306,7 +307,7 @@ def test_what_cannot_be_compared_says_why():
 )
 def test_each_kind_of_finding_has_its_words(fields, said):
     report = Report("diverged", first=finding(**fields), introduced=[finding(**fields)])
-    text = " ".join(render(report, colour=False, width=200).split())
+    text = " ".join(render_text(report, color=False, width=200).split())
     assert said.format(module="model.layers.1.self_attn.o_proj") in text
     assert text.endswith("diverged: 0 pairs compared, 1 finding")
 
@@ -343,17 +344,19 @@ def hostile():
     report.first = finding(**everywhere)
     report.introduced = [report.first, finding(**everywhere, step=1)]
     report.harmless = [finding(**everywhere, kind="dtype")]
-    report.unpaired = {side: [Module(HOSTILE, HOSTILE, HOSTILE)] for side in ("reference", "port")}
-    report.ambiguous = [Module(HOSTILE, HOSTILE, HOSTILE)]
+    report.unpaired = {
+        side: [UncomparedTensor(HOSTILE, HOSTILE, HOSTILE)] for side in ("reference", "port")
+    }
+    report.ambiguous = [UncomparedTensor(HOSTILE, HOSTILE, HOSTILE)]
     report.warnings, report.reference, report.port = [HOSTILE], HOSTILE, HOSTILE
     return report
 
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_no_name_reaches_the_terminal_raw(everything):
-    text = render(hostile(), colour=False, everything=everything)
+    text = render_text(hostile(), color=False, show_all=everything)
     assert all(one.isprintable() or one == "\n" for one in text)
-    coloured = re.sub(r"\x1b\[\d+m", "", render(hostile(), colour=True, everything=everything))
+    coloured = re.sub(r"\x1b\[\d+m", "", render_text(hostile(), color=True, show_all=everything))
     assert coloured == text
 
 
@@ -556,7 +559,7 @@ def test_a_hundred_thousand_pairs_make_a_page_that_opens(page, tmp_path):
     assert len({one["module"] for one in points(made["heat"])}) <= ROWS
     assert len({one["step"] for one in points(made["heat"])}) <= COLUMNS
     assert (tmp_path / "new" / "report.html").stat().st_size < 4_000_000
-    assert len(render(report, colour=False).splitlines()) <= SCREEN
+    assert len(render_text(report, color=False).splitlines()) <= SCREEN
 
 
 def test_without_the_plotting_library_one_line_says_what_to_install(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from otel_torch.cli import show
-from otel_torch.rendering.table import Line, colourful, escape, render, write
+from otel_torch.rendering.table import Line, escape, format_table, supports_color, write_line
 
 
 def row(module="block", step=0, **fields):
@@ -198,7 +198,7 @@ def test_names_cannot_command_the_terminal(recording, capsys):
 
 def test_text_that_the_stream_cannot_encode_is_escaped():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    write(stream, "blöck")
+    write_line(stream, "blöck")
     stream.flush()
     assert stream.buffer.getvalue() == b"bl\\xf6ck\n"  # type: ignore[attr-defined]
 
@@ -210,11 +210,11 @@ def test_colours_only_in_a_terminal(monkeypatch):
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert colourful(Terminal()) and not colourful(io.StringIO())
+    assert supports_color(Terminal()) and not supports_color(io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not colourful(Terminal())
-    assert "\x1b[31m" in render(["a"], [Line(["1"], "red")], colour=True)
-    assert "\x1b" not in render(["a"], [Line(["1"], "red")])
+    assert not supports_color(Terminal())
+    assert "\x1b[31m" in format_table(["a"], [Line(["1"], "red")], color=True)
+    assert "\x1b" not in format_table(["a"], [Line(["1"], "red")])
 
 
 def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recording):
@@ -242,7 +242,7 @@ def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recordin
 
 
 def test_columns_line_up_whatever_the_script():
-    lines = render(["module", "max"], [Line(["层", "1"]), Line(["block", "20"])]).splitlines()
+    lines = format_table(["module", "max"], [Line(["层", "1"]), Line(["block", "20"])]).splitlines()
     assert [escape(line) for line in lines] == ["module  max", "层        1", "block    20"]
 
 

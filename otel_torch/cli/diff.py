@@ -1,6 +1,4 @@
-"""`otel-torch diff`: where a port first goes wrong, as a screen of text, as JSON, as HTML, and as a
-function.
-"""
+"""`otel-torch diff`: its arguments, its exit status, and where its output goes."""
 
 from __future__ import annotations
 
@@ -9,151 +7,85 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from otel_torch.console import say
 from otel_torch.parity.breakdown import break_down_finding
-from otel_torch.parity.compare import compare
+from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
-from otel_torch.parity.mapping import load_map
-from otel_torch.parity.naming import has_loader
-from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.recording.isolation_pairing import pairing_file
-from otel_torch.recording.metadata import read_metadata
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import colourful, write
+from otel_torch.rendering.table import supports_color, write_line
 from otel_torch.rendering.writable import check_writable
 
-_STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
-
-
-def diff(
-    reference: str | Path,
-    port: str | Path,
-    *,
-    noise: str | Path | None = None,
-    map: str | Path | None = None,
-    save_map: str | Path | None = None,
-    rtol: float | None = None,
-    progress: Callable[[str], None] = lambda text: None,
-    save_isolation: str | Path | None = None,
-) -> Report:
-    """Compare a port's recording with its reference's; the result holds what `otel-torch diff
-    --json` prints.
-
-    reference, port: recordings, made with OTEL_TORCH_CAPTURE=parity (others are compared by
-    statistics alone, which is weaker, and said), or folders of the recordings of all ranks. noise:
-    the reference, recorded once more with OTEL_TORCH_NOISE. map: a TOML file that says what
-    corresponds. save_map: where to write what was found to. rtol: a relative L2 error instead of
-    the constants of the dtypes. progress: is called with a short text now and then. Raises
-    ValueError, of one line, for bad input, and OSError for files that cannot be read or written.
-    """
-    for path in (reference, port, noise):
-        if path is not None:
-            os.stat(path)  # one that is not there is said before anything long begins
-    said = None if map is None else load_map(map)
-    pairing = None if save_isolation is None else PairingFinder()
-    report = compare(
-        reference,
-        port,
-        noise=noise,
-        rtol=rtol,
-        map=said,
-        save_map=save_map,
-        progress=progress,
-        pairing=pairing,
-    )
-    if pairing is not None and save_isolation is not None:
-        pairing.pairing().save(save_isolation)
-    report.warnings[:0] = _look_again(reference, port, noise)
-    return report
-
-
-def _look_again(reference: str | Path, port: str | Path, noise: str | Path | None) -> list[str]:
-    """What a person probably did not mean."""
-    found = []
-    if os.path.samefile(reference, port):
-        found.append(f"{reference} and {port} are the same file: it cannot but match itself")
-    if noise is not None:
-        if os.path.samefile(reference, noise):
-            found.append(
-                f"{noise} is the reference itself: as its own noise it says that there is none"
-            )
-        elif (
-            isinstance(settings := read_metadata(noise).get("settings"), dict)
-            and "OTEL_TORCH_NOISE" not in settings
-        ):
-            found.append(
-                f"{noise} does not say that it was recorded with OTEL_TORCH_NOISE: is it noise?"
-            )
-    if has_loader(read_metadata(reference)) and not has_loader(read_metadata(port)):
-        found.append(
-            f"{reference} carries a port's mapping of names and {port} does not: are the two exchanged?"
-        )
-    return found
+_EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
+_EPILOG = (
+    "Record both programs with OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity. Exit status: 0 the "
+    "port matches the reference, 1 it diverges, 2 bad input or nothing to compare."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `otel-torch diff`."""
+    """Add the arguments of `otel-torch diff`."""
     parser.usage = "otel-torch diff [options] REFERENCE PORT"
-    parser.epilog = (
-        "Record both programs with OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity. Exit status: 0 the port computes what the "
-        "reference does, 1 it does not, 2 bad input, or nothing that can be compared."
-    )
+    parser.epilog = _EPILOG
     parser.add_argument(
         "reference",
         metavar="REFERENCE",
-        help="the recording of the reference: a file, or the folder of all ranks",
+        help="recording of the reference: a file, or a folder with the recordings of all ranks",
     )
-    parser.add_argument("port", metavar="PORT", help="the recording of the port, likewise")
-    judging = parser.add_argument_group("what counts as a difference")
-    judging.add_argument(
-        "--noise", metavar="RECORDING",
-        help="the reference, recorded once more with OTEL_TORCH_NOISE=1: no more than a multiple of what half an ulp does to a "
-        "tensor is rounding. Without it constants of the dtypes decide",
-    )  # fmt: skip
-    judging.add_argument(
+    parser.add_argument("port", metavar="PORT", help="recording of the port, likewise")
+    tolerances = parser.add_argument_group("tolerances")
+    tolerances.add_argument(
+        "--noise",
+        metavar="RECORDING",
+        help="a second recording of the reference, made with OTEL_TORCH_NOISE=1: errors up to a "
+        "multiple of its rounding noise match. Default: a constant for each dtype",
+    )
+    tolerances.add_argument(
         "--rtol",
         metavar="ERROR",
-        type=_tolerance,
-        help="relative L2 error instead of these constants: 1e-4",
+        type=_parse_tolerance,
+        help="relative L2 error that replaces the constants of the dtypes, such as 1e-4",
     )
-    names = parser.add_argument_group("what corresponds to what")
-    names.add_argument(
-        "--map", metavar="FILE", help="a map (TOML) of names, which overrides what is found"
+    pairing = parser.add_argument_group("pairing")
+    pairing.add_argument(
+        "--map",
+        metavar="FILE",
+        help="map of names (TOML); overrides the pairs found automatically",
     )
-    names.add_argument(
+    pairing.add_argument(
         "--save-map",
         metavar="FILE",
-        help="write what was found as a map, to be corrected and given back",
+        help="write the pairs found as a map, to correct and pass to --map",
     )
     zoom = parser.add_argument_group("a closer look")
     zoom.add_argument(
-        "--tensors", metavar=("REFERENCE", "PORT"), nargs=2,
-        help="the folders of OTEL_TORCH_TENSORS of both runs: say where in its tensor the first finding is",
-    )  # fmt: skip
+        "--tensors",
+        metavar=("REFERENCE", "PORT"),
+        nargs=2,
+        help="the OTEL_TORCH_TENSORS folders of both runs: show where in its tensor the first "
+        "finding is",
+    )
     zoom.add_argument(
-        "--save-isolation", metavar="FOLDER",
-        help="write into the folder of the reference's tensors what belongs where, for a run of the port with OTEL_TORCH_ISOLATE",
-    )  # fmt: skip
+        "--save-isolation",
+        metavar="FOLDER",
+        help="write the pairing into the folder of the reference's tensors, for a run of the port "
+        "with OTEL_TORCH_ISOLATE",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--html", metavar="FILE", help="write the report as one page that opens without a network"
+        "--html", metavar="FILE", help="write the report as one page that opens offline"
     )
     output.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write one JSON object; - for stdout, and then nothing else there",
+        "--json", metavar="FILE", help="write one JSON object; - prints only that, to stdout"
     )
     output.add_argument(
-        "--all",
-        action="store_true",
-        help="everything: whole lists, and every compared pair of tensors",
+        "--all", action="store_true", help="show full lists, and every compared pair of tensors"
     )
 
 
-def _tolerance(text: str) -> float:
+def _parse_tolerance(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -166,39 +98,24 @@ def _tolerance(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare and show. 0 for a match, 1 if the port diverges, 2 if the two cannot be compared."""
-    pairing = None if arguments.save_isolation is None else pairing_file(arguments.save_isolation)
-    for place in (
-        arguments.html,
-        arguments.json if arguments.json != "-" else None,
-        arguments.save_map,
-        pairing,
-    ):
-        if place is not None:
-            check_writable(Path(place))  # now, and not after a long comparison
-    given = {
+    """Compare, print the report and write the files. Return the exit status of the verdict."""
+    _check_outputs(arguments)
+    options = {
         name: getattr(arguments, name)
         for name in ("noise", "map", "save_map", "rtol", "save_isolation")
     }
     try:
         with Progress() as progress:
-            report = diff(arguments.reference, arguments.port, progress=progress, **given)
+            report = diff(arguments.reference, arguments.port, progress=progress, **options)
     except (ValueError, OSError) as error:
-        # a file from yesterday that says "match" must not stay where a program looks for today's
-        # verdict
-        reason = (
-            " ".join(str(error).split())
-            if isinstance(error, ValueError)
-            else f"{error.filename}: {error.strerror}"
-        )
-        report = Report("incomparable", reason, reference=arguments.reference, port=arguments.port)
-        _write_json(arguments, report)
+        # An older file that says "match" must not survive as today's verdict.
+        _write_json(arguments, _incomparable(arguments, error))
         raise
-    # the screen first: whatever becomes of the files, the result is seen
+    # Print first: the result is visible even if writing a file fails.
     if arguments.json != "-":
-        from otel_torch.parity.report import render
+        from otel_torch.parity.report import render_text
 
-        _print(render(report, colour=colourful(sys.stdout), everything=arguments.all))
+        _print(render_text(report, color=supports_color(sys.stdout), show_all=arguments.all))
         if arguments.tensors and report.first is not None:
             _print("\n".join(break_down_finding(report.first, *arguments.tensors).lines()))
     _write_json(arguments, report)
@@ -208,22 +125,43 @@ def run(arguments: argparse.Namespace) -> int:
         write_html(report, Path(arguments.html))
     if report.verdict == "incomparable":
         say(f"incomparable: {report.reason}")
-    return _STATUS[report.verdict]
+    return _EXIT_STATUS[report.verdict]
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise OSError for an output that cannot be written, before the long comparison."""
+    outputs = [arguments.html, arguments.save_map]
+    if arguments.json != "-":
+        outputs.append(arguments.json)
+    if arguments.save_isolation is not None:
+        outputs.append(pairing_file(arguments.save_isolation))
+    for output in outputs:
+        if output is not None:
+            check_writable(Path(output))
+
+
+def _incomparable(arguments: argparse.Namespace, error: ValueError | OSError) -> Report:
+    if isinstance(error, OSError):
+        reason = f"{error.filename}: {error.strerror}"
+    else:
+        reason = " ".join(str(error).split())
+    return Report("incomparable", reason, reference=arguments.reference, port=arguments.port)
 
 
 def _write_json(arguments: argparse.Namespace, report: Report) -> None:
-    if arguments.json:
-        text = json.dumps(report.as_json(arguments.all), allow_nan=False)
-        if arguments.json == "-":
-            _print(text)
-        else:
-            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    if not arguments.json:
+        return
+    text = json.dumps(report.as_json(arguments.all), allow_nan=False)
+    if arguments.json == "-":
+        _print(text)
+    else:
+        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
 
 
 def _print(text: str) -> None:
-    """Print; a reader that has seen enough (`| head`) changes nothing about the exit status."""
+    """Print the text. A closed pipe (`| head`) does not change the exit status."""
     try:
-        write(sys.stdout, text)
+        write_line(sys.stdout, text)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

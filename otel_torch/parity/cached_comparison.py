@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from otel_torch.parity.align import FUSED_FACTOR, Alignment, Expectation
 from otel_torch.parity.call_graph import Value
 from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
-from otel_torch.parity.finding import SHOWN_STATISTICS, Comparison, State
+from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, State
 from otel_torch.parity.judge import GROWTH, Judgement
 from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
 from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
@@ -448,14 +448,14 @@ class Plan:
         other: Columns,
         states: dict[int, State],
         statistics: bool,
-    ) -> Comparison:
+    ) -> ComparedPair:
         """A pair in an episode, as it is shown."""
         place, row, tensors, side, port_place, port_row, port_tensors, port_side = self._words[at]
         state = states.get(at, "right" if checked.right[at] else "inherited")
         if state == "right" and checked.layout[at]:
             state = "layout"
         error = float(checked.error[at])
-        return Comparison(
+        return ComparedPair(
             place[0], place[1], tensors, side, *_time(one, row),
             port_place[0], port_place[1], port_tensors, port_side, *_time(other, port_row),
             at, None if math.isnan(error) else error, float(checked.limit[at]), state,

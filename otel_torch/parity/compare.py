@@ -21,12 +21,12 @@ from otel_torch.parity.explain import explain
 from otel_torch.parity.fault_path import chain_to
 from otel_torch.parity.finding import (
     SHOWN_STATISTICS,
-    Comparison,
+    ComparedPair,
     Finding,
     Kind,
-    Module,
     Report,
     Side,
+    UncomparedTensor,
 )
 from otel_torch.parity.forwards import PASSED_OVER, Episode, iterate_episodes, read_parameters
 from otel_torch.parity.judge import Fault, Judgement, Spot, judge, kind_of, spot_of
@@ -432,7 +432,7 @@ class _Comparison:
         for side in (0, 1):
             self.uncalled[side].update(plan.uncalled[side])
 
-        def make(at: int, statistics: bool) -> Comparison:
+        def make(at: int, statistics: bool) -> ComparedPair:
             return plan.comparison(
                 at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics
             )
@@ -550,7 +550,7 @@ class _Comparison:
         suspects = set(self.suspects)
         self._trace(model, judgement.diverged)
 
-        def make(at: int, statistics: bool) -> Comparison:
+        def make(at: int, statistics: bool) -> ComparedPair:
             one = expectations[at]
             return _comparison(
                 one, at, states.get(id(one), "right" if one.right else "inherited"), statistics
@@ -634,7 +634,9 @@ class _Comparison:
         report.introduced = self.findings
         report.harmless = self.healed
         self._list_unpaired()
-        report.ambiguous = [Module(model, module, "") for model, module in self.modules.ambiguous]
+        report.ambiguous = [
+            UncomparedTensor(model, module, "") for model, module in self.modules.ambiguous
+        ]
         if self.said is not None:
             report.warnings += self.said.unused()
         if self.save_map is not None:
@@ -734,7 +736,9 @@ class _Comparison:
                 if kind.phase not in PASSED_OVER
             } | side.uncalled
             places = [place for place in side.modules if place not in known and place in seen]
-            self.report.unpaired[name] = [Module(model, module, "") for model, module in places]
+            self.report.unpaired[name] = [
+                UncomparedTensor(model, module, "") for model, module in places
+            ]
 
 
 def _inputs_right(alignment: Alignment) -> bool:
@@ -792,11 +796,11 @@ def _finding(fault: Fault, text: str) -> Finding:
     )
 
 
-def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> Comparison:
+def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> ComparedPair:
     first, second = one.reference[0], one.port[0]
     if state == "right" and one.relation.state == "layout":
         state = "layout"
-    return Comparison(
+    return ComparedPair(
         first.call.model, first.call.module, _tensors(one.reference), first.side,
         first.call.loop, first.call.step, first.call.number,
         second.call.model, second.call.module, _tensors(one.port), second.side,
@@ -817,7 +821,7 @@ def _statistics(role: Role) -> dict[str, Any]:
 _HEALS = "the difference heals: all that comes of it is within its floor"
 
 
-def _finding_of(pair: Comparison) -> Finding:
+def _finding_of(pair: ComparedPair) -> Finding:
     """A compared pair as a harmless difference."""
     kind: Kind = (
         "shape" if pair.error is None else "nonfinite" if math.isinf(pair.error) else "value"

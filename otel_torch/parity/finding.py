@@ -31,7 +31,7 @@ SHOWN_STATISTICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class UncomparedTensor:
     """A place without a time: what only one side has, or what could not be told apart."""
 
     model: str
@@ -73,7 +73,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Comparison:
+class ComparedPair:
     """One pair of tensors that should be equal, and how they compared: what curves, maps and trees
     are drawn from.
 
@@ -123,12 +123,14 @@ class Report:
     first: Finding | None = None
     introduced: list[Finding] = field(default_factory=list)
     harmless: list[Finding] = field(default_factory=list)
-    unpaired: dict[str, list[Module]] = field(default_factory=lambda: {"reference": [], "port": []})
-    ambiguous: list[Module] = field(default_factory=list)
+    unpaired: dict[str, list[UncomparedTensor]] = field(
+        default_factory=lambda: {"reference": [], "port": []}
+    )
+    ambiguous: list[UncomparedTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    compared: list[Comparison] = field(default_factory=list)
+    compared: list[ComparedPair] = field(default_factory=list)
     compared_left_out: int = 0
-    chain: list[Comparison] = field(default_factory=list)
+    chain: list[ComparedPair] = field(default_factory=list)
     reference: str = ""
     port: str = ""
     weaker: bool = False  # no sketches: statistics decided

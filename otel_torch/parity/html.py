@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from otel_torch.parity.finding import Comparison, Finding, Module, Report, State
+from otel_torch.parity.finding import ComparedPair, Finding, Report, State, UncomparedTensor
 from otel_torch.parity.report import (
     CURVE,
     MARKS,
@@ -33,7 +33,15 @@ from otel_torch.parity.report import (
     why,
     worst,
 )
-from otel_torch.rendering.page import code, document, escaped, grid_axes, plot_of, sentence, table
+from otel_torch.rendering.page import (
+    code,
+    document,
+    escaped,
+    grid_axes,
+    html_table,
+    plot_of,
+    sentence,
+)
 from otel_torch.rendering.table import escape
 
 POINTS = 1000  # of the curve: of more pairs, neighbours are put together
@@ -137,7 +145,7 @@ def _places(finding: Finding) -> str:
         ]
         for row in rows
     ]
-    return table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
+    return html_table(["", "model", "module", "tensor", "side", "loop", "step", "call"], cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,7 @@ def _chain(report: Report) -> list[str]:
     return [
         "<h2>From the inputs to the finding</h2>",
         f"<details{' open' if len(rows) <= 20 else ''}><summary>{len(rows):,} pairs</summary>",
-        f"<div class=wide>{table(header, rows, numbers=2)}</div></details>",
+        f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
     ]
 
 
@@ -384,7 +392,7 @@ def _heat(report: Report) -> _Drawn | None:
     return _Drawn("Module × step", said, legend, plot)
 
 
-def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], Comparison]]:
+def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], ComparedPair]]:
     """Names of rows (modules) and columns (steps), and the worst pair of each cell."""
     models = {pair.model for pair in report.compared}
     labels = {
@@ -409,7 +417,7 @@ def _cells(report: Report) -> tuple[list[str], list[str], dict[tuple[int, int], 
         for group in groups
     ]
     column_of = {step: at for at, group in enumerate(groups) for step in group}
-    cells: dict[tuple[str, int], Comparison] = {}
+    cells: dict[tuple[str, int], ComparedPair] = {}
     for pair in report.compared:
         cell = (short[pair.model, pair.module], column_of[pair.loop, pair.step])
         cells[cell] = pair if cell not in cells else worst((cells[cell], pair)) or pair
@@ -433,7 +441,7 @@ def _step_label(step: tuple[int | None, int | None]) -> str:
     return ("none" if number is None else str(number)) + (f" (loop {loop})" if loop else "")
 
 
-def _warmth(pair: Comparison) -> int:
+def _warmth(pair: ComparedPair) -> int:
     """Which colour of the heat map a pair has."""
     if pair.error is not None and not math.isfinite(pair.error):
         return 5
@@ -442,7 +450,7 @@ def _warmth(pair: Comparison) -> int:
     return next((at for at, most in ((1, 10.0), (2, 1e3), (3, 1e5)) if excess(pair) <= most), 4)
 
 
-def _hover(pair: Comparison) -> str:
+def _hover(pair: ComparedPair) -> str:
     """What the pointer shows of a pair."""
     call = f", call {pair.call}" if pair.call else ""
     return (
@@ -460,11 +468,11 @@ class _Branch:
     """
 
     children: dict[str, _Branch] = field(default_factory=dict)
-    worst: dict[str, Comparison] = field(default_factory=dict)
+    worst: dict[str, ComparedPair] = field(default_factory=dict)
     state: State = "right"
     size: int = 0  # modules at and below it
 
-    def add(self, parts: Sequence[str], pair: Comparison) -> None:
+    def add(self, parts: Sequence[str], pair: ComparedPair) -> None:
         """Take the worst pair of a side in, at the module with that path below this one."""
         branch = self
         for part in parts:
@@ -482,7 +490,7 @@ class _Branch:
 def _tree_section(report: Report) -> list[str]:
     if not report.compared:
         return []
-    sides: dict[tuple[str, str, str], Comparison] = {}
+    sides: dict[tuple[str, str, str], ComparedPair] = {}
     for pair in report.compared:
         held = sides.setdefault((pair.model, pair.module, pair.side), pair)
         if held is not pair and (_RANKS[pair.state], excess(pair)) > (
@@ -554,7 +562,7 @@ def _statistics_section(report: Report) -> list[str]:
     ]
 
 
-def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
+def _statistics(pair: ComparedPair, whole: bool) -> Iterator[str]:
     names = [
         key
         for key in dict.fromkeys((*pair.statistics, *pair.port_statistics))
@@ -566,7 +574,7 @@ def _statistics(pair: Comparison, whole: bool) -> Iterator[str]:
         f"{code(name(pair.module))} {code(pair.tensor)} <span class='faint'>= {code(name(pair.port_module))} "
         f"{code(pair.port_tensor)}, error {number(pair.error)}, floor {number(pair.floor)}</span></summary><div class='wide'>"
     )
-    yield table(
+    yield html_table(
         ["statistic", "reference", "port", "relative difference"],
         [
             [
@@ -653,5 +661,5 @@ def _finding_line(finding: Finding) -> str:
     )
 
 
-def _module_line(module: Module) -> str:
+def _module_line(module: UncomparedTensor) -> str:
     return f"{escaped(module.model)} {code(name(module.module))} {code(module.tensor)}"

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from otel_torch.parity.finding import Comparison, Finding, Kind, Module, Report, Side, State
+from otel_torch.parity.finding import (
+    ComparedPair,
+    Finding,
+    Kind,
+    Report,
+    Side,
+    State,
+    UncomparedTensor,
+)
 from otel_torch.rendering import table
 from otel_torch.rendering.table import Line, escape, paint
 
@@ -85,14 +93,14 @@ _CURVE_ROWS = 3
 _WIDEST = 3  # columns of one pair, where there are few
 
 
-def render(report: Report, *, colour: bool, everything: bool = False, width: int = 100) -> str:
+def render_text(report: Report, *, color: bool, show_all: bool = False, width: int = 100) -> str:
     """The report as text without a line end: at most `SCREEN` lines, or all there is to say if
-    `everything`.
+    `show_all`.
 
     width: columns that texts are wrapped and names are shortened to; the commands to copy are never
     cut.
     """
-    page = _Page(report, colour, max(width, 60), None if everything else 10)
+    page = _Page(report, color, max(width, 60), None if show_all else 10)
     while len(lines := page.lines()) > SCREEN and page.few:
         page.few -= 1
         if not page.few:  # the last resort of a narrow terminal
@@ -143,7 +151,9 @@ def why(finding: Finding) -> str:
     return f"Why: {finding.explanation}" if finding.explanation else ""
 
 
-def advice(finding: Finding, chain: Sequence[Comparison] = ()) -> tuple[str, list[tuple[str, str]]]:
+def advice(
+    finding: Finding, chain: Sequence[ComparedPair] = ()
+) -> tuple[str, list[tuple[str, str]]]:
     """What to do next: a sentence, and for each program the environment that records just the
     neighbourhood, if that helps.
 
@@ -232,19 +242,19 @@ def excess_of(error: float | None, floor: float | None) -> float:
     return error / floor
 
 
-def excess(pair: Comparison) -> float:
+def excess(pair: ComparedPair) -> float:
     """Error over floor of a compared pair; what was introduced counts as the largest of all that
     are as large.
     """
     return excess_of(pair.error, pair.floor)
 
 
-def worst(pairs: Iterable[Comparison]) -> Comparison | None:
+def worst(pairs: Iterable[ComparedPair]) -> ComparedPair | None:
     """The pair that is furthest above its floor, an introduced one before all others."""
     return max(pairs, key=lambda pair: (pair.state == "introduced", excess(pair)), default=None)
 
 
-def at_the_finding(report: Report) -> list[Comparison]:
+def at_the_finding(report: Report) -> list[ComparedPair]:
     """The pairs of the step and loop in which the first finding lies (of all, where it lies in
     none), in order.
     """
@@ -272,9 +282,9 @@ def binned(pairs: Sequence[Item], bins: int) -> list[list[Item]]:
     return [list(pairs[start:stop]) for start, stop in pairwise(edges)]
 
 
-def by_step(report: Report) -> dict[Step, Comparison]:
+def by_step(report: Report) -> dict[Step, ComparedPair]:
     """For each (loop, step) its worst pair, in order."""
-    steps: dict[Step, Comparison] = {}
+    steps: dict[Step, ComparedPair] = {}
     for pair in report.compared:
         if pair.state in CURVE and pair.side != "parameter":
             key = (pair.loop, pair.step)
@@ -285,7 +295,7 @@ def by_step(report: Report) -> dict[Step, Comparison]:
     )
 
 
-def pair_of(report: Report, finding: Finding | None) -> Comparison | None:
+def pair_of(report: Report, finding: Finding | None) -> ComparedPair | None:
     """The compared pair at a finding's place, None where the finding is of no pair."""
     if finding is None:
         return None
@@ -347,7 +357,7 @@ def harm(finding: Finding) -> str:
     return finding.kind if finding.kind in ("dtype", "layout") else "healed"
 
 
-def module_names(modules: Iterable[Module]) -> list[str]:
+def module_names(modules: Iterable[UncomparedTensor]) -> list[str]:
     """Each module once, without model and tensor."""
     return list(dict.fromkeys(name(one.module) for one in modules))
 
@@ -381,7 +391,7 @@ class _Page:
     """
 
     report: Report
-    colour: bool
+    color: bool
     width: int
     few: int | None
     drawn: list[str] | None = (
@@ -429,8 +439,8 @@ class _Page:
         rank = "" if first.rank is None else f"This is rank {first.rank}."
         return [
             *self.wrap(f"✗ {headline(first)}", "red", hang="  "),
-            *table.render(
-                header, [Line(row) for row in rows], left=5, colour=self.colour
+            *table.format_table(
+                header, [Line(row) for row in rows], left=5, color=self.color
             ).splitlines(),
             *self.wrap(
                 " ".join(part for part in (size(first), rank, why(first)) if part),
@@ -510,7 +520,7 @@ class _Page:
             "error",
             "floor",
         ]
-        return table.render(header, lines, left=4, colour=self.colour).splitlines()
+        return table.format_table(header, lines, left=4, color=self.color).splitlines()
 
     def further(self) -> list[str]:
         """The findings after the first, each with a cause of its own."""
@@ -540,8 +550,8 @@ class _Page:
         ]
         if left_out := len(further) - len(lines):
             lines.append(Line(["", f"… {left_out:,} more (--all)", "", "", "", ""], "dim"))
-        return table.render(
-            ["", title, "kind", "step", "error", "floor"], lines, left=3, colour=self.colour
+        return table.format_table(
+            ["", title, "kind", "step", "error", "floor"], lines, left=3, color=self.color
         ).splitlines()
 
     def curves(self) -> list[str]:
@@ -610,7 +620,7 @@ class _Page:
 
     def paint(self, text: str, style: str) -> str:
         """The text in a style, if there are colours."""
-        return paint(text, style, self.colour)
+        return paint(text, style, self.color)
 
     def tail(self, text: str, room: int) -> str:
         """A name, whose end tells most, without its beginning where it is longer than the room for
@@ -632,7 +642,7 @@ class _Page:
         most: int | None = None,
     ) -> list[str]:
         """Lines of a sentence, escaped; the last one ends in … where there are more than `most`,
-        unless everything is shown.
+        unless show_all is shown.
         """
         lines = textwrap.wrap(
             escape(text),
@@ -643,7 +653,7 @@ class _Page:
             placeholder=" …",
             break_on_hyphens=False,
         )
-        return [paint(line, style, self.colour) for line in lines]
+        return [paint(line, style, self.color) for line in lines]
 
     def _row(
         self,
@@ -766,7 +776,7 @@ def _when(finding: Finding) -> str:
     )
 
 
-def _renamed(pair: Comparison) -> str:
+def _renamed(pair: ComparedPair) -> str:
     """The port's place, as far as it has another name."""
     tensor = "" if pair.port_tensor == pair.tensor else escape(pair.port_tensor)
     module = "" if pair.port_module == pair.module and not tensor else name(pair.port_module)
@@ -820,7 +830,7 @@ def _inside(module: str, container: str) -> bool:
     return module == container or module.startswith(f"{container}.")
 
 
-def _scale(pairs: Sequence[Comparison], levels: int) -> Callable[[float | None], int]:
+def _scale(pairs: Sequence[ComparedPair], levels: int) -> Callable[[float | None], int]:
     """A function from an error to a level from 1 to `levels`, by its logarithm, from the smallest
     floor to the largest error.
     """
@@ -836,12 +846,12 @@ def _scale(pairs: Sequence[Comparison], levels: int) -> Callable[[float | None],
     return level
 
 
-def _lowest(pairs: Iterable[Comparison]) -> float:
+def _lowest(pairs: Iterable[ComparedPair]) -> float:
     """The smallest floor of any: where a curve begins."""
     return min((pair.floor for pair in pairs if pair.floor > 0), default=1e-9)
 
 
-def _errors(pairs: Iterable[Comparison]) -> list[float]:
+def _errors(pairs: Iterable[ComparedPair]) -> list[float]:
     return [pair.error for pair in pairs if pair.error and math.isfinite(pair.error)]
 
 

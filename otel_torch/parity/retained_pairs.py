@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from otel_torch.parity.finding import Comparison
+from otel_torch.parity.finding import ComparedPair
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.row_batches import Floats
 
@@ -35,7 +35,7 @@ class Compared:
     error: Floats
     limit: Floats
     wrong: bool
-    make: Callable[[int, bool], Comparison]
+    make: Callable[[int, bool], ComparedPair]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Stretch:
 
     excess: float
     episode: int
-    pairs: list[Comparison]
+    pairs: list[ComparedPair]
 
 
 class Kept:
@@ -54,7 +54,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.pairs = 0
-        self._whole: dict[int, list[Comparison]] = {}
+        self._whole: dict[int, list[ComparedPair]] = {}
         self._stretches: list[_Stretch] = []
         self._length, self._in_last = 1, 0
         self._worst: tuple[float, int, Compared] | None = None  # of the stretch that is going on
@@ -78,7 +78,7 @@ class Kept:
         else:
             self._last = number, compared
 
-    def finish(self) -> list[Comparison]:
+    def finish(self) -> list[ComparedPair]:
         """All that is kept, in the order of the episodes."""
         if self._last is not None:
             self._summarise(*self._last)

@@ -1,0 +1,1 @@
+"""Terminal tables, progress lines and HTML pages that the commands share."""

@@ -1,10 +1,11 @@
-"""One page that opens from disk: it loads nothing, and runs no name that it shows. What `diff
---html` and `show --html` share.
+"""A self-contained HTML page with plots, shared by `diff --html` and `show --html`.
 
-Plots are Vega-Lite's, whose scripts `vl-convert-python` carries: 0.9 MB a page, against 1.3 MB of
-bokeh's and 4.8 MB of plotly's. They are drawn as SVG, so that the page's own colours, light and
-dark, are theirs too. Recordings may hold any name: it enters the page as escaped text or as data,
-and the page forbids every script whose hash it does not know.
+The page opens from disk and loads nothing. Plots are Vega-Lite, whose scripts `vl-convert-python`
+ships: 0.9 MB a page, against 1.3 MB for bokeh and 4.8 MB for plotly. They are drawn as SVG, so the
+colors of the page, light or dark, apply to them.
+
+Recordings can hold any name. A name enters the page only as escaped text or as JSON data, and the
+Content-Security-Policy allows only the scripts whose hashes it lists.
 """
 
 from __future__ import annotations
@@ -19,38 +20,78 @@ from typing import Any
 from otel_torch.rendering.table import escape
 
 _STYLE = """
-:root { color-scheme: light dark; --back: #fff; --card: #f6f7f9; --ink: #1c2330; --faint: #667085; --line: #d9dee7;
-  --right: #7d93b8; --healed: #2a9d8f; --layout: #8e6bbf; --dtype: #3d8bd9; --inherited: #e0a030; --introduced: #d6293e;
-  --floor: #c3cbd9; --heat0: #e6ebf3; --heat1: #fbe3a8; --heat2: #f5b461; --heat3: #e9763f; --heat4: #c5283d; --heat5: #6a0f49 }
-@media (prefers-color-scheme: dark) { :root { --back: #12161d; --card: #1b212b; --ink: #e4e9f2; --faint: #94a0b4; --line: #323b4a;
-  --right: #7187ad; --healed: #45c4b4; --layout: #b795ea; --dtype: #67aef2; --inherited: #f0b84a; --introduced: #ff5c70;
-  --floor: #3a4556; --heat0: #232b38; --heat1: #5d4a1c; --heat2: #94621f; --heat3: #cc5f2b; --heat4: #f04a5d; --heat5: #e88bd6 } }
+:root {
+  color-scheme: light dark; --back: #fff; --card: #f6f7f9; --ink: #1c2330; --faint: #667085;
+  --line: #d9dee7; --right: #7d93b8; --healed: #2a9d8f; --layout: #8e6bbf; --dtype: #3d8bd9;
+  --inherited: #e0a030; --introduced: #d6293e; --floor: #c3cbd9; --heat0: #e6ebf3;
+  --heat1: #fbe3a8; --heat2: #f5b461; --heat3: #e9763f; --heat4: #c5283d; --heat5: #6a0f49;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --back: #12161d; --card: #1b212b; --ink: #e4e9f2; --faint: #94a0b4; --line: #323b4a;
+    --right: #7187ad; --healed: #45c4b4; --layout: #b795ea; --dtype: #67aef2;
+    --inherited: #f0b84a; --introduced: #ff5c70; --floor: #3a4556; --heat0: #232b38;
+    --heat1: #5d4a1c; --heat2: #94621f; --heat3: #cc5f2b; --heat4: #f04a5d; --heat5: #e88bd6;
+  }
+}
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.5rem 4rem; background: var(--back); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif }
+body {
+  margin: 0 auto; max-width: 76rem; padding: 2rem 1.5rem 4rem; background: var(--back);
+  color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+}
 h1 { font-size: 1.35rem; line-height: 1.35; margin: .4rem 0 1rem }
 h2 { font-size: 1.05rem; margin: 2.6rem 0 .4rem }
 h3 { font-size: .95rem; margin: 1.2rem 0 .3rem }
-p { margin: .4rem 0 } .faint { color: var(--faint) } .warning { color: var(--inherited) }
-code, .name, pre { font: .92em/1.45 ui-monospace, "Cascadia Code", Menlo, Consolas, monospace; overflow-wrap: anywhere }
-pre { margin: .3rem 0; padding: .6rem .8rem; background: var(--back); border: 1px solid var(--line); border-radius: 6px;
-  overflow-x: auto; overflow-wrap: normal }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1rem 1.3rem }
-.badge { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; font-weight: 600; color: var(--back) }
-.badge.match { background: var(--healed) } .badge.diverged { background: var(--introduced) }
+p { margin: .4rem 0 }
+.faint { color: var(--faint) }
+.warning { color: var(--inherited) }
+code, .name, pre {
+  font: .92em/1.45 ui-monospace, "Cascadia Code", Menlo, Consolas, monospace;
+  overflow-wrap: anywhere;
+}
+pre {
+  margin: .3rem 0; padding: .6rem .8rem; background: var(--back); border: 1px solid var(--line);
+  border-radius: 6px; overflow-x: auto; overflow-wrap: normal;
+}
+.card {
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 1rem 1.3rem;
+}
+.badge {
+  display: inline-block; padding: .1rem .7rem; border-radius: 1rem; font-weight: 600;
+  color: var(--back);
+}
+.badge.match { background: var(--healed) }
+.badge.diverged { background: var(--introduced) }
 .badge.incomparable { background: var(--inherited) }
-table { border-collapse: collapse; margin: .4rem 0 } .wide { overflow-x: auto }
-th, td { text-align: left; padding: .18rem 1.1rem .18rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { font-weight: 600; color: var(--faint); font-size: .88em } .number { text-align: right; font-variant-numeric: tabular-nums }
-.right { color: var(--faint) } .healed { color: var(--healed) } .layout { color: var(--layout) } .dtype { color: var(--dtype) }
-.inherited { color: var(--inherited) } .introduced { color: var(--introduced); font-weight: 600 }
+table { border-collapse: collapse; margin: .4rem 0 }
+.wide { overflow-x: auto }
+th, td {
+  text-align: left; padding: .18rem 1.1rem .18rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top;
+}
+th { font-weight: 600; color: var(--faint); font-size: .88em }
+.number { text-align: right; font-variant-numeric: tabular-nums }
+.right { color: var(--faint) }
+.healed { color: var(--healed) }
+.layout { color: var(--layout) }
+.dtype { color: var(--dtype) }
+.inherited { color: var(--inherited) }
+.introduced { color: var(--introduced); font-weight: 600 }
 .legend span { margin-right: 1.1rem; white-space: nowrap }
-.plot { width: 100%; min-height: 3rem } .plot svg { max-width: 100% }
-.tree details, .tree div { margin-left: 1.15rem } .tree > details { margin-left: 0 } .tree div { padding-left: 1rem }
-.tree summary { cursor: pointer } .tree summary:hover { background: var(--card) }
-#tip { position: fixed; z-index: 1; max-width: 40rem; padding: .45rem .7rem; background: var(--ink); color: var(--back);
-  border-radius: 6px; font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; pointer-events: none;
-  overflow-wrap: anywhere }
+.plot { width: 100%; min-height: 3rem }
+.plot svg { max-width: 100% }
+.tree details, .tree div { margin-left: 1.15rem }
+.tree > details { margin-left: 0 }
+.tree div { padding-left: 1rem }
+.tree summary { cursor: pointer }
+.tree summary:hover { background: var(--card) }
+#tip {
+  position: fixed; z-index: 1; max-width: 40rem; padding: .45rem .7rem; background: var(--ink);
+  color: var(--back); border-radius: 6px;
+  font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
+  pointer-events: none; overflow-wrap: anywhere;
+}
 #tip[hidden] { display: none }
 @media print { body { max-width: none } }
 """
@@ -64,19 +105,27 @@ function hover(handler, event, item, value) {
   tip.textContent = String(value);
   const x = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
   const below = event.clientY + 16;
-  const y = below + tip.offsetHeight > window.innerHeight ? event.clientY - tip.offsetHeight - 10 : below;
+  const fits = below + tip.offsetHeight <= window.innerHeight;
+  const y = fits ? below : event.clientY - tip.offsetHeight - 10;
   tip.style.left = Math.max(x, 8) + "px";
   tip.style.top = Math.max(y, 8) + "px";
 }
 const plots = JSON.parse(document.getElementById("plots").textContent);
-const options = {mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: hover, logLevel: 1};
-for (const [id, plot] of Object.entries(plots)) vegaEmbed(document.getElementById(id), plot, options);
+const options = {
+  mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
+  tooltip: hover, logLevel: 1
+};
+for (const [id, plot] of Object.entries(plots)) {
+  vegaEmbed(document.getElementById(id), plot, options);
+}
 """
 
 
 def plot_library() -> str:
-    """Vega's scripts, as a page carries them; they take seconds to put together. Raises
-    ModuleNotFoundError of one line.
+    """Return the scripts of Vega; building them takes seconds.
+
+    Raises:
+        ModuleNotFoundError: Without vl-convert-python; the message is one line.
     """
     try:
         import vl_convert
@@ -96,41 +145,35 @@ def document(
     script: str = "",
     data: Mapping[str, Any] | None = None,
 ) -> str:
-    """A whole page. title: plain text. body: lines of HTML, with an element of each plot's id.
-    plots: what is drawn at once.
+    """Return a whole page.
 
-    style, script: what this page has beyond the common; the script sees `plots`, `options`, and
-    `data` in an element of that id.
+    Args:
+        title: Plain text.
+        body: Lines of HTML, with one element for the id of each plot.
+        plots: Element id -> Vega-Lite plot, drawn when the page opens.
+        style: More CSS.
+        script: More JavaScript; sees `plots`, `options`, and the element `data`.
+        data: JSON for the element `data`.
     """
-    texts = (plot_library(), _SCRIPT + script) if plots or data else ()
-    # a script ends at the first `</script`, also inside of a string; a carriage return would not
-    # survive the parser
-    scripts = [
-        text.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--")
-        for text in texts
-    ]
-    digests = [
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts
-    ]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    # nothing is loaded, no other script runs, and Vega interprets its expressions (`ast`) instead
-    # of making functions of them
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    scripts = (
+        [_embeddable(text) for text in (plot_library(), _SCRIPT + script)] if plots or data else []
+    )
     embedded = {"plots": plots} if data is None else {"plots": plots, "data": data}
+    json_elements = (
+        f'<script type="application/json" id="{id}">{_json(value)}</script>'
+        for id, value in embedded.items()
+    )
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{escape_html(policy)}">',
+            '<meta http-equiv="Content-Security-Policy" '
+            f'content="{escape_html(_security_policy(scripts))}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title)}</title>",
             f"<style>{_STYLE}{style}</style></head><body>",
             *body,
-            '<div id="tip" hidden></div>'
-            + "".join(
-                f'<script type="application/json" id="{id}">{_json(one)}</script>'
-                for id, one in embedded.items()
-            ),
+            '<div id="tip" hidden></div>' + "".join(json_elements),
             *(f"<script>{text}</script>" for text in scripts),
             "</body></html>",
             "",
@@ -138,29 +181,58 @@ def document(
     )
 
 
-def grid_axes(step: str, module: str, by: tuple[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The axes of a grid of modules by steps: across and down. step, module: the fields with their
-    names; by: what sorts each.
+def _embeddable(script: str) -> str:
+    """Return a script that survives the HTML parser.
+
+    A script element ends at the first `</script`, even inside a string, and the parser drops
+    carriage returns, which would change the hash.
     """
-    across = {
+    return script.replace("\r", "").replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _security_policy(scripts: Sequence[str]) -> str:
+    """Return the policy that loads nothing and runs only these scripts.
+
+    Vega interprets its expressions (the option `ast`) and so needs no `unsafe-eval`.
+    """
+    digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    allowed = " ".join(hashes) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def grid_axes(
+    step: str, module: str, order: tuple[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the x axis (steps) and the y axis (modules) of a grid.
+
+    Args:
+        step: The field with the names of the steps.
+        module: The field with the names of the modules.
+        order: The fields that sort the steps and the modules.
+    """
+    x = {
         "field": step,
         "type": "nominal",
         "title": "step",
-        "sort": {"field": by[0]},
+        "sort": {"field": order[0]},
         "axis": {"labelAngle": 0, "labelOverlap": True},
     }
-    down = {
+    y = {
         "field": module,
         "type": "nominal",
         "title": None,
-        "sort": {"field": by[1]},
+        "sort": {"field": order[1]},
         "axis": {"labelLimit": 360},
     }
-    return across, down
+    return x, y
 
 
 def plot_of(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
-    """A Vega-Lite plot as wide as the page, in the page's colours."""
+    """Return a Vega-Lite plot of the values, as wide as the page and in its colors."""
     axis = {
         "domainColor": "var(--line)",
         "tickColor": "var(--line)",
@@ -173,7 +245,7 @@ def plot_of(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]
         "titleFontSize": 12,
     }
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",  # names the language; nobody loads it
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",  # a version, never loaded
         "data": {"values": values},
         "width": "container",
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -188,14 +260,14 @@ def plot_of(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]
     }
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
-    """A table of cells that are HTML already; the last `numbers` columns hold numbers."""
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> str:
+    """Return a table whose cells are HTML already; the last `numbers` columns are right-aligned."""
 
     def line(cells: Sequence[str], tag: str) -> str:
-        first = len(cells) - numbers
+        first_number = len(cells) - numbers
         return "".join(
-            f"<{tag}{' class=number' if at >= first else ''}>{cell}</{tag}>"
-            for at, cell in enumerate(cells)
+            f"<{tag}{' class=number' if index >= first_number else ''}>{cell}</{tag}>"
+            for index, cell in enumerate(cells)
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
@@ -203,7 +275,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int 
 
 
 def escaped(text: str) -> str:
-    """A text as HTML; what no one could see in it is spelled out.
+    """Return the text as HTML, with non-printable characters spelled out.
 
     >>> escaped("<b>\\x07")
     '&lt;b&gt;\\\\x07'
@@ -212,22 +284,19 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A name as HTML."""
+    """Return a name as an HTML code element."""
     return f"<code>{escaped(text)}</code>"
 
 
 def sentence(text: str) -> str:
-    """A text as HTML, in which what stands between backquotes is code."""
+    """Return the text as HTML, with code elements for the parts in backquotes."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backquote of a name's own
+    if len(parts) % 2 == 0:  # a name that contains a backquote
         return escaped(text)
-    return "".join(code(part) if at % 2 else escaped(part) for at, part in enumerate(parts))
+    return "".join(code(part) if index % 2 else escaped(part) for index, part in enumerate(parts))
 
 
 def _json(value: Any) -> str:
-    """JSON that can stand in a script element: no `<`, nothing but ASCII."""
-    return (
-        json.dumps(value, allow_nan=False, separators=(",", ":"))
-        .replace("<", "\\u003c")
-        .replace(">", "\\u003e")
-    )
+    """Return JSON that is safe in a script element: ASCII without `<` and `>`."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,6 +1,4 @@
-"""How far a long command is: one line in a terminal that is gone at the end. A pipe and a log file
-see nothing of it.
-"""
+"""Progress of a long command: one line in a terminal, wiped at the end; nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -9,30 +7,30 @@ import shutil
 import sys
 import time
 
-_EVERY = 0.1  # seconds
+_INTERVAL = 0.1  # seconds between two updates of the line
 
 
 class Progress:
-    """Called with a short text as often as one likes; shows it now and then.
+    """Shows the latest text at most ten times a second; can be called as often as convenient.
 
     >>> with Progress() as progress:
     ...     progress("10 % read")
     """
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._next_update = 0.0
         self._shown = False
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
-        if self._terminal and now >= self._due:
-            self._due, self._shown = now + _EVERY, True
+        if self._terminal and now >= self._next_update:
+            self._next_update, self._shown = now + _INTERVAL, True
             sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Wipe the line, for a message that is to stay."""
+        """Wipe the line, so that a message can be printed in its place."""
         if self._shown:
             self._shown = False
             sys.stderr.write("\r\x1b[K")

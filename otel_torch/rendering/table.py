@@ -1,6 +1,4 @@
-"""Prints a table for a person: columns that line up, colours in a terminal, plain text in a pipe.
-Without a dependency.
-"""
+"""Tables for a terminal: aligned columns, colors only where the stream supports them."""
 
 from __future__ import annotations
 
@@ -15,48 +13,49 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "yellow": "33"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a table: a text for each column, and a style for all of it (a key of `_STYLES`),
-    None for plain.
+    """One line of a table: a text for each column, and the style of the line (a key of `_STYLES`)
+    or None.
     """
 
     cells: Sequence[str]
     style: str | None = None
 
 
-def colourful(stream: TextIO) -> bool:
-    """Whether colours make sense there: a terminal that is not dumb, and NO_COLOR not set."""
+def supports_color(stream: TextIO) -> bool:
+    """Return whether to print colors: `stream` is a terminal, not dumb, and NO_COLOR is not set."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
-def paint(text: str, style: str | None, colour: bool) -> str:
-    """The text in a style, or as it is.
+def paint(text: str, style: str | None, color: bool) -> str:
+    """Return the text with the escape codes of `style`, or unchanged without color.
 
     >>> paint("NaN", "red", True), paint("NaN", "red", False)
     ('\\x1b[31mNaN\\x1b[0m', 'NaN')
     """
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if colour and style is not None else text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and style is not None else text
 
 
 def escape(text: str) -> str:
-    r"""The text with nothing in it that a terminal would obey.
+    r"""Return the text with every non-printable character spelled out.
+
+    Names in recordings can hold anything, including escape codes that a terminal would execute.
 
     >>> escape("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def render(
-    header: Sequence[str], lines: Iterable[Line], *, left: int = 1, colour: bool = False
+def format_table(
+    header: Sequence[str], lines: Iterable[Line], *, left: int = 1, color: bool = False
 ) -> str:
-    """A table as text: a header, then the lines; the first `left` columns begin at the left, all
-    others end at the right.
+    """Return a table as text.
 
-    >>> print(render(["module", "max"], [Line(["block", "1.5"]), Line(["", "20"])]))
+    The first `left` columns are aligned to the left, the others to the right.
+
+    >>> print(format_table(["module", "max"], [Line(["block", "1.5"]), Line(["", "20"])]))
     module  max
     block   1.5
              20
@@ -64,37 +63,40 @@ def render(
     rows = [Line(header, "bold"), *lines]
     texts = [[escape(cell) for cell in row.cells] for row in rows]
     widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
-    return "\n".join(
-        paint(
-            "  ".join(
-                _pad(*cell, position < left)
-                for position, cell in enumerate(zip(text, widths, strict=True))
-            ).rstrip(),
-            row.style,
-            colour,
-        )
-        for row, text in zip(rows, texts, strict=True)
-    )
+
+    formatted = []
+    for row, cells in zip(rows, texts, strict=True):
+        padded = [
+            _pad(cell, width, left=index < left)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        formatted.append(paint("  ".join(padded).rstrip(), row.style, color))
+    return "\n".join(formatted)
 
 
-def write(stream: TextIO, text: str) -> None:
-    """Write a line; what the stream's encoding lacks is written as its escape. A closed pipe raises
-    BrokenPipeError.
+def write_line(stream: TextIO, text: str) -> None:
+    """Write the text and a line end; characters that the stream cannot encode are escaped.
+
+    Raises:
+        BrokenPipeError: If the reader has closed the pipe.
     """
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
-def _pad(text: str, width: int, left: bool) -> str:
+def _pad(text: str, width: int, *, left: bool) -> str:
     blanks = " " * (width - _width(text))
     return text + blanks if left else blanks + text
 
 
 def _width(text: str) -> int:
-    """Columns that a terminal gives the text."""
+    """Return how many terminal columns the text takes."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1
-        for one in text
-    )
+    return sum(map(_char_width, text))
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

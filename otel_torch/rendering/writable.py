@@ -1,6 +1,4 @@
-"""Whether a command can write where it was told to: asked before the long work, and not found out
-after it.
-"""
+"""Checks an output path before a long run, so that the run does not fail at its end."""
 
 from __future__ import annotations
 
@@ -10,16 +8,16 @@ from pathlib import Path
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError, with the path and the reason, where no file can be written to."""
+    """Raise OSError, with the path and the reason, if no file can be written at `path`."""
     folder = path.parent
     if path.is_dir():
-        fault = errno.EISDIR
+        code = errno.EISDIR
     elif not folder.exists():
-        fault = errno.ENOENT
+        code = errno.ENOENT
     elif not folder.is_dir():
-        fault = errno.ENOTDIR
+        code = errno.ENOTDIR
     elif not os.access(path if path.exists() else folder, os.W_OK):
-        fault = errno.EACCES
+        code = errno.EACCES
     else:
         return
-    raise OSError(fault, f"cannot be written: {os.strerror(fault)}", str(path))
+    raise OSError(code, f"cannot be written: {os.strerror(code)}", str(path))

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from otel_torch.console import say, say_once
-from otel_torch.rendering.table import Line, colourful, escape, paint, render, write
+from otel_torch.rendering.table import Line, escape, format_table, paint, supports_color, write_line
 from otel_torch.scanning.cost import Cost, cost_of_forward, cost_of_parameters
 from otel_torch.scanning.rows import Call, Forward, Module, Value
 from otel_torch.settings import Settings
@@ -106,11 +106,11 @@ class Scan(Forward):
             ]
             lines += [
                 "",
-                render(
+                format_table(
                     [one.name for one in columns],
                     rows,
                     left=sum(one.left for one in columns),
-                    colour=colour,
+                    color=colour,
                 ),
             ]
         return "\n".join(lines)
@@ -372,12 +372,14 @@ def run(arguments: argparse.Namespace) -> int:
         say(problem)
         return 2
     if arguments.json:
-        write(sys.stdout, json.dumps(found.as_json(), allow_nan=False))
+        write_line(sys.stdout, json.dumps(found.as_json(), allow_nan=False))
     else:
-        write(
+        write_line(
             sys.stdout,
             found.render(
-                everything=arguments.all, forwards=arguments.forwards, colour=colourful(sys.stdout)
+                everything=arguments.all,
+                forwards=arguments.forwards,
+                colour=supports_color(sys.stdout),
             ),
         )
     if found.failed:

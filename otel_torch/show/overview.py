@@ -18,7 +18,7 @@ from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS, spell
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import Line, colourful, escape, paint, render, write
+from otel_torch.rendering.table import Line, escape, format_table, paint, supports_color, write_line
 from otel_torch.settings import STATISTICS
 from otel_torch.show.selection import Selection, place, troubles
 
@@ -50,9 +50,9 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
         return 2
     try:
         if as_json:
-            write(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
+            write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
         else:
-            overview.print(colourful(sys.stdout))
+            overview.print(supports_color(sys.stdout))
         sys.stdout.flush()
     except (
         BrokenPipeError
@@ -131,17 +131,17 @@ class _Overview:
             ],
         }
 
-    def print(self, colour: bool) -> None:
+    def print(self, color: bool) -> None:
         """Write heading, warnings and table to stdout."""
-        write(sys.stdout, escape(self._heading()))
+        write_line(sys.stdout, escape(self._heading()))
         for warning in self.warnings:
-            write(sys.stdout, paint(escape(f"! {warning}"), "yellow", colour))
+            write_line(sys.stdout, paint(escape(f"! {warning}"), "yellow", color))
         if self.first_bad is not None:
-            write(
+            write_line(
                 sys.stdout,
-                paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", colour),
+                paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", color),
             )
-        write(sys.stdout, "")
+        write_line(sys.stdout, "")
         groups = self.ordered()
         columns = _columns(groups, self.single)
         lines = [
@@ -153,7 +153,9 @@ class _Overview:
         left = sum(
             1 for name, _ in columns if name in ("", "model", "module", "tensor", "phase", "branch")
         )
-        write(sys.stdout, render([name for name, _ in columns], lines, left=left, colour=colour))
+        write_line(
+            sys.stdout, format_table([name for name, _ in columns], lines, left=left, color=color)
+        )
 
     def _heading(self) -> str:
         seen, steps = self.selection, self.selection.seen_steps

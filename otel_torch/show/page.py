@@ -15,7 +15,7 @@ from typing import Any
 
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
-from otel_torch.rendering.page import code, document, escaped, sentence, table
+from otel_torch.rendering.page import code, document, escaped, html_table, sentence
 from otel_torch.rendering.table import escape
 from otel_torch.show import charts
 from otel_torch.show.grid import Grid
@@ -125,7 +125,7 @@ def _header(
         f'<p><span class="badge {state}">{escaped(words)}</span> <span class="faint">{escaped(_counted(grid))}</span></p>',
         f"<h1>{code(selection.path)}</h1>",
         *(f'<p class="warning">! {sentence(warning)}</p>' for warning in dict.fromkeys(warnings)),
-        f'<details open><summary>the run</summary><div class="facts wide">{table(["", ""], rows)}</div></details></header>',
+        f'<details open><summary>the run</summary><div class="facts wide">{html_table(["", ""], rows)}</div></details></header>',
     ]
 
 
@@ -223,10 +223,10 @@ def _not_finite(grid: Grid) -> list[str]:
         "<h2>Not finite</h2>",
         f'<p class="introduced">The first NaN or infinity: {escaped(place(found[0].first))}</p>',
         '<p class="faint">Each tensor that had one, in the order of the recording, with the first of its records that did.</p>',
-        f'<div class="wide">{table(header, rows[:FIRST], numbers=2)}</div>',
+        f'<div class="wide">{html_table(header, rows[:FIRST], numbers=2)}</div>',
     ]
     if len(rows) > FIRST:
-        rest = table(header, rows[FIRST:], numbers=2)
+        rest = html_table(header, rows[FIRST:], numbers=2)
         lines.append(
             f'<details><summary>{len(found) - FIRST:,} more</summary><div class="wide">{rest}</div></details>'
         )
@@ -276,7 +276,7 @@ def _regions(meta: dict[str, Any]) -> list[str]:
     rest = [f'<p class="faint">And {len(rows) - LISTED:,} more.</p>'] if len(rows) > LISTED else []
     return [
         "<h2>Regions</h2>",
-        f'<div class="wide">{table(header, rows[:LISTED], numbers=len(header) - 1)}</div>',
+        f'<div class="wide">{html_table(header, rows[:LISTED], numbers=len(header) - 1)}</div>',
         *rest,
     ]
 

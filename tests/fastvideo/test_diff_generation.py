@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch.cli.diff import diff
+from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Finding, Report
 from tests.fastvideo.runs import HERE, Run, run
 

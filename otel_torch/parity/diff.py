@@ -1,0 +1,95 @@
+"""The Python API of a comparison: `otel_torch.diff(reference, port)` returns a `Report`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from otel_torch.parity.compare import compare
+from otel_torch.parity.finding import Report
+from otel_torch.parity.mapping import load_map
+from otel_torch.parity.naming import has_loader
+from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.recording.metadata import read_metadata
+
+
+def diff(
+    reference: str | Path,
+    port: str | Path,
+    *,
+    noise: str | Path | None = None,
+    map: str | Path | None = None,
+    save_map: str | Path | None = None,
+    rtol: float | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    save_isolation: str | Path | None = None,
+) -> Report:
+    """Compare the recording of a port with that of its reference.
+
+    Args:
+        reference: A recording made with OTEL_TORCH_CAPTURE=parity, or a folder with the recordings
+            of all ranks. Other recordings are compared by statistics alone; the report then has
+            `weaker` set.
+        port: The recording of the port, likewise.
+        noise: A second recording of the reference, made with OTEL_TORCH_NOISE.
+        map: A TOML file that pairs names.
+        save_map: Where to write the pairing that was found.
+        rtol: A relative L2 error that replaces the tolerances of the dtypes.
+        progress: Called now and then with a short text.
+        save_isolation: A folder of the reference's tensors; receives the pairing for a run of the
+            port with OTEL_TORCH_ISOLATE.
+
+    Returns:
+        The report; `report.as_json()` is what `otel-torch diff --json` prints.
+
+    Raises:
+        ValueError: For bad input; the message is one line.
+        OSError: If a file cannot be read or written.
+    """
+    for path in (reference, port, noise):
+        if path is not None:
+            os.stat(path)  # report a missing file before the long part begins
+    pairing = None if save_isolation is None else PairingFinder()
+    report = compare(
+        reference,
+        port,
+        noise=noise,
+        rtol=rtol,
+        map=None if map is None else load_map(map),
+        save_map=save_map,
+        progress=progress,
+        pairing=pairing,
+    )
+    if pairing is not None and save_isolation is not None:
+        pairing.pairing().save(save_isolation)
+    report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise)
+    return report
+
+
+def _warn_of_mixed_up_files(
+    reference: str | Path, port: str | Path, noise: str | Path | None
+) -> list[str]:
+    """Return a warning for each argument that is probably a mistake."""
+    warnings = []
+    if os.path.samefile(reference, port):
+        warnings.append(f"{reference} and {port} are the same file, so they always match")
+    if noise is not None:
+        if os.path.samefile(reference, noise):
+            warnings.append(f"{noise} is the reference itself, so its noise is zero")
+        elif _is_recorded_without_noise(noise):
+            warnings.append(
+                f"{noise} was recorded without OTEL_TORCH_NOISE, so it may hold no noise; "
+                "record it with OTEL_TORCH_NOISE=1"
+            )
+    if has_loader(read_metadata(reference)) and not has_loader(read_metadata(port)):
+        warnings.append(
+            f"{reference} has a port's mapping of parameter names and {port} has none: "
+            "are the two arguments swapped?"
+        )
+    return warnings
+
+
+def _is_recorded_without_noise(recording: str | Path) -> bool:
+    settings = read_metadata(recording).get("settings")
+    return isinstance(settings, dict) and "OTEL_TORCH_NOISE" not in settings
