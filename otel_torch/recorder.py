@@ -1,8 +1,21 @@
-"""Between sources and sinks: keeps a step's tensors until their numbers can be read at once, then
-hands records on.
+"""Passes what the sources observe on to the sinks, one step at a time.
 
-Nothing that goes wrong here or in a sink reaches the program: it is counted, said once, and a
-failing sink is left out.
+Sources measure tensors on their device and must not wait for it. The recorder keeps their rows
+until a flush, reads them all at once, and gives the sinks batches of records. One step of a model
+with two modules, on an accelerator:
+
+    open(step)        each sink's `open(step)`
+    add(row), add(row)               pending: 2 rows
+    flush(step)       one Reading copies both rows to the host; queue: [reading]
+    close(step)       the records come first, so queue: [reading, end of step]
+    add(row), add(row)               the next step; the device finishes the copy meanwhile
+    flush(next step)  reading.ready(): each sink's `write(Batch(records, step))`, then each sink's
+                      `close(step)`, last sink first; queue: [reading of the next step]
+
+Rows on a CPU are ready at once, so there `flush` writes them and `close` closes the step.
+
+No error of the recorder or of a sink reaches the program: it is counted in `Losses` and reported
+once, and the failed sink gets no more calls.
 """
 
 from __future__ import annotations
@@ -11,71 +24,82 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from otel_torch.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.regions.closer import RegionCloser, RegionSpans
 
-# beyond this many tensors the numbers are read though the step goes on (a long validation inside
-# one training step)
+# with more pending rows than this, a flush is due before the step ends (a long validation inside a
+# training step)
 MAX_PENDING = 20_000
-# ... and so they are where the last reading is longer ago, so that little is lost when the process is killed
+# ... and also after this time, so that a killed process loses little
 FLUSH_INTERVAL_S = 1.0
-# so many readings may wait for their device; then the program waits, or memory would grow
+# with more readings in flight than this, a flush waits for the device, to bound memory
 _MAX_READINGS = 8
 
 
 class Reading(Protocol):
-    """The numbers of a step's tensors on their way from their devices."""
+    """The statistics of a step's tensors, on their way from the devices to the host."""
 
     def ready(self) -> bool:
-        """Whether they have arrived, so that nothing would have to wait."""
+        """Return whether `records` would not wait."""
 
     def records(self) -> list[Record]:
-        """The records, in order; waits for the devices. Raises what they raise."""
+        """Return the records in order; waits for the devices, and raises their errors."""
 
 
 class Sink:
-    """Takes records and scopes somewhere. Every method may be called from any thread, one call at a
-    time for `write`.
+    """Writes records and scopes to one destination; subclasses override what they need.
+
+    Every method may be called from any thread, but `write` by one thread at a time.
     """
+
+    # True: `close` may be called for a region after its end, from another thread, without `open`.
+    # If one sink needs `open` in time, regions take the slow path for all of them.
+    accepts_deferred_regions: ClassVar[bool] = False
+
+    @property
+    def region_spans(self) -> RegionSpans | None:
+        """The object that starts and ends spans of regions for this sink, or None.
+
+        The region closer calls its `start_region` and `end_region` in place of `open`, so that the
+        program's thread creates no scope. It is asked when the first region starts.
+        """
+        return None
 
     @property
     def wanted(self) -> bool:
-        """Whether records would go anywhere from here."""
+        """Whether records given to this sink have a destination."""
         return True
 
     def open(self, scope: Scope) -> None:
-        """A scope begins; called in its thread, so that its span may become the thread's current
-        one.
-        """
+        """Handle the start of a scope, in its thread: its span may become the current one there."""
 
     def close(self, scope: Scope) -> None:
-        """A scope has ended; `end_ns`, `error`, `events` and the final attributes are set."""
+        """Handle the end of a scope, whose `end_ns`, `error`, `events` and attributes are final."""
 
     def write(self, batch: Batch) -> None:
-        """Records in order of completion. Called before the step scope that they belong to is
-        closed.
-        """
+        """Write records in order of completion; their step scope is closed afterwards."""
 
     def drain(self, deadline: float) -> None:
-        """Everything accepted so far should be out by `deadline` (`time.monotonic`): the process
-        may be about to die.
-        """
+        """Send everything accepted so far by `deadline` (`time.monotonic`): the process may die."""
 
     def finish(self, deadline: float) -> None:
-        """No more calls will come. Everything accepted goes out by `deadline` (`time.monotonic`),
-        or is counted as lost.
+        """Send everything accepted by `deadline` (`time.monotonic`), count the rest as lost.
+
+        The last call to the sink.
         """
 
 
 class Recorder:
-    """Collects what sources see and fans it out to the sinks.
+    """Collects what the sources of one session observe and distributes it to the sinks.
 
-    read: begins to bring the numbers of pending tensors to the host. A CPU's are there; a device's
-    arrive while the program goes on, and are handed on at the next flush. What was seen first is
-    handed on first, steps' ends included. connect: makes the sinks, at the first scope or record:
-    only then a process is sure to know its rank.
+    Args:
+        read: starts to copy the statistics of pending rows to the host.
+        connect: makes the sinks. Called at the first scope or record, because some processes learn
+            their rank only after they have started.
+        losses: counts what the recorder or its sinks drop.
     """
 
     def __init__(
@@ -84,34 +108,44 @@ class Recorder:
         connect: Callable[[], Sequence[Sink]],
         losses: Losses,
     ) -> None:
-        self.losses = losses
-        self.written = 0
         self._read = read
         self._connect = connect
+        self._last_flush = time.monotonic()
+        self._begin(losses)
+
+    def _begin(self, losses: Losses) -> None:
+        self.losses = losses
+        self.written = 0
+        self.region_closer = RegionCloser(losses)
         self._sinks: list[Sink] | None = None
         self._pending: list[Any] = []
         self._lock = threading.RLock()
-        self._last_flush = time.monotonic()
-        self._closed = False
-        self._flushing = False
-        self._flow: deque[tuple[Reading | None, Scope | None, int]] = (
-            deque()
-        )  # to be read, or a step to be closed
-        self._undelivered: list[tuple[Sink, Batch]] = []
-        self._left_out = 0
-        self._finish_by: float | None = None
+        self._is_finished = False
+        self._is_flushing = False
+        # in order: a reading with its step and number of rows, or (None, step, 0) for a step's end
+        self._queue: deque[tuple[Reading | None, Scope | None, int]] = deque()
+        # a batch that not all sinks have yet
+        self._unwritten: list[tuple[Sink, Batch]] = []
+        self._failed_sinks = 0
+        self._finish_deadline: float | None = None
+
+    # -- sinks
 
     def add_sink(self, sink: Sink) -> None:
-        """Hand everything from here on to `sink` as well."""
-        self.sinks.append(sink)
+        """Give everything recorded from now on to `sink` as well."""
+        sinks = self.sinks
+        self.region_closer.flush()
+        sinks.append(sink)
+        self.region_closer.connect(sinks)
 
     @property
     def sinks(self) -> list[Sink]:
-        """Where everything goes; made now, if this is the first time that somebody asks."""
+        """The sinks; made at the first access."""
         if self._sinks is None:
             with self._lock:
                 if self._sinks is None:
                     self._sinks = self._make_sinks()
+                    self.region_closer.connect(self._sinks)
         return self._sinks
 
     def _make_sinks(self) -> list[Sink]:
@@ -121,168 +155,175 @@ class Recorder:
             say_once(f"nothing is recorded: {type(error).__name__}: {error}")
             return []
 
-    def add(self, tensor: Any) -> None:
-        """Keep one measured tensor until the next flush. The hot path: one append."""
-        self._pending.append(tensor)
+    def _call_sinks(self, method: str, argument: Any, *, reverse: bool = False) -> None:
+        for sink in self.sinks[::-1] if reverse else self.sinks.copy():
+            try:
+                getattr(sink, method)(argument)
+            except Exception as error:
+                self._remove_failed(sink, error)
+
+    def _remove_failed(self, sink: Sink, error: Exception) -> None:
+        sinks = self.sinks
+        if sink in sinks:
+            sinks.remove(sink)
+            self._failed_sinks += 1
+            self.region_closer.connect(sinks)
+        reason = f"{type(error).__name__}: {error}"
+        say_once(f"{type(sink).__name__} failed and gets no more records: {reason}")
+
+    # -- sources
+
+    def add(self, row: Any) -> None:
+        """Keep one measured tensor until the next flush. Hot path: one append."""
+        self._pending.append(row)
+
+    def open(self, scope: Scope) -> None:
+        """Open a scope in every sink; it starts now unless its `start_ns` is set."""
+        scope.start_ns = scope.start_ns or time.time_ns()
+        self._call_sinks("open", scope)
+
+    def close(self, scope: Scope, error: BaseException | None = None) -> None:
+        """Close a scope in every sink; it ends now unless its `end_ns` is set.
+
+        A step is closed after its records are written.
+        """
+        scope.end_ns = scope.end_ns or time.time_ns()
+        scope.error = error
+        if scope.kind == "step" and self._queue:
+            self._queue.append((None, scope, 0))
+        else:
+            self._call_sinks("close", scope, reverse=True)
 
     @property
     def due(self) -> bool:
-        """Whether there is something to hand on though the step has not ended."""
+        """Whether a flush is due although the step has not ended."""
         pending = len(self._pending)
-        if self._flow and self._arrived():
+        if self._queue and self._is_next_ready():
             return True
         return pending > MAX_PENDING or (
             pending > 0 and time.monotonic() - self._last_flush > FLUSH_INTERVAL_S
         )
 
-    def open(self, scope: Scope) -> None:
-        """Start a scope now, unless its `start_ns` says when, and tell the sinks."""
-        scope.start_ns = scope.start_ns or time.time_ns()
-        self._each("open", scope)
-
-    def close(self, scope: Scope, error: BaseException | None = None) -> None:
-        """End a scope now, unless its `end_ns` says when, and tell the sinks; of a step, once they
-        have its records.
-        """
-        scope.end_ns = scope.end_ns or time.time_ns()
-        scope.error = error
-        if scope.kind == "step" and self._flow:
-            self._flow.append((None, scope, 0))
-        else:
-            self._each("close", scope, backwards=True)
+    # -- flushing
 
     def flush(self, step: Scope | None, *, wait: bool = False) -> None:
-        """Begin to read all pending tensors, and hand the records that have arrived to the sinks;
-        `wait`: all of them. `step` is the step scope that the pending ones belong to.
+        """Start to read all pending rows, and write the records that have arrived.
 
-        What the program raises in the middle of it (a Ctrl-C) loses nothing: the next flush goes on
-        where this one was.
+        If the program is interrupted here (by Ctrl-C, for example), nothing is lost: the next flush
+        continues.
+
+        Args:
+            step: the step scope of the pending rows.
+            wait: wait for the devices and write all records.
         """
         with self._lock:
-            if (
-                self._flushing
-            ):  # called by a signal handler of the program, which came in the middle of a flush
+            if self._is_flushing:  # a signal handler of the program has interrupted a flush
                 return
-            self._flushing = True
+            self._is_flushing = True
             try:
-                self._begin_reading(step)
-                self._deliver(wait or len(self._flow) > _MAX_READINGS)
+                self._start_reading(step)
+                self._write_queued(wait or len(self._queue) > _MAX_READINGS)
             finally:
-                self._flushing = False
-            finish_by, self._finish_by = self._finish_by, None
-            if finish_by is not None:
-                self.finish(finish_by)
+                self._is_flushing = False
+            deadline, self._finish_deadline = self._finish_deadline, None
+            if deadline is not None:
+                self.finish(deadline)
 
-    def _begin_reading(self, step: Scope | None) -> None:
-        pending = self._pending[:]
+    def _start_reading(self, step: Scope | None) -> None:
+        rows = self._pending[:]
         self._last_flush = time.monotonic()
-        if not pending or self._closed:
+        if not rows or self._is_finished:
             return
         try:
-            reading = self._read(pending)
+            reading = self._read(rows)
         except Exception as error:
-            self._unreadable(len(pending), error)
+            self._count_unreadable(len(rows), error)
         else:
-            self._flow.append((reading, step, len(pending)))
-        # other threads append meanwhile; what is read leaves only once it is kept elsewhere
-        del self._pending[: len(pending)]
+            self._queue.append((reading, step, len(rows)))
+        # drop pending rows only after their reading is queued; other threads append meanwhile
+        del self._pending[: len(rows)]
 
-    def _arrived(self) -> bool:
-        reading = self._flow[0][0]
+    def _is_next_ready(self) -> bool:
+        reading = self._queue[0][0]
         try:
             return reading is None or reading.ready()
         except Exception:
-            return True  # its records say what is wrong
+            return True  # `records` raises it again
 
-    def _deliver(self, wait: bool) -> None:
+    def _write_queued(self, wait: bool) -> None:
         while True:
-            while self._undelivered:
-                sink, batch = self._undelivered[0]
-                try:
-                    sink.write(batch)
-                except Exception as error:
-                    self._leave_out(sink, error)
-                    self.losses.count("record", "sink_failed", len(batch.records))
-                del self._undelivered[0]
-            if not self._flow or not (wait or self._arrived()):
+            self._write_batches()
+            if not self._queue or not (wait or self._is_next_ready()):
                 return
-            reading, step, count = self._flow[0]
+            reading, step, count = self._queue[0]
             if reading is not None:
-                try:
-                    records = reading.records()
-                except Exception as error:
-                    self._unreadable(count, error)
-                    records = []
+                records = self._read_records(reading, count)
                 batch = Batch(records, step)
-                self._undelivered = [(sink, batch) for sink in self.sinks] if records else []
-                del self._flow[0]
+                self._unwritten = [(sink, batch) for sink in self.sinks] if records else []
+                del self._queue[0]
                 self.written += len(records)
-                self.losses.count("record", "sink_failed", self._left_out * len(records))
+                self.losses.count("record", "sink_failed", self._failed_sinks * len(records))
             elif step is not None:
-                del self._flow[0]
-                self._each("close", step, backwards=True)
+                del self._queue[0]
+                self._call_sinks("close", step, reverse=True)
 
-    def _unreadable(self, count: int, error: Exception) -> None:
+    def _write_batches(self) -> None:
+        while self._unwritten:
+            sink, batch = self._unwritten[0]
+            try:
+                sink.write(batch)
+            except Exception as error:
+                self._remove_failed(sink, error)
+                self.losses.count("record", "sink_failed", len(batch.records))
+            del self._unwritten[0]
+
+    def _read_records(self, reading: Reading, count: int) -> list[Record]:
+        try:
+            return reading.records()
+        except Exception as error:
+            self._count_unreadable(count, error)
+            return []
+
+    def _count_unreadable(self, count: int, error: Exception) -> None:
         self.losses.count("record", "unreadable", count)
-        say_once(
-            f"the numbers of {count} tensors could not be read: {type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        say_once(f"the statistics of {count} tensors could not be read: {reason}")
+
+    # -- end of the process
 
     def drain(self, seconds: float) -> None:
-        """Give what was recorded so far up to `seconds` to get out, where the program may be killed
-        for an error.
-        """
+        """Send what was recorded so far within `seconds`: an error may end the program."""
         with self._lock:
-            if self._flow and not self._flushing:
-                self._flushing = True
+            if self._queue and not self._is_flushing:
+                self._is_flushing = True
                 try:
-                    self._deliver(wait=True)
+                    self._write_queued(wait=True)
                 finally:
-                    self._flushing = False
-        self._each("drain", time.monotonic() + seconds)
+                    self._is_flushing = False
+        deadline = time.monotonic() + seconds
+        self.region_closer.drain(deadline)
+        self._call_sinks("drain", deadline)
 
     def finish(self, deadline: float, step: Scope | None = None) -> None:
-        """Flush, then finish every sink, and say what was lost. Safe to call twice."""
+        """Flush, finish every sink, and report what was lost. A second call does nothing."""
         with self._lock:
-            if self._closed:
+            if self._is_finished:
                 return
-            if self._flushing:  # see `flush`: that one first
-                self._finish_by = deadline
+            if self._is_flushing:  # interrupted by a signal handler: `flush` finishes at its end
+                self._finish_deadline = deadline
                 return
             self.flush(step, wait=True)
-            self._closed = True
+            self._is_finished = True
             if self._sinks is not None:
-                # the recording, which is the first, last: its metadata tells what the others lost
-                self._each("finish", deadline, backwards=True)
+                self.region_closer.finish(deadline)
+                # the recording is the first sink and ends last: its metadata has all losses
+                self._call_sinks("finish", deadline, reverse=True)
         if lost := self.losses.describe():
             say(f"lost: {lost}")
 
     def restart(self, losses: Losses) -> None:
-        """Begin anew in a forked child: what is pending, the sinks, their threads and a flush that
-        another thread was in belong to the parent.
+        """Start anew in a forked child.
+
+        Pending rows, sinks with their threads, and a flush of another thread belong to the parent.
         """
-        self._lock = threading.RLock()
-        self._pending, self._undelivered, self._sinks, self.losses = [], [], None, losses
-        self._flow.clear()
-        self.written, self._left_out, self._closed, self._flushing, self._finish_by = (
-            0,
-            0,
-            False,
-            False,
-            None,
-        )
-
-    def _each(self, method: str, argument: Any, backwards: bool = False) -> None:
-        for sink in self.sinks[::-1] if backwards else self.sinks.copy():
-            try:
-                getattr(sink, method)(argument)
-            except Exception as error:
-                self._leave_out(sink, error)
-
-    def _leave_out(self, sink: Sink, error: Exception) -> None:
-        if sink in self.sinks:
-            self.sinks.remove(sink)
-            self._left_out += 1
-        say_once(
-            f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}"
-        )
+        self._begin(losses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from otel_torch.job import Job
@@ -11,6 +11,7 @@ from otel_torch.records import Losses
 from otel_torch.settings import Settings
 
 if TYPE_CHECKING:
+    from otel_torch.regions.closer import RegionLabel
     from otel_torch.sources.steps import StepTracker
 
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class Session:
     """What one process records: its place in the job, the settings, and where everything goes.
 
-    `step_tracker` is None where only regions are recorded, as in a test.
+    `step_tracker` is None where only regions are recorded, as in a test. `region_labels` caches what
+    each region name means under these settings, by the name as the program entered it.
     """
 
     job: Job
@@ -26,6 +28,7 @@ class Session:
     recorder: Recorder
     losses: Losses
     step_tracker: StepTracker | None = None
+    region_labels: dict[str, RegionLabel] = field(default_factory=dict)
 
 
 _current: Session | None = None

@@ -65,7 +65,7 @@ def test_what_a_recorded_process_resets_in_a_child_comes_in_one_order(tmp_path: 
     done = run_python(tmp_path, RECORDED, OTEL_EXPORTER_OTLP_ENDPOINT="http://localhost:1")
     assert done.stdout.split() == [
         "regions.device_time",
-        "regions.deferred",
+        "regions.closer",
         "regions.entry",
         "regions.profiler",
         "bootstrap",

@@ -15,7 +15,7 @@ from otel_torch import session
 from otel_torch.recorder import Sink
 from otel_torch.records import Scope
 from otel_torch.regions import device_time, entry
-from otel_torch.regions.deferred import Late
+from otel_torch.regions.closer import RegionCloser
 from otel_torch.regions.device_time import Pool
 from tests.support import recording
 
@@ -25,7 +25,7 @@ REGION = "inference_denoising"
 @pytest.fixture(autouse=True)
 def own_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        entry, "_by_hand", set()
+        entry, "_explicit", set()
     )  # or natural regions of later tests would step back
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_fails_is_said_and_left_alone(
 class Waits(Sink):
     """A sink that may hear of regions late."""
 
-    late = True
+    accepts_deferred_regions = True
 
     def __init__(self) -> None:
         self.closed: list[Scope] = []
@@ -148,12 +148,13 @@ class Waits(Sink):
         self.closed.append(scope)
 
 
-def listen() -> tuple[Waits, Late]:
+def listen() -> tuple[Waits, RegionCloser]:
     """A sink beside those of the running session."""
     running, sink = session.current(), Waits()
     assert running is not None
     running.recorder.sinks[:] = [sink]
-    return sink, Late.of(running.recorder)
+    running.recorder.region_closer.connect([sink])
+    return sink, running.recorder.region_closer
 
 
 @pytest.mark.parametrize("natural", [False, True])
@@ -163,7 +164,7 @@ def test_a_region_is_handed_on_once_its_device_time_is_known(
     from otel_torch.regions.entry import close_region, open_region, region
 
     with recording(signals=""):
-        sink, late = listen()
+        sink, closer = listen()
         for turn in range(3):
             if natural:
                 scope = open_region("training_step", lexical=False)
@@ -172,24 +173,24 @@ def test_a_region_is_handed_on_once_its_device_time_is_known(
             else:
                 with region(REGION):
                     device.issued += 500
-            late.settle()
+            closer.flush()
             assert len(sink.closed) == turn  # neither waited for nor forgotten
             device.reached = device.issued
-            late.settle()
+            closer.flush()
         assert [scope.device_s for scope in sink.closed] == [0.5] * 3
         assert all(scope.end_ns >= scope.start_ns > 0 for scope in sink.closed)
 
 
 def test_the_end_waits_for_the_device_but_not_for_ever(device: StandIn) -> None:
     with recording(signals=""):
-        sink, late = listen()
+        sink, closer = listen()
         with otel_torch.region(REGION):
             device.issued = 100
         with otel_torch.region(REGION):
             device.issued = 300
         device.reached = 100
         began = time.monotonic()
-        late.finish(began + 0.2)
+        closer.finish(began + 0.2)
         assert time.monotonic() - began < 5
         assert [scope.device_s for scope in sink.closed] == [0.1, None]
 
@@ -200,7 +201,7 @@ def test_cuda_is_measured_without_synchronising() -> None:
     device_time.use(None)
     x = torch.randn(2048, 2048, device="cuda")
     with recording(signals=""):
-        sink, late = listen()
+        sink, closer = listen()
         torch.cuda.set_sync_debug_mode("error")
         try:
             with otel_torch.region(REGION):
@@ -209,7 +210,7 @@ def test_cuda_is_measured_without_synchronising() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
-        late.settle()
+        closer.flush()
         assert sink.closed[0].device_s is not None and 0 < sink.closed[0].device_s < 60
 
 

@@ -20,9 +20,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace.propagation import tracecontext
 
-from otel_torch.recorder import Recorder
 from otel_torch.records import Losses
-from otel_torch.regions.deferred import Label, Late
+from otel_torch.regions.closer import RegionCloser, RegionLabel
 from otel_torch.telemetry import light_span
 from otel_torch.telemetry.light_span import (
     CURRENT,
@@ -537,9 +536,9 @@ def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
     """Where it has others, regions take the long way: this fails first when the SDK changes."""
     light, _, provider = make()
     assert light_span._has_known_parts(provider.get_tracer("t"))
-    late = Late(Recorder(lambda pending: pending, list, Losses()))  # type: ignore[arg-type,return-value]
+    closer = RegionCloser(Losses())
     parent = provider.get_tracer("t").start_span("parent")
-    mine = light.start(late, Label("r", "s", True), parent, read_context(), 5)
+    mine = light.start(closer, RegionLabel("r", "s", True), parent, read_context(), 5)
     theirs: Any = provider.get_tracer("t").start_span(
         "s", trace.set_span_in_context(parent), attributes={"torch.region": "r"}
     )
@@ -581,12 +580,14 @@ def test_the_current_span_is_read_and_set_as_the_api_does() -> None:
 
 
 def test_only_constant_samplers_are_not_asked() -> None:
-    late = Late(Recorder(lambda pending: pending, list, Losses()))  # type: ignore[arg-type,return-value]
+    closer = RegionCloser(Losses())
 
     def starts(sampler: Sampler) -> bool:
         light, _, _ = make(sampler=sampler)
         parent = trace.NonRecordingSpan(trace.SpanContext(1, 2, False, trace.TraceFlags(1)))
-        return light.start(late, Label("r", "s", True), parent, read_context(), 5) is not None
+        return (
+            light.start(closer, RegionLabel("r", "s", True), parent, read_context(), 5) is not None
+        )
 
     assert [
         starts(sampler) for sampler in (ParentBased(ALWAYS_OFF), TraceIdRatioBased(1.0), ALWAYS_OFF)
@@ -604,9 +605,13 @@ def test_a_batch_processor_of_ones_own_is_called_by_its_on_end() -> None:
     provider.add_span_processor(Mine(InMemorySpanExporter()))
     light = LightTracer.of(provider.get_tracer("t"), collects=False)
     assert light is not None and light.queue is None and not light.can_wait
-    late = Late(Recorder(lambda pending: pending, list, Losses()))  # type: ignore[arg-type,return-value]
+    closer = RegionCloser(Losses())
     span = light.start(
-        late, Label("r", "s", True), provider.get_tracer("t").start_span("p"), read_context(), 5
+        closer,
+        RegionLabel("r", "s", True),
+        provider.get_tracer("t").start_span("p"),
+        read_context(),
+        5,
     )
     assert span is not None
     light.end(span, 9)

@@ -255,7 +255,7 @@ class Switches:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(entry, "_by_hand", set())
+    monkeypatch.setattr(entry, "_explicit", set())
     for name in [name for name in os.environ if "PROFILE" in name]:
         monkeypatch.delenv(name)
     yield

@@ -19,7 +19,7 @@ from otel_torch.records import Losses, Scope
 from otel_torch.regions import entry, registry
 from otel_torch.regions.entry import (
     close_region,
-    entered_by_hand,
+    is_entered_explicitly,
     open_region,
     profile_region,
     profiler_region,
@@ -96,13 +96,13 @@ def record(**environ: str) -> Seen:
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(entry, "_by_hand", set())
+    monkeypatch.setattr(entry, "_explicit", set())
     registered = dict(registry._registered)
     yield
     registry._registered.clear()
     registry._registered.update(registered)
     registry.choose.cache_clear()
-    registry.forget_own_names()
+    registry.clear_unregistered_names()
     session.become(None)
     entry.set_collector(None)
 
@@ -182,7 +182,7 @@ def test_without_a_session_nothing_happens_and_nothing_is_said(
     with region("no such region anywhere"):
         pass
     assert capsys.readouterr().err == ""
-    assert not entered_by_hand("model_loading")
+    assert not is_entered_explicitly("model_loading")
 
 
 def test_an_exception_marks_the_scope_and_is_raised_unchanged() -> None:
@@ -360,9 +360,9 @@ def test_a_natural_region_has_the_times_it_was_given() -> None:
 def test_a_natural_region_steps_back_for_call_sites() -> None:
     seen = record()
     with region("profiler_region_training_step"):
-        assert entered_by_hand("training_step") and open_region("training_step") is None
+        assert is_entered_explicitly("training_step") and open_region("training_step") is None
     assert open_region("training_step") is None
-    assert not entered_by_hand("training_epoch") and len(seen.opened) == 1
+    assert not is_entered_explicitly("training_epoch") and len(seen.opened) == 1
 
 
 def test_a_call_site_inside_its_natural_region_does_not_double_it() -> None:

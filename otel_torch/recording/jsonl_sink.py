@@ -58,7 +58,7 @@ class JsonlSink(Sink):
             whenever the metadata is written.
     """
 
-    late = True  # regions only fill a table, so they may arrive after they have ended
+    accepts_deferred_regions = True
 
     def __init__(
         self,

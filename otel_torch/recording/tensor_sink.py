@@ -30,6 +30,8 @@ class TensorSink(Sink):
     `.1`, `.2` and so on.
     """
 
+    accepts_deferred_regions = True
+
     def __init__(self, folder: str, job: Job, losses: Losses, budget: DiskBudget) -> None:
         self.written = 0
         self.folder = Path(folder).expanduser() / f"{job.run_id}.rank{job.rank}"

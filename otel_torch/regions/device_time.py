@@ -174,17 +174,17 @@ class DeviceTime:
 _KINDS = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
 _pools: list[Pool] | None = None
 # False while there is nothing to measure: then not even a function is called
-ready = True
+is_active = True
 
 
 def begin() -> DeviceTime | None:
     """Begin to measure on the current stream of this process's accelerator. None where there is
     none, where the program has not used it yet, and while a graph is captured. Never raises.
     """
-    global _pools, ready
+    global _pools, is_active
     try:
         if _pools is None:
-            _pools, ready = [], False
+            _pools, is_active = [], False
             for name, versions in _KINDS.items():
                 if any(getattr(torch.version, version, None) for version in versions):
                     _when_in_use(getattr(torch, name))
@@ -193,15 +193,15 @@ def begin() -> DeviceTime | None:
             if measured is not None:
                 return measured
     except Exception as error:
-        _pools, ready = [], False
+        _pools, is_active = [], False
         say_once(f"the device time of regions is not measured: {type(error).__name__}: {error}")
     return None
 
 
 def use(device: Device | None) -> None:
     """Measure on `device` from now on; None: on what there is."""
-    global _pools, ready
-    _pools, ready = None if device is None else [Pool(device)], True
+    global _pools, is_active
+    _pools, is_active = None if device is None else [Pool(device)], True
 
 
 def _when_in_use(module: Any) -> None:
@@ -210,10 +210,10 @@ def _when_in_use(module: Any) -> None:
     """
 
     def begin_to_measure() -> None:
-        global ready
+        global is_active
         if _pools is not None:
             _pools.append(Pool(Accelerator(module)))
-            ready = True
+            is_active = True
 
     torch_private.once_in_use(module, begin_to_measure)
 
@@ -222,9 +222,9 @@ def _after_fork() -> None:
     """The parent's events are not the child's, and a device that the parent uses is none that the
     child can.
     """
-    global _pools, ready
+    global _pools, is_active
     if _pools:
-        _pools, ready = [], False
+        _pools, is_active = [], False
 
 
 at_fork.register(ForkOrder.DEVICE_TIME, in_child=_after_fork)

@@ -1,9 +1,9 @@
-"""Named stretches of code: what a program, a framework or its natural shape calls a region becomes
-a scope.
+"""`region(name)`: names a stretch of code, which becomes a span where a session runs.
 
-Entering looks up what was concluded the first time, reads the clock and makes a light span current;
-all else is done later, by another thread (`otel_torch.late`). Whatever goes wrong here, the block
-runs and its exception is its own.
+The first time a name is entered in a session it is looked up in the registry and the settings, and
+opened as a scope. Further entries use the cached `RegionLabel` and skip the scope (see
+`otel_torch.regions.closer`). Errors in here never reach the block: it runs, and its exceptions
+propagate unchanged.
 """
 
 from __future__ import annotations
@@ -25,240 +25,242 @@ from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.regions import device_time
-from otel_torch.regions.deferred import Label, Late, Stay
+from otel_torch.regions.closer import RegionEntry, RegionLabel
 from otel_torch.regions.device_time import DeviceTime
 from otel_torch.regions.nvtx import nvtx_range, wants_nvtx
 from otel_torch.regions.registry import (
-    MAX_DERIVED,
-    bounded,
+    RegionChoice,
+    bounded_span_name,
     choose,
-    derived,
     explain_unknown,
     resolve_profiler_region,
 )
+from otel_torch.session import Session
 from otel_torch.settings import Names
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+# cached labels of a session; a program may make names as it runs
+_MAX_LABELS = 4096
+
 
 class Collector(Protocol):
-    """What works only inside of regions, such as the torch profiler. No method raises."""
+    """Collects inside regions only, as the torch profiler does. No method raises."""
 
     def prepare(self, region: str) -> None:
-        """`region` is about to be entered: do what takes long, before its clock starts."""
+        """Do what takes long before `region` is entered and its clock starts."""
 
     def enter(self, region: str, scope: Scope | None) -> object | None:
-        """`region` is entered; what is returned is given to `leave`, unless it is None."""
+        """Start to collect in `region`; the result, unless None, is passed to `leave`."""
 
     def leave(self, entered: Any, scope: Scope | None) -> None:
-        """The region is left; called before its scope is closed."""
+        """Stop to collect; called before the region's scope is closed."""
 
 
 _collector: Any = None
 
 
 def get_collector() -> Any:
-    """The collector of all regions, None where there is none."""
+    """Return the collector of all regions, or None."""
     return _collector
 
 
 def set_collector(collector: Any) -> None:
-    """Let `collector` know of every region from now on; None ends that."""
+    """Use `collector` in every region from now on; None for no collector."""
     global _collector
     _collector = collector
 
 
-class _Visit:
-    """One stay in a region that takes a scope: what was opened for it and has to be closed again."""
+class _OpenRegion:
+    """A region that was entered with a scope, a collector or an NVTX range.
 
-    __slots__ = ("collector", "device", "entered", "nvtx", "recorder", "region", "scope")
+    recorder: None if the scope is another region's, or only carries the collector's events.
+    """
+
+    __slots__ = ("collected", "collector", "device_timer", "nvtx", "recorder", "region", "scope")
 
     def __init__(self, region: str, scope: Scope | None, recorder: Recorder | None) -> None:
         self.region = region
         self.scope = scope
-        self.recorder = (
-            recorder  # None: the scope is another visit's, or only carries the collector's events
-        )
+        self.recorder = recorder
         self.collector: Collector | None = None
-        self.entered: object | None = None
+        self.collected: object | None = None
         self.nvtx: nvtx_range | None = None
-        self.device: DeviceTime | None = None
+        self.device_timer: DeviceTime | None = None
 
     def open(self, collector: Collector | None, nvtx: bool) -> bool:
-        """Open everything; False where there was nothing to open."""
+        """Open scope, collector and NVTX range; return whether there was anything to open."""
         if collector is not None:
             collector.prepare(self.region)
         if self.recorder is not None and self.scope is not None:
             self.recorder.open(self.scope)
-            self.device = device_time.begin()
+            self.device_timer = device_time.begin()
         if collector is not None:
-            self.collector, self.entered = collector, collector.enter(self.region, self.scope)
+            self.collector, self.collected = collector, collector.enter(self.region, self.scope)
         if nvtx:
             self.nvtx = nvtx_range(self.scope.name if self.scope is not None else self.region)
             self.nvtx.__enter__()
-        return self.recorder is not None or self.entered is not None or self.nvtx is not None
+        return self.recorder is not None or self.collected is not None or self.nvtx is not None
 
     def close(self, error: BaseException | None) -> None:
-        if self.entered is not None and self.collector is not None:
-            self.collector.leave(self.entered, self.scope)
+        """Close everything in reverse order."""
+        if self.collected is not None and self.collector is not None:
+            self.collector.leave(self.collected, self.scope)
         if self.nvtx is not None:
             self.nvtx.__exit__(None, None, None)
         if self.recorder is None or self.scope is None:
             return
-        late = Late.of(self.recorder) if self.device is not None else None
-        if self.device is None or late is None or not late.usable:
-            self.recorder.close(self.scope, error)
+        closer = self.recorder.region_closer
+        if self.device_timer is not None and closer.can_defer:
+            self.device_timer.end()
+            closer.defer_scope(self.scope, error, self.device_timer)
         else:
-            self.device.end()
-            late.keep_scope(self.scope, error, self.device)
+            self.recorder.close(self.scope, error)
 
 
-class _Plan:
-    """What entering a name means, concluded once: nothing, where there is no `late`."""
-
-    __slots__ = ("label", "late", "running")
-
-    def __init__(self, running: session.Session, label: Label) -> None:
-        self.running, self.label = running, label
-        self.late = Late.of(running.recorder) if label.span else None
-
-
-_NOTHING = Names(registered=False)
-_by_hand: set[str] = set()
-# natural regions that are open now, by registered name
-_natural: dict[str, list[_Visit]] = {}
+_NO_NAMES = Names(registered=False)
+# regions that a call site has entered in this process
+_explicit: set[str] = set()
+# open natural regions by region name, innermost last
+_open_natural: dict[str, list[_OpenRegion]] = {}
 _lock = threading.Lock()
 
 
-def _after_fork() -> None:
-    """In a forked child another thread of the parent may hold the lock for ever, and what was open
-    is the parent's.
-    """
+def _reset_in_child() -> None:
+    """In a forked child, replace the lock, which a thread may have held, and forget open regions."""
     global _lock
     _lock = threading.Lock()
-    _natural.clear()
+    _open_natural.clear()
 
 
-at_fork.register(ForkOrder.OPEN_REGIONS, in_child=_after_fork)
+at_fork.register(ForkOrder.OPEN_REGIONS, in_child=_reset_in_child)
 
 
-def _visit(
-    name: str, kind: str, lexical: bool, start_ns: int, collector: Collector | None
-) -> _Visit | None:
-    running = session.current()
-    wanted, prefix = (
-        (running.settings.regions, running.settings.region_prefix)
-        if running is not None
-        else (_NOTHING, "")
-    )
-    choice = choose(name, wanted, prefix)
-    by_hand = kind == "region"
-    if choice.span is None and not choice.registered:
-        say_once(explain_unknown(name))
-        if by_hand and running is not None and collector is None:
-            _conclude(name, running, Label(name, "", False))
-        return None
-    if by_hand:
-        _by_hand.add(choice.region)
-    scope, recorder = None, None
-    if running is not None and choice.span is not None:
-        standing = _natural.get(choice.region) if by_hand else None
-        if standing and standing[-1].recorder is running.recorder:
-            scope = standing[
-                -1
-            ].scope  # this region already has its span, since before its call site was reached
-        else:
-            span = choice.span if choice.registered else bounded(choice.span)
-            if by_hand and collector is None and not wants_nvtx():
-                _conclude(name, running, Label(choice.region, span, choice.registered))
-            scope = Scope(kind, span, lexical, {"torch.region": choice.region}, start_ns)
-            recorder = running.recorder
-    elif not by_hand:
-        scope = Scope(kind, choice.region, lexical, {"torch.region": choice.region}, start_ns)
-    visit = _Visit(choice.region, scope, recorder)
-    return visit if visit.open(collector, lexical and wants_nvtx()) else None
+# -- entering
 
 
-def _conclude(name: str, running: session.Session, label: Label) -> None:
-    """Keep what a name means while this session runs."""
-    if len(derived) >= MAX_DERIVED:  # names that are made as the program runs
-        derived.clear()
-    derived[name] = _Plan(running, label)
-
-
-def _enter(name: str, collector: Collector | None) -> _Visit | Stay | None:
-    """Enter a region at its call site: by what was concluded before, where that still holds."""
-    running = session.current()
+def _enter(name: str, collector: Collector | None) -> _OpenRegion | RegionEntry | None:
+    """Enter a region at a call site. Hot path: a cached label and a span without a scope."""
+    current = session.current()
     if collector is None:
-        if running is None:
+        if current is None:
             return None
         try:
-            plan: _Plan | None = derived.get(name)
-            if plan is not None and plan.running is running:
-                label, late = plan.label, plan.late
-                if late is None:
+            label = current.region_labels.get(name)
+            if label is not None:
+                if not label.span_name:
                     return None
-                if (
-                    late.sinks != late.recorder.sinks or late.installed is not late.watch()
-                ):  # it is not `fresh`
-                    derived.pop(name, None)
-                elif late.usable and not _natural.get(label.region):
-                    stay = late.enter(late, label, time_ns())
-                    if stay is not None:
-                        if device_time.ready:
-                            stay.device = device_time.begin()
-                        return stay
+                closer = current.recorder.region_closer
+                if closer.can_defer and not _open_natural.get(label.region):
+                    entry = closer.start_region(closer, label, time_ns())
+                    if entry is not None:
+                        if device_time.is_active:
+                            entry.device_timer = device_time.begin()
+                        return entry
         except Exception as error:
-            _say_failure(name, "opened", error)
+            _report_failure(name, "opened", error)
             return None
     return _open(name, "region", True, 0, collector)
 
 
 def _open(
     name: str, kind: str, lexical: bool, start_ns: int, collector: Collector | None
-) -> _Visit | None:
-    if session.current() is None and collector is None:
+) -> _OpenRegion | None:
+    current = session.current()
+    if current is None and collector is None:
         return None
     try:
-        return _visit(name, kind, lexical, start_ns, collector)
+        choice = _choose(name, current)
+        if choice.span_name is None and not choice.is_registered:
+            say_once(explain_unknown(name))
+            if kind == "region" and current is not None and collector is None:
+                _cache_label(current, name, RegionLabel(name, "", False))
+            return None
+        if kind == "region":
+            _explicit.add(choice.region)
+        opened = _with_scope(name, choice, kind, lexical, start_ns, collector)
+        return opened if opened.open(collector, lexical and wants_nvtx()) else None
     except Exception as error:
-        _say_failure(name, "opened", error)
+        _report_failure(name, "opened", error)
         return None
 
 
-def _say_failure(name: str, what: str, error: Exception) -> None:
-    _count_failure()
-    say_once(f"region {name!r} could not be {what}: {type(error).__name__}: {error}")
+def _choose(name: str, current: Session | None) -> RegionChoice:
+    if current is None:
+        return choose(name, _NO_NAMES, "")
+    return choose(name, current.settings.regions, current.settings.region_prefix)
 
 
-def _count_failure() -> None:
-    running = session.current()
-    if running is not None:
-        running.losses.count("span", "region_failed")
+def _with_scope(
+    name: str,
+    choice: RegionChoice,
+    kind: str,
+    lexical: bool,
+    start_ns: int,
+    collector: Collector | None,
+) -> _OpenRegion:
+    """Return the region, not opened yet, with the scope that it gets under this session."""
+    attributes = {"torch.region": choice.region}
+    is_explicit = kind == "region"
+    current = session.current()
+    if current is None or choice.span_name is None:
+        # a natural region's scope has no span, but tells its caller when it started
+        unrecorded = (
+            None if is_explicit else Scope(kind, choice.region, lexical, attributes, start_ns)
+        )
+        return _OpenRegion(choice.region, unrecorded, None)
+    natural = _open_natural.get(choice.region) if is_explicit else None
+    if natural and natural[-1].recorder is current.recorder:
+        return _OpenRegion(choice.region, natural[-1].scope, None)  # it has its span already
+    span_name = choice.span_name
+    if not choice.is_registered:
+        span_name = bounded_span_name(span_name)
+    if is_explicit and collector is None and not wants_nvtx():
+        label = RegionLabel(choice.region, span_name, choice.is_registered)
+        _cache_label(current, name, label)
+    scope = Scope(kind, span_name, lexical, attributes, start_ns)
+    return _OpenRegion(choice.region, scope, current.recorder)
 
 
-# what an object opened and did not close yet, with the thread that did: it may be entered by
-# several at once
-Opened = list[tuple[int, Any]]
+def _cache_label(current: Session, name: str, label: RegionLabel) -> None:
+    if len(current.region_labels) >= _MAX_LABELS:
+        current.region_labels.clear()
+    current.region_labels[name] = label
 
 
-def take(opened: Opened) -> Any:
-    """Take out what this thread opened last, None where it opened nothing."""
+def _report_failure(name: str, action: str, error: Exception) -> None:
+    current = session.current()
+    if current is not None:
+        current.losses.count("span", "region_failed")
+    say_once(f"region {name!r} could not be {action}: {type(error).__name__}: {error}")
+
+
+# -- call sites
+
+# (thread, what it opened) for each entry of an object that several threads may enter
+OpenedByThread = list[tuple[int, Any]]
+
+
+def pop_last_of_thread(opened: OpenedByThread) -> Any:
+    """Remove and return what this thread opened last; None if it has nothing open."""
     thread = get_ident()
-    for entry in reversed(opened):
-        if entry[0] == thread:
-            opened.remove(entry)
-            return entry[1]
+    for item in reversed(opened):
+        if item[0] == thread:
+            opened.remove(item)
+            return item[1]
     return None
 
 
 class region:
-    """A named stretch of code, as a context manager or a decorator; a span where a session runs.
+    """A named stretch of code, as a context manager or decorator; a span if a session runs.
 
-    name: a registered region, long or short, in any case. Any other name is said once and opens
-    nothing, unless OTEL_TORCH_REGIONS asks for it: then its span has that name. An exception marks
-    the span and is raised unchanged. May be entered again while open, and by several threads.
-    Inside compiled code it does nothing: a stretch of a compiled graph has no time of its own.
+    An exception marks the span and propagates unchanged. A region may be entered again while it is
+    open, and by several threads. In compiled code it does nothing, because a part of a compiled
+    graph cannot be timed.
+
+    Args:
+        name: a registered region by its long or short name, in any case. Other names are reported
+            once and open nothing, unless OTEL_TORCH_REGIONS selects them as span names.
 
     >>> with region("inference_denoising"):
     ...     pass
@@ -274,7 +276,7 @@ class region:
     def __init__(self, name: str, *, collector: Collector | None = None) -> None:
         self.name = name
         self._collector = collector
-        self._opened: Opened = []
+        self._opened: OpenedByThread = []
 
     def __enter__(self) -> region:
         if not is_compiling():
@@ -292,23 +294,21 @@ class region:
         opened = self._opened
         try:
             last = opened[-1]
-            if last[0] == get_ident():  # as nearly always
+            if last[0] == get_ident():  # nearly always
                 opened.remove(last)
-                visit = last[1]
+                entry = last[1]
             else:
-                visit = take(opened)
-        except (IndexError, ValueError):  # another thread was here
-            visit = take(opened)
-        if visit is not None:
+                entry = pop_last_of_thread(opened)
+        except (IndexError, ValueError):  # another thread has changed the list
+            entry = pop_last_of_thread(opened)
+        if entry is not None:
             try:
-                visit.close(error)
+                entry.close(error)
             except Exception as problem:
-                _say_failure(self.name, "closed", problem)
+                _report_failure(self.name, "closed", problem)
 
     def __call__(self, function: _F) -> _F:
-        """Run every call of `function` inside the region; of a coroutine function, until it is
-        done.
-        """
+        """Run every call of `function` in the region; of a coroutine function, until it returns."""
         name, collector = self.name, self._collector
 
         if inspect.iscoroutinefunction(function):
@@ -328,14 +328,14 @@ class region:
         return wrapped  # type: ignore[return-value]
 
 
-# FastVideo's name for it
+# FastVideo's name
 profiler_region = region
 
 
 def profile_region(name: str) -> Callable[[_F], _F]:
-    """Decorate a method so that it runs inside the region `name`, as FastVideo does.
+    """Decorate a method so that it runs in the region `name`, as FastVideo does.
 
-    An object that has a `profiler_controller` lets that one collect, any other the global one.
+    If the object has a `profiler_controller`, that one collects, otherwise the global one.
     """
 
     def decorate(method: _F) -> _F:
@@ -350,43 +350,54 @@ def profile_region(name: str) -> Callable[[_F], _F]:
     return decorate
 
 
-def entered_by_hand(name: str) -> bool:
-    """Whether a call site has entered the region, long or short name, in this process: a natural
-    one then steps back.
+# -- natural regions
+
+
+def is_entered_explicitly(name: str) -> bool:
+    """Return whether a call site has entered the region in this process.
+
+    A natural region of the same name is then not opened any more.
     """
-    known = resolve_profiler_region(name)
-    return (known.name if known is not None else name) in _by_hand
+    registered = resolve_profiler_region(name)
+    return (registered.name if registered is not None else name) in _explicit
 
 
 def open_region(name: str, *, start_ns: int = 0, lexical: bool = True) -> Scope | None:
-    """Open a region that has a natural place and no call site, at `start_ns` (Unix nanoseconds; 0
-    is now).
+    """Open a natural region, which has no call site, and return its scope. Never raises.
 
-    None where nothing asked for it, or where call sites enter it themselves. Never raises.
+    Args:
+        start_ns: Unix nanoseconds; 0 for now.
+
+    Returns:
+        None if the settings do not select the region, or if call sites enter it themselves.
     """
-    if is_compiling() or entered_by_hand(name):
+    if is_compiling() or is_entered_explicitly(name):
         return None
-    visit = _open(name, "natural", lexical, start_ns, _collector)
-    if visit is None:
+    opened = _open(name, "natural", lexical, start_ns, _collector)
+    if opened is None:
         return None
     with _lock:
-        _natural.setdefault(visit.region, []).append(visit)
-    return visit.scope
+        _open_natural.setdefault(opened.region, []).append(opened)
+    return opened.scope
 
 
 def close_region(scope: Scope | None, error: BaseException | None = None) -> None:
-    """Close what `open_region` returned, now or at the scope's `end_ns`; None and a closed scope
-    are no error.
+    """Close what `open_region` returned, now or at the scope's `end_ns` if that is set.
+
+    Does nothing for None or a closed scope.
     """
     if scope is None:
         return
+    opened = None
     with _lock:
-        visits = _natural.get(scope.attributes["torch.region"], [])
-        visit = next((visit for visit in visits if visit.scope is scope), None)
-        if visit is not None:
-            visits.remove(visit)
-    if visit is not None:
+        candidates = _open_natural.get(scope.attributes["torch.region"], [])
+        for candidate in candidates:
+            if candidate.scope is scope:
+                opened = candidate
+                candidates.remove(candidate)
+                break
+    if opened is not None:
         try:
-            visit.close(error)
+            opened.close(error)
         except Exception as problem:
-            _say_failure(visit.region, "closed", problem)
+            _report_failure(opened.region, "closed", problem)

@@ -20,8 +20,8 @@ from otel_torch import session
 from otel_torch.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
-from otel_torch.regions.entry import take
-from otel_torch.regions.registry import bounded, forget_own_names
+from otel_torch.regions.entry import pop_last_of_thread
+from otel_torch.regions.registry import bounded_span_name, clear_unregistered_names
 
 # the profiler's own marks, which say in a torch trace what a region's span says already
 _MARKS = ("fastvideo.region::", "fastvideo.profiler.")
@@ -68,7 +68,7 @@ def uninstall() -> None:
         cls: Any = torch.autograd.profiler.record_function
         cls.__enter__, cls.__exit__ = _originals
         _originals = None
-    forget_own_names()
+    clear_unregistered_names()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,7 +83,10 @@ def _open(entered: Any) -> None:
         name = entered.name
         if running is not None and _wants(name, running.settings.regions):
             scope = Scope(
-                "region", bounded(name), not name.startswith(_UNNESTED), {"torch.region": name}
+                "region",
+                bounded_span_name(name),
+                not name.startswith(_UNNESTED),
+                {"torch.region": name},
             )
             running.recorder.open(scope)
             opened = running.recorder, scope
@@ -95,7 +98,7 @@ def _open(entered: Any) -> None:
 
 def _close(left: Any, error: BaseException | None) -> None:
     try:
-        opened = take(left.__dict__.get(_OPEN, []))
+        opened = pop_last_of_thread(left.__dict__.get(_OPEN, []))
         if opened is not None:
             recorder, scope = opened
             recorder.close(scope, None if isinstance(error, _ENDINGS) else error)

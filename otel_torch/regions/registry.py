@@ -1,8 +1,8 @@
-"""Which regions there are, and which of them were asked for.
+"""The registered regions, and which of them the settings select.
 
-A closed list let a misspelt region profile nothing, for ever, without a word: here every name that
-FastVideo's code or documents know is registered, and what is not is told apart from what was left
-out on purpose.
+A closed list would let a misspelt region record nothing without a warning. Here every region of
+FastVideo's code and documentation is registered, so an unknown name can be told from one that the
+settings leave out, and is reported once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from otel_torch import session
 from otel_torch.settings import Names
 
 PREFIX = "profiler_region_"
-# spans under names of their own; names beyond these share one span name, so that no backend drowns
-# in them
-MAX_OWN_NAMES = 100
+# distinct span names of unregistered ranges; further ranges share one name, because backends index
+# span names
+MAX_UNREGISTERED_NAMES = 100
 
-# what FastVideo's code registers and what its documents list
-_KNOWN = {
+# from FastVideo's code and its documentation
+_BUILT_IN = {
     "model_loading": "Loading of the pipeline's modules.",
     "inference_pre_denoising": "Conditioning and preparation before the denoising loop.",
     "inference_denoising": "The denoising loop.",
@@ -28,20 +29,19 @@ _KNOWN = {
     "training_train": "The training loop as a whole.",
     "training_epoch": "One pass over the training data.",
     "training_step": "One training step.",
-    "training_train_one_step": "One optimizer step with its forwards and backwards.",
-    "training_dit": "The forward of the model in training.",
+    "training_train_one_step": "One optimizer step with its forward and backward passes.",
+    "training_dit": "The forward pass of the model in training.",
     "training_backward": "The backward pass.",
     "training_optimizer": "The optimizer's update.",
     "training_validation": "Validation during training.",
     "training_save_checkpoint": "Saving of a checkpoint.",
-    "training_checkpoint_saving": "Saving of a checkpoint, by the name in FastVideo's documents.",
-    "distillation_teacher_forward": "Forward of the teacher.",
-    "distillation_student_forward": "Forward of the student.",
+    "training_checkpoint_saving": "Saving of a checkpoint, by its name in FastVideo's documentation.",
+    "distillation_teacher_forward": "Forward pass of the teacher.",
+    "distillation_student_forward": "Forward pass of the student.",
     "distillation_loss": "The distillation loss.",
     "distillation_update": "Parameter updates of a distillation.",
 }
-# one thing under two names, one in FastVideo's code and one in its documents: asking for either
-# selects both
+# FastVideo's code and its documentation name this region differently; either name selects both
 _SYNONYMS = {
     "profiler_region_training_save_checkpoint": "profiler_region_training_checkpoint_saving",
     "profiler_region_training_checkpoint_saving": "profiler_region_training_save_checkpoint",
@@ -50,8 +50,10 @@ _SYNONYMS = {
 
 @dataclass(frozen=True)
 class ProfilerRegion:
-    """A region's registered name, lower-case, and one sentence about it. Raises ValueError on any
-    other name.
+    """A registered region: its lower-case name and a one-sentence description.
+
+    Raises:
+        ValueError: the name is empty, has surrounding blanks, or is not lower-case.
     """
 
     name: str
@@ -60,7 +62,7 @@ class ProfilerRegion:
     def __post_init__(self) -> None:
         if not self.name or self.name.strip() != self.name or not self.name.islower():
             raise ValueError(
-                f"a region's name is lower-case without blanks around it, not {self.name!r}"
+                f"invalid region name {self.name!r}: use lower case without surrounding blanks"
             )
 
     @property
@@ -70,15 +72,10 @@ class ProfilerRegion:
 
 
 _registered: dict[str, ProfilerRegion] = {}
-# what others have concluded from a name as it was entered; emptied when another region is
-# registered
-derived: dict[str, Any] = {}
-MAX_DERIVED = 4096
 
 
 def normalise(name: str) -> str:
-    """The form in which names are compared: lower-case, blanks around it dropped, those within it
-    `_`.
+    """Return the form in which names are compared: lower-case, stripped, `_` for inner blanks.
 
     >>> normalise("  Model Loading ")
     'model_loading'
@@ -87,90 +84,98 @@ def normalise(name: str) -> str:
 
 
 def register_profiler_region(name: str, description: str) -> None:
-    """Make `name` a region, so that entering it opens a span.
+    """Register a region, so that entering it opens a span.
 
-    Raises ValueError for an empty name, and for one that is taken: the short and the long form are
-    one name.
+    Raises:
+        ValueError: the name is empty, or already registered in its short or long form.
     """
     region = ProfilerRegion(normalise(name), description)
-    for taken in (region.name, PREFIX + region.name, region.short):
-        if taken in _registered:
-            raise ValueError(f"region {name!r} is already registered, as {taken!r}")
+    for spelling in (region.name, PREFIX + region.name, region.short):
+        if spelling in _registered:
+            raise ValueError(f"region {name!r} is already registered, as {spelling!r}")
     _registered[region.name] = region
     choose.cache_clear()
-    derived.clear()
+    if (current := session.current()) is not None:
+        current.region_labels.clear()
 
 
 def resolve_profiler_region(name: str) -> ProfilerRegion | None:
-    """The registered region of that name, long or short, in any case; None for an unknown one.
+    """Return the registered region of a long or short name in any case, or None.
 
     >>> resolve_profiler_region(" Inference_Denoising").name
     'profiler_region_inference_denoising'
     """
-    plain = normalise(name)
-    return _registered.get(PREFIX + plain) or _registered.get(plain)
+    normalised = normalise(name)
+    return _registered.get(PREFIX + normalised) or _registered.get(normalised)
 
 
 def list_profiler_regions() -> list[ProfilerRegion]:
-    """All registered regions, sorted by name."""
+    """Return all registered regions, sorted by name."""
     return [_registered[name] for name in sorted(_registered)]
 
 
 def names_of(region: ProfilerRegion) -> tuple[str, ...]:
-    """Every name by which a setting may ask for the region."""
-    other = _SYNONYMS.get(region.name)
-    return (region.name, region.short, *((other, other.removeprefix(PREFIX)) if other else ()))
+    """Return every name by which a setting may select the region."""
+    names = [region.name, region.short]
+    synonym = _SYNONYMS.get(region.name)
+    if synonym is not None:
+        names += [synonym, synonym.removeprefix(PREFIX)]
+    return tuple(names)
 
 
 def explain_unknown(name: str) -> str:
-    """One line for a name that means nothing: what it was and what it may have been meant to be."""
-    known = [form for region in list_profiler_regions() for form in (region.short, region.name)]
-    close = difflib.get_close_matches(normalise(name), known, n=1)
-    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    """Return the message for an unregistered name, with the closest registered one if any."""
+    names: list[str] = []
+    for region in list_profiler_regions():
+        names += [region.short, region.name]
+    close = difflib.get_close_matches(normalise(name), names, n=1)
+    suggestion = f" (did you mean {close[0]!r}?)" if close else ""
     return (
-        f"region {name!r} is not registered{meant}: it opens no span; "
+        f"region {name!r} is not registered{suggestion}: it opens no span; "
         "register it with register_profiler_region, or name it in OTEL_TORCH_REGIONS"
     )
 
 
-class Choice(NamedTuple):
-    """What a name means under some settings. span: its span's name, None where none was asked for."""
+class RegionChoice(NamedTuple):
+    """A name under some settings. span_name: None if the settings do not select the region."""
 
     region: str
-    span: str | None
-    registered: bool
+    span_name: str | None
+    is_registered: bool
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(name: str, wanted: Names, prefix: str) -> Choice:
-    """What `name` means where `wanted` was asked for and registered regions' spans begin with
-    `prefix`.
+def choose(name: str, selected: Names, prefix: str) -> RegionChoice:
+    """Resolve `name` where the settings select the regions `selected`.
+
+    prefix: of the span names of registered regions.
     """
     region = resolve_profiler_region(name)
     if region is None:
-        return Choice(name, name if wanted.matches(name) else None, False)
-    chosen = wanted.registered or wanted.matches(*names_of(region))
-    return Choice(region.name, prefix + region.name if chosen else None, True)
+        return RegionChoice(name, name if selected.matches(name) else None, False)
+    if selected.registered or selected.matches(*names_of(region)):
+        return RegionChoice(region.name, prefix + region.name, True)
+    return RegionChoice(region.name, None, True)
 
 
-_own_names: set[str] = set()
+_unregistered_names: set[str] = set()
 
 
-def bounded(name: str) -> str:
-    """The span's name of a range that is not registered: its own, and `record_function` after a
-    hundred distinct ones.
+def bounded_span_name(name: str) -> str:
+    """Return the span name of an unregistered range: `name`, or `record_function` if there are
+    already `MAX_UNREGISTERED_NAMES` others.
     """
-    if name not in _own_names:
-        if len(_own_names) >= MAX_OWN_NAMES:
+    if name not in _unregistered_names:
+        if len(_unregistered_names) >= MAX_UNREGISTERED_NAMES:
             return "record_function"
-        _own_names.add(name)
+        _unregistered_names.add(name)
     return name
 
 
-def forget_own_names() -> None:
-    """Begin to count names for `bounded` anew."""
-    _own_names.clear()
+def clear_unregistered_names() -> None:
+    """Forget the names that `bounded_span_name` has counted."""
+    _unregistered_names.clear()
 
 
-for _name, _description in _KNOWN.items():
+for _name, _description in _BUILT_IN.items():
     register_profiler_region(PREFIX + _name, _description)

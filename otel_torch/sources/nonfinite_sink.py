@@ -14,7 +14,7 @@ from otel_torch.records import Batch, Record
 class NonFiniteSink(Sink):
     """Calls `report(key, is_finite)` for every record."""
 
-    late = True  # regions mean nothing to it, whenever it is told of them
+    accepts_deferred_regions = True
 
     def __init__(self, report: Callable[[Hashable, bool], None]) -> None:
         self._report = report

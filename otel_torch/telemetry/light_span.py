@@ -35,7 +35,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as AnySpan
 
-from otel_torch.regions.deferred import Label, Late, Measured, Stay
+from otel_torch.regions.closer import DeviceTimer, RegionCloser, RegionEntry, RegionLabel
 from otel_torch.telemetry.ids import PrivateIds, private
 from otel_torch.telemetry.providers import always_samples, counts_spans
 
@@ -86,7 +86,7 @@ def _make_links(span: LightSpan) -> Any:
 
 # what the SDK's span keeps in attributes of its own that nobody needs unless it is asked for
 _PARTS: dict[str, Callable[[LightSpan], Any]] = {
-    "_name": lambda span: span.label.span,
+    "_name": lambda span: span.label.span_name,
     "_lock": _make_lock,
     "_context": _make_context,
     "_parent": _make_parent,
@@ -105,7 +105,7 @@ _new: Any = object.__new__  # the SDK's own refuses what no tracer of its has ma
 Trace = tuple[int, TraceFlags, TraceState | None]
 
 
-class LightSpan(Stay, Span):
+class LightSpan(RegionEntry, Span):
     """A stay in a region as a span, made by a `LightTracer`. It has started; its parts are made
     when they are first used.
     """
@@ -118,14 +118,15 @@ class LightSpan(Stay, Span):
     token: Any = None
     linked: AnySpan | None = None
     touched = False  # whether somebody may have put something on it
-    later = False  # it has ended and was not given to its processors yet
+    has_span = True
+    awaits_release = False  # it has ended and was not given to its processors yet
     _asked = False
 
     # what each has of its own, set by `LightTracer.start`: no constructor runs, as its call would
     # be a fifth of the cost
     home: LightTracer
-    late: Late
-    label: Label
+    closer: RegionCloser
+    label: RegionLabel
     above: AnySpan | None  # its parent; None of a root
     trace: Trace
     span_id: int
@@ -171,7 +172,7 @@ class LightSpan(Stay, Span):
 
     @property
     def attributes(self) -> Any:
-        """With `torch.device.duration`, once it has ended; the thread that exports it may wait for
+        """With `torch.device_timer.duration`, once it has ended; the thread that exports it may wait for
         that for a moment.
         """
         self._ask_device()
@@ -200,14 +201,14 @@ class LightSpan(Stay, Span):
         return super().dropped_links if self.touched else 0
 
     def _ask_device(self) -> None:
-        if self.device is None or self._asked or self._end_time is None:
+        if self.device_timer is None or self._asked or self._end_time is None:
             return
         self._asked = True
-        seconds = self.home.wait(self.device)
+        seconds = self.home.wait(self.device_timer)
         if seconds is not None:
             kept: Any = self._attributes
             kept._immutable = False
-            kept["torch.device.duration"] = seconds
+            kept["torch.device_timer.duration"] = seconds
             kept._immutable = True
 
 
@@ -281,7 +282,7 @@ class LightTracer:
             queue or one.on_end for queue, one in zip(queues, self.processors, strict=True)
         ]
         self._patience_s = DEVICE_S
-        self._last: tuple[Label | None, Any] = (None, None)
+        self._last: tuple[RegionLabel | None, Any] = (None, None)
 
     @classmethod
     def of(cls, tracer: Any, *, collects: bool) -> LightTracer | None:
@@ -310,7 +311,7 @@ class LightTracer:
         )
 
     def start(
-        self, late: Late, label: Label, above: Any, context: Context, start_ns: int
+        self, closer: RegionCloser, label: RegionLabel, above: Any, context: Context, start_ns: int
     ) -> LightSpan | None:
         """A span under `above`, or the root of a trace of its own; not current yet. None where the
         sampler has to be asked.
@@ -332,7 +333,7 @@ class LightTracer:
             trace = self._known[1]
         span: LightSpan = _new(LightSpan)
         span.home = self
-        span.late = late
+        span.closer = closer
         span.label = label
         span.above = above
         span.trace = trace
@@ -352,7 +353,7 @@ class LightTracer:
         random = flags & TraceFlags.RANDOM_TRACE_ID
         return where.trace_id, TraceFlags(random | TraceFlags.SAMPLED), where.trace_state or None
 
-    def attributes_of(self, label: Label) -> Any:
+    def attributes_of(self, label: RegionLabel) -> Any:
         """The attributes of a span that nobody has put anything on."""
         last = self._last
         if last[0] is not label:
@@ -368,14 +369,14 @@ class LightTracer:
         where they would wait.
         """
         span._end_time = end_ns
-        if self.collects or (span.device is not None and not self.can_wait):
-            span.later = True
+        if self.collects or (span.device_timer is not None and not self.can_wait):
+            span.awaits_release = True
         else:
             self.give(span)
 
     def give(self, span: LightSpan) -> None:
         """Give a span that has ended to the processors."""
-        span.later = False
+        span.awaits_release = False
         attributes = span.__dict__.get("_attributes")
         if attributes is not None:
             attributes._immutable = True
@@ -384,7 +385,7 @@ class LightTracer:
         for end in self._ends:
             end(span)
 
-    def wait(self, device: Measured) -> float | None:
+    def wait(self, device: DeviceTimer) -> float | None:
         """What a device measured, waited for as long as there is hope."""
         until = time.monotonic() + self._patience_s
         seconds = device.seconds()

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Token
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,7 @@ import otel_torch
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
-from otel_torch.regions.deferred import Label, Late
+from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel, RegionSpans
 from otel_torch.settings import Settings
 from otel_torch.telemetry.attributes import ACTIVATION, describe_activation, estimate, plain_all
 from otel_torch.telemetry.ids import PrivateIds
@@ -53,7 +53,7 @@ from otel_torch.telemetry.light_span import (
     read_context,
 )
 from otel_torch.telemetry.pipeline import Pipelines
-from otel_torch.telemetry.providers import read_event_limit
+from otel_torch.telemetry.providers import read_event_limit, watch_tracer_provider
 from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk
 from otel_torch.telemetry.trace_size import JOINED, SPAN_BYTES, TraceSize
 
@@ -178,6 +178,9 @@ class SpanSink(Sink):
             LightSpan, bool
         ] = {}  # open spans of regions that never were scopes; whether they are registered
         self._light: LightTracer | None = None
+        # the program's tracer provider when `_light` was found
+        self._read_provider: Callable[[], object] = lambda: None
+        self._provider: object = self
         self._run: Span | None = None
         self._run_context: SpanContext | None = None
         self._run_trace, self._full = 0, False  # whether the run's trace is
@@ -224,7 +227,7 @@ class SpanSink(Sink):
         if opened.span is not None and not opened.ended:
             self._end(opened, opened.span, scope.end_ns)
 
-    def step_out(self, scope: Scope) -> None:
+    def detach_scope(self, scope: Scope) -> None:
         """The scope ends, and its span is no longer current; `close` follows."""
         with self._lock:
             opened = self._open.get(scope)
@@ -359,17 +362,25 @@ class SpanSink(Sink):
     # --------------------------------------------------------------------------------
 
     @property
-    def entrance(self) -> SpanSink:
-        """This, for regions that need no scope (`otel_torch.late.Entrance`)."""
-        tracing = self._tracing()
-        self._light = tracing.light() if tracing is not None else None
+    def region_spans(self) -> RegionSpans:
         return self
 
-    def enter(self, late: Late, label: Label, start_ns: int) -> LightSpan | None:
+    def _find_light_tracer(self) -> None:
+        """Look for the program's provider again; regions get light spans if its tracer can."""
+        self._read_provider = watch_tracer_provider()
+        self._provider = self._read_provider()
+        tracing = self._tracing()
+        self._light = tracing.light() if tracing is not None else None
+
+    def start_region(
+        self, closer: RegionCloser, label: RegionLabel, start_ns: int
+    ) -> LightSpan | None:
         """The span of a region that begins now, as the current one; None where that takes more: the
         run's span is not begun, or a sampler of the program's has to be asked. As `_parent` and
         `_start`, without what only steps need.
         """
+        if self._read_provider() is not self._provider:
+            self._find_light_tracer()
         light, run = self._light, self._run
         if light is None or run is None:
             return None
@@ -377,8 +388,8 @@ class SpanSink(Sink):
             light.all._span_processors is not light.processors
             or light.tracer._tracer_config is not light.config
         ):
-            self._light = None
-            return self.entrance.enter(late, label, start_ns)
+            self._find_light_tracer()
+            return self.start_region(closer, label, start_ns)
         context = read_context()
         parent: Any = context.get(CURRENT)
         if type(parent) is LightSpan:
@@ -395,7 +406,7 @@ class SpanSink(Sink):
             parent = run
         if parent is run and (self._full or self._size.is_full(self._run_trace, SPAN_BYTES)):
             self._full = True  # it never shrinks
-            span = light.start(late, label, None, context, start_ns)
+            span = light.start(closer, label, None, context, start_ns)
             if span is not None:
                 span.linked = run
                 self._linked += 1
@@ -403,15 +414,15 @@ class SpanSink(Sink):
                     self._links += 1
                     run.add_link(span.get_span_context())
         else:
-            span = light.start(late, label, parent, context, start_ns)
+            span = light.start(closer, label, parent, context, start_ns)
         if span is not None:
-            self._lit[span] = label.registered
+            self._lit[span] = label.is_registered
             within = Context(context)
             _put(within, CURRENT, span)
             span.token = attach(within)
         return span
 
-    def leave(self, span: LightSpan, end_ns: int, error: BaseException | None) -> None:
+    def end_region(self, span: LightSpan, end_ns: int, error: BaseException | None) -> None:
         """The region ends, and so does its span."""
         try:
             detach(span.token)
@@ -439,23 +450,23 @@ class SpanSink(Sink):
             span._end_time = end_ns
             home.queue(span)
 
-    def hand_over(self, stays: list[LightSpan]) -> None:
+    def release_spans(self, entries: list[RegionEntry]) -> None:
         """Spans go with what the device took: to our own exporters, or to the program's
         processors.
         """
         items = []
-        for span in stays:
-            if not span.later:
+        for span in entries:
+            if not isinstance(span, LightSpan) or not span.awaits_release:
                 continue
             if span.home.collects:
-                span.later = False
+                span.awaits_release = False
                 items.append(SpanItem(span, [], _size_of(span) if span.touched else _REGION_BYTES))
             else:
                 span.home.give(span)
         if items:
             self._pipelines.put("traces", items)
 
-    def forget(self) -> None:
+    def discard_open_spans(self) -> None:
         """In a forked child the open spans are the parent's."""
         self._lit.clear()
 
@@ -629,7 +640,7 @@ class SpanSink(Sink):
                 if self._lit.pop(span, None) is not None and span.is_recording():
                     span.set_attribute("otel_torch.unfinished", True)
                     span.home.end(span, now)
-            self.hand_over(lit)
+            self.release_spans(list(lit))
             if self._run is not None and self._run.is_recording():
                 if self._linked:
                     self._run.set_attribute("otel_torch.linked_traces", self._linked)

@@ -14,11 +14,13 @@ from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Scope
+from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel
 from otel_torch.settings import Settings
 from otel_torch.telemetry import NEEDS
-from otel_torch.telemetry.providers import find_provider
+from otel_torch.telemetry.providers import find_provider, watch_tracer_provider
 
 if TYPE_CHECKING:
+    from otel_torch.regions.closer import RegionSpans
     from otel_torch.telemetry.pipeline import Pipelines
     from otel_torch.telemetry.span_sink import SpanSink
 
@@ -31,7 +33,7 @@ class Telemetry(Sink):
     file_budget: how much may be written where OTEL_TORCH_OTLP_FILE says; None where nothing is.
     """
 
-    late = True  # of regions, whose spans begin and end by `entrance`
+    accepts_deferred_regions = True  # their spans start and end through `region_spans`
 
     def __init__(
         self,
@@ -62,12 +64,17 @@ class Telemetry(Sink):
         )
 
     @property
-    def entrance(self) -> SpanSink | None:
-        """Where regions begin and end spans at once (`otel_torch.late`); None while asleep, and
-        where no spans are wanted.
-        """
+    def region_spans(self) -> RegionSpans | None:
+        """The span sink; while asleep an object that wakes it; None if no spans are wanted."""
+        if "spans" not in self._settings.signals:
+            return None
         self._awake()
-        return self._spans.entrance if self._spans is not None else None
+        return self._spans if self._spans is not None else _AsleepRegionSpans(self)
+
+    def detach_scope(self, scope: Scope) -> None:
+        """Make the span of `scope` no longer current, if there are spans by now."""
+        if self._spans is not None:
+            self._spans.detach_scope(scope)
 
     def open(self, scope: Scope) -> None:
         for sink in self._awake():
@@ -147,3 +154,31 @@ class Telemetry(Sink):
         """
         if self._at_exit is not None:
             atexit.register(self._at_exit)
+
+
+class _AsleepRegionSpans:
+    """Starts regions without spans until the program installs a tracer provider."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._read_provider = watch_tracer_provider()
+        self._provider = self._read_provider()
+
+    def start_region(
+        self, closer: RegionCloser, label: RegionLabel, start_ns: int
+    ) -> RegionEntry | None:
+        """Start a region without a span; None if the program's provider has changed."""
+        if self._read_provider() is self._provider:
+            return RegionEntry(closer, label, start_ns)
+        closer.reconnect_spans()
+        return None
+
+    def detach_scope(self, scope: Scope) -> None:
+        """Make the span of `scope` no longer current, if telemetry is awake by now."""
+        self._telemetry.detach_scope(scope)
+
+    def end_region(self, entry: Any, end_ns: int, error: BaseException | None) -> None: ...
+
+    def release_spans(self, entries: list[Any]) -> None: ...
+
+    def discard_open_spans(self) -> None: ...
