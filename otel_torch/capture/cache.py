@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from otel_torch import torch_private
 from otel_torch.capture import cache_dict
 from otel_torch.capture.cache_dict import CacheDict
 from otel_torch.capture.names import without_root
@@ -297,7 +296,7 @@ class _CacheHook(ForwardHook):
     ) -> None:
         if not torch.compiler.is_compiling():
             self.cache.left(self.entry(), self.title, output)
-        elif not torch_private.is_exporting():
+        else:
             compiled.outputs(self.number, output)
 
     def entry(self) -> cache_dict.Entry | None:
@@ -313,7 +312,7 @@ class _CallHook(_CacheHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not torch.compiler.is_compiling():
             _calls.open.append((self, self.cache.entered(self.title, args, kwargs)))
-        elif not torch_private.is_exporting():
+        else:
             compiled.inputs(self.number, args, kwargs)
         return args, kwargs
 

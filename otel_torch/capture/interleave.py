@@ -477,6 +477,7 @@ class _InterleaveHook(ForwardHook):
         return self._met("output", output)
 
     def _met(self, what: str, value: Any) -> Any:
+        # An exported program is the user's product. A compiled one runs `_meet` eagerly.
         if torch.compiler.is_compiling() and torch_private.is_exporting():
             return value
         return _meet(self.interleaver, self.title, what, value)

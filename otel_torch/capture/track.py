@@ -348,8 +348,7 @@ class _TrackHook(ForwardHook):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if torch.compiler.is_compiling():
-            if not torch_private.is_exporting():
-                compiled.outputs(self._number, output)
+            compiled.outputs(self._number, output)
         else:
             self._call(module, args, kwargs, output)
 

@@ -139,8 +139,7 @@ class _Observer(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            if not torch_private.is_exporting():  # an exported program is the user's product
-                compiled.outputs(self._number, output)
+            compiled.outputs(self._number, output)
         else:
             self._activations.left(self._site, output)
         return output
@@ -155,8 +154,7 @@ class _InputObserver(_Observer):
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
-            if not torch_private.is_exporting():
-                compiled.inputs(self._number, args, kwargs)
+            compiled.inputs(self._number, args, kwargs)
         else:
             self._activations.entered(self._site, args, kwargs)
         return args, kwargs

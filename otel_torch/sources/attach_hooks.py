@@ -6,15 +6,19 @@ them and outputs after the observers saw those, so its two hooks surround theirs
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from otel_torch.session import Session
-from otel_torch.sources.activations import Activations
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.inventory import Inventory
-from otel_torch.sources.isolation import Isolation
-from otel_torch.sources.modules import Model, ModuleSite
-from otel_torch.sources.noise import Jitter
-from otel_torch.sources.nonfinite_watch import NonFiniteWatch
-from otel_torch.sources.operations import Operations
+
+if TYPE_CHECKING:  # most runs need only some of these
+    from otel_torch.sources.activations import Activations
+    from otel_torch.sources.inventory import Inventory
+    from otel_torch.sources.isolation import Isolation
+    from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.noise import Jitter
+    from otel_torch.sources.nonfinite_watch import NonFiniteWatch
+    from otel_torch.sources.operations import Operations
 
 
 class HookAttacher:

@@ -21,7 +21,7 @@ from otel_torch.console import say_once
 from otel_torch.sources.module_names import core
 from otel_torch.sources.values import walk, walk_inputs
 from otel_torch.startup.import_hooks import after_import
-from otel_torch.torch_private import unobserved
+from otel_torch.torch_private import is_exporting, unobserved
 
 if TYPE_CHECKING:
     from otel_torch.sources.modules import Model, ModuleSite
@@ -213,13 +213,18 @@ _operators.register_vmap("otel_torch::observe", _observe_batches, lib=_library)
 
 
 def outputs(site: torch.Tensor, output: Any) -> None:
-    """Traced into the graph of a module: hand over the tensors of its output when the graph runs."""
-    _hand_over(site, walk(output, "out"), False)
+    """Have the graph that is being traced report the tensors of a module's output when it runs.
+
+    Leaves an exported program alone: that is the user's product.
+    """
+    if not is_exporting():
+        _hand_over(site, walk(output, "out"), False)
 
 
 def inputs(site: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Traced into the graph of a module: hand over the tensors of its inputs when the graph runs."""
-    _hand_over(site, walk_inputs(args, kwargs), True)
+    """Have the graph that is being traced report the tensors of a module's inputs when it runs."""
+    if not is_exporting():
+        _hand_over(site, walk_inputs(args, kwargs), True)
 
 
 def hidden_gradient() -> None:

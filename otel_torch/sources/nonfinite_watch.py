@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from otel_torch import torch_private
 from otel_torch.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
@@ -42,8 +41,7 @@ class _RootHook(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            if not torch_private.is_exporting():
-                compiled.outputs(self._number, output)
+            compiled.outputs(self._number, output)
         else:
             self._watch.on_output(self._site.model, output)
         return output
