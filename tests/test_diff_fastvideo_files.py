@@ -20,7 +20,7 @@ from torch import nn
 
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
-from otel_torch.parity.report import render_text
+from otel_torch.parity.report.text import render_text
 
 Row = dict[str, Any]
 STEPS, FORWARDS = 3, 6

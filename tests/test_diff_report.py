@@ -15,8 +15,10 @@ import pytest
 
 import otel_torch.rendering.page
 from otel_torch.parity.finding import ComparedPair, Finding, Report, UncomparedTensor
-from otel_torch.parity.html import COLUMNS, POINTS, ROWS, write_html
-from otel_torch.parity.report import SCREEN, advice, render_text
+from otel_torch.parity.report.html import write_html
+from otel_torch.parity.report.html_charts import MAX_COLUMNS, MAX_POINTS, MAX_ROWS
+from otel_torch.parity.report.next_steps import next_step
+from otel_torch.parity.report.text import SCREEN_LINES, render_text
 
 MODEL, PORT = "LlamaForCausalLM", "LlamaPort"
 BLOCK = (  # module, its name in the port, tensor, side
@@ -146,16 +148,16 @@ def test_a_divergence_is_told_on_one_screen():
     assert (
         text
         == """\
-ref.jsonl against port.jsonl
-✗ The port first goes wrong in front of model.layers.1.self_attn.o_proj: its input `in` has other
-  values, though every recorded module before it is right (step 0, call 0).
+reference ref.jsonl, port port.jsonl
+✗ First divergence: the input `in` of model.layers.1.self_attn.o_proj has different values (step 0,
+  call 0). Everything recorded before it matches.
              model             module                           tensor  side   step  call
   reference  LlamaForCausalLM  model.layers.1.self_attn.o_proj  in      input     0     0
   port       LlamaPort         blocks.1.attn.to_out             in      input     0     0
-  The error is 0.64 (relative L2), 640,000 times its floor of 1e-06. Why: queries, keys and values
-  are right; what the code between them and o_proj makes is not.
+  The relative L2 error is 0.64, 640,000 times its floor of 1e-06. Why: queries, keys and values are
+  right; what the code between them and o_proj makes is not.
 
-Next: record this neighbourhood again in both programs, with whole tensors:
+Next: record this neighborhood again in both programs, with whole tensors:
   reference  OTEL_TORCH_MODULES='^model\\.layers\\.1\\.self_attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=FOLDER
   port       OTEL_TORCH_MODULES='^blocks\\.1\\.attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=FOLDER
 
@@ -173,11 +175,11 @@ Next: record this neighbourhood again in both programs, with whole tensors:
 ✓ right       model.layers.1.self_attn.v_proj  out     blocks.1.attn.to_v    8e-07  1e-06
 ✗ introduced  model.layers.1.self_attn.o_proj  in      blocks.1.attn.to_out   0.64  1e-06
 
-error by depth: 36 pairs of step 0 in the reference's order, log scale, · within its floor
+error by depth: 36 pairs of step 0 in execution order, log scale, · within its floor
    0.64                              ████████▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇
                                      ████████████████████████████████████████████
   1e-06  ····························████████████████████████████████████████████
-                                     ▲ in front of model.layers.1.self_attn.o_proj
+                                     ▲ input of model.layers.1.self_attn.o_proj
 
 diverged: 36 pairs compared, 1 finding"""
     )
@@ -186,18 +188,18 @@ diverged: 36 pairs compared, 1 finding"""
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
     lines = render_text(busy(), color=False, width=width).splitlines()
-    assert len(lines) <= SCREEN
+    assert len(lines) <= SCREEN_LINES
     text = " ".join(" ".join(lines).split())
     for said in (
-        "in front of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This judgement is weaker",
+        "First divergence: the input `in` of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This verdict is weaker",
         "OTEL_TORCH_TENSORS=FOLDER", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
-        "only in the port: 2", "not told apart: 7", "more warnings (--all)", "1,000,000 compared pairs",
+        "only in the port: 2", "ambiguous: 7", "more warnings (--all)", "1,000,000 compared pairs",
         "OTEL_TORCH_ISOLATE=WHOLE",
     ):  # fmt: skip
         assert said in text
     assert (
         lines[-1]
-        == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 places not compared"
+        == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 modules not compared"
     )
     uncut = [
         line
@@ -218,7 +220,7 @@ def test_everything_is_everything():
     text = render_text(busy(), color=False, show_all=True)
     for layer in range(2, 30):
         assert (
-            f"inside model.layers.{layer}.mlp.down_proj `out`, step 0, call 0: value, error {0.01 * layer:.2g}"
+            f"output of model.layers.{layer}.mlp.down_proj `out`, step 0, call 0: value, error {0.01 * layer:.2g}"
             in text
         )
     assert (
@@ -247,20 +249,19 @@ def test_a_match_says_how_near_it_was_and_what_it_did_not_see():
     assert (
         render_text(report, color=False)
         == """\
-ref.jsonl against port.jsonl
-✓ The port computes what the reference computes: 72 pairs of tensors within their floors.
-  Nearest to its floor of 4e-07 is the error of model.layers.2.self_attn.q_proj `out` at step 0:
-  9e-07.
+reference ref.jsonl, port port.jsonl
+✓ The port matches the reference: 72 tensor pairs within floor.
+  Closest to its floor: model.layers.2.self_attn.q_proj `out` at step 0, error 9e-07, floor 4e-07.
 
-harmless: 1 dtype (in front of model.layers.1.self_attn.o_proj)
+harmless: 1 dtype (input of model.layers.1.self_attn.o_proj)
 only in the reference: 1 (rope)
 
-match: 72 pairs compared, 1 harmless difference, 1 place not compared"""
+match: 72 pairs compared, 1 harmless difference, 1 module not compared"""
     )
 
 
 def test_a_match_without_sketches_says_that_it_is_weaker():
-    assert "This judgement is weaker: without sketches only statistics" in render_text(
+    assert "This verdict is weaker: without sketches only statistics" in render_text(
         match(weaker=True), color=False
     )
     assert "weaker" not in render_text(match(), color=False)
@@ -283,23 +284,23 @@ def test_what_cannot_be_compared_says_why():
     [
         (
             {"side": "output", "kind": "layout"},
-            "inside {module}: its output `in` has its values in another order",
+            "the output `in` of {module} has its values in a different order",
         ),
         (
             {"side": "output", "kind": "nonfinite", "error": math.inf},
-            "`in` is not finite, though what enters it is right",
+            "has NaN or Inf values on one side only (step 0, call 0). Everything that enters the module matches.",
         ),
         (
             {"side": "parameter", "kind": "weights", "tensor": "param.weight"},
-            "in the weights of {module}: `param.weight` differs",
+            "the weight `param.weight` of {module} differs. No forward pass is involved.",
         ),
         (
             {"kind": "missing", "port_module": None, "error": None},
-            "at {module}: only the reference has this, the port does not",
+            "only the reference has {module}, the port does not",
         ),
         (
             {"kind": "missing", "module": None, "error": None},
-            "at blocks.1.attn.to_out: only the port has this",
+            "only the port has blocks.1.attn.to_out",
         ),
         ({"loop": 1, "step": None, "call": 3}, "(loop 1, call 3)"),
         ({"rank": 3}, "This is rank 3."),
@@ -314,14 +315,14 @@ def test_each_kind_of_finding_has_its_words(fields, said):
 
 def test_the_zoom_selects_the_neighbourhood_and_nothing_else():
     report = diverged()
-    environments = dict(advice(report.first, report.chain)[1])
+    environments = dict(next_step(report.first, report.chain)[1])
     words = dict(word.split("=", 1) for word in shlex.split(environments["reference"]))
     chosen = {
         one.module for one in report.compared if re.search(words["OTEL_TORCH_MODULES"], one.module)
     }
     assert chosen == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
     first, before = finding(module="blocks.0", port_module="it's [0]"), report.chain[-1:]
-    environments = dict(advice(first, before)[1])
+    environments = dict(next_step(first, before)[1])
     words = dict(word.split("=", 1) for word in shlex.split(environments["port"]))
     assert re.search(words["OTEL_TORCH_MODULES"], "it's [0].norm") and re.search(
         words["OTEL_TORCH_MODULES"], "blocks.1.attn.to_v"
@@ -429,10 +430,10 @@ def test_a_page_tells_of_the_divergence(page):
     found = page(report)
     text = " ".join(" ".join(found.texts).split())
     for said in (
-        "The port first goes wrong in front of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out",
-        "640,000 times its floor", "This judgement is weaker", "Error by depth", "Module × step", "Modules",
+        "First divergence: the input in of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out",
+        "640,000 times its floor", "This verdict is weaker", "Error by depth", "Module × step", "Modules",
         "Statistics of the finding", "Findings",
-        "Harmless differences: 15", "Only in the reference: 40", "Not told apart: 7", "Warnings: 31", "warning 29",
+        "Harmless differences: 15", "Only in the reference: 40", "Ambiguous: 7", "Warnings: 31", "warning 29",
     ):  # fmt: skip
         assert said in text
 
@@ -479,8 +480,8 @@ def test_errors_of_zero_and_errors_without_end_have_a_place_on_a_log_scale(page)
     made = plots(page(report))
     values = points(made["curve"])
     assert all(math.isfinite(one["error"]) and one["error"] > 0 for one in values)
-    assert "error not finite" in values[-1]["text"]
-    assert "not finite" in {one["heat"] for one in points(made["heat"])}
+    assert "error NaN/Inf" in values[-1]["text"]
+    assert "NaN or Inf" in {one["heat"] for one in points(made["heat"])}
 
 
 def test_the_statistics_stand_side_by_side(page):
@@ -490,7 +491,7 @@ def test_the_statistics_stand_side_by_side(page):
 
 
 def test_a_match_and_an_incomparable_pair_have_pages_too(page):
-    assert "The port computes what the reference computes." in " ".join(page(match()).texts)
+    assert "The port matches the reference." in " ".join(page(match()).texts)
     found = page(Report("incomparable", reason="another model"))
     assert "another model" in " ".join(found.texts)
     assert plots(found) == {} and len(found.scripts) == 1
@@ -539,7 +540,7 @@ def test_a_page_loads_nothing_and_runs_its_own_scripts_only(page):
 def test_the_largest_tree_shows_the_way_to_the_finding(page):
     found = page(diverged(layers=900))
     text = " ".join(" ".join(found.texts).split())
-    assert "those beside the way to a finding are counted only" in text
+    assert "branches without a finding are folded" in text
     assert "✗ o_proj = blocks.1.attn.to_out input introduced 0.64" in text
     assert "↓ 899 and 9 modules in it" in text
 
@@ -554,12 +555,12 @@ def test_a_hundred_thousand_pairs_make_a_page_that_opens(page, tmp_path):
     report = diverged(layers=220, steps=51)
     assert len(report.compared) > 100_000
     made = plots(page(report))
-    assert len(points(made["curve"])) <= POINTS
+    assert len(points(made["curve"])) <= MAX_POINTS
     assert [one["depth"] for one in points(made["curve"]) if one["state"] == "introduced"] == [14]
-    assert len({one["module"] for one in points(made["heat"])}) <= ROWS
-    assert len({one["step"] for one in points(made["heat"])}) <= COLUMNS
+    assert len({one["module"] for one in points(made["heat"])}) <= MAX_ROWS
+    assert len({one["step"] for one in points(made["heat"])}) <= MAX_COLUMNS
     assert (tmp_path / "new" / "report.html").stat().st_size < 4_000_000
-    assert len(render_text(report, color=False).splitlines()) <= SCREEN
+    assert len(render_text(report, color=False).splitlines()) <= SCREEN_LINES
 
 
 def test_without_the_plotting_library_one_line_says_what_to_install(tmp_path, monkeypatch):

@@ -113,14 +113,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     # Print first: the result is visible even if writing a file fails.
     if arguments.json != "-":
-        from otel_torch.parity.report import render_text
+        from otel_torch.parity.report.text import render_text
 
         _print(render_text(report, color=supports_color(sys.stdout), show_all=arguments.all))
         if arguments.tensors and report.first is not None:
             _print("\n".join(break_down_finding(report.first, *arguments.tensors).lines()))
     _write_json(arguments, report)
     if arguments.html:
-        from otel_torch.parity.html import write_html
+        from otel_torch.parity.report.html import write_html
 
         write_html(report, Path(arguments.html))
     if report.verdict == "incomparable":

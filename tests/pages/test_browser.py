@@ -124,7 +124,7 @@ def test_a_narrow_window_has_no_plot_wider_than_itself(page, recorded):
 def test_a_comparison_is_drawn(page, recorded):
     page.open(recorded.diff)
     silent(page, recorded.diff)
-    assert "The port first goes wrong in front of blocks.0.down" in page.text()
+    assert "First divergence: the input in[0] of blocks.0.down" in page.text()
     assert marks(page, "curve", "mark-symbol") > 20 and marks(page, "curve", "mark-area") == 1
     assert marks(page, "heat") > 50
 

@@ -1,0 +1,201 @@
+"""A comparison as one HTML page: finding, charts, module tree, statistics and full lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from otel_torch.parity.finding import Finding, Report, UncomparedTensor
+from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_by_step
+from otel_torch.parity.report.html_modules import module_tree
+from otel_torch.parity.report.html_statistics import statistics_around_finding
+from otel_torch.parity.report.next_steps import isolation_advice, next_step
+from otel_torch.parity.report.wording import (
+    STATE_MARKS,
+    WEAKER_VERDICT,
+    closest_to_floor,
+    count_summary,
+    error_sentence,
+    explanation_sentence,
+    format_error,
+    harmless_kind,
+    headline,
+    module_name,
+    place_of,
+    step_key_of,
+    step_name,
+)
+from otel_torch.rendering.page import code, document, escaped, html_table, sentence
+
+MAX_ENTRIES = 2000  # of a list
+_OPEN_ENTRIES = 20  # longer lists are folded
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write the report as one page of about 1 MB; missing folders are created.
+
+    Raises:
+        ModuleNotFoundError: Without vl-convert-python; the message is one line.
+        OSError: If the file cannot be written.
+    """
+    page = _page(report)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8", newline="\n")
+
+
+def _page(report: Report) -> str:
+    charts: dict[str, Chart] = {}
+    for id, chart in (("curve", error_by_depth(report)), ("heat", module_by_step(report))):
+        if chart is not None:
+            charts[id] = chart
+    body = [
+        *_summary(report),
+        *_path(report),
+        *(line for id, chart in charts.items() for line in chart.section(id)),
+        *module_tree(report),
+        *statistics_around_finding(report),
+        *_lists(report),
+    ]
+    plots = {id: chart.plot for id, chart in charts.items()}
+    return document(f"{report.verdict}: {report.reference} vs. {report.port}", body, plots)
+
+
+def _summary(report: Report) -> list[str]:
+    """Return the card with the verdict and the first finding."""
+    lines = [
+        '<header class="card">',
+        f'<p><span class="badge {report.verdict}">{report.verdict}</span> '
+        f'<span class="faint">{count_summary(report)}</span></p>',
+    ]
+    if report.first is not None:
+        lines += _first_finding(report, report.first)
+    elif report.verdict == "match":
+        lines.append(
+            f"<h1>The port matches the reference.</h1><p>{sentence(closest_to_floor(report))}</p>"
+        )
+    else:
+        lines.append(
+            f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>"
+        )
+    if report.weaker:
+        lines.append(f'<p class="warning">{escaped(WEAKER_VERDICT)}</p>')
+    lines.append(
+        f'<p class="faint">reference {code(report.reference)} · port {code(report.port)}</p>'
+        "</header>"
+    )
+    return lines
+
+
+def _first_finding(report: Report, first: Finding) -> list[str]:
+    advice, environments = next_step(first, report.chain)
+    lines = [
+        f"<h1>{sentence(headline(first))}</h1>",
+        _location_table(first),
+        f"<p>{escaped(error_sentence(first))} {escaped(explanation_sentence(first))}</p>",
+        f"<p>{escaped(advice)}</p>",
+    ]
+    for program, variables in environments:
+        lines.append(f'<p class="faint">{program}</p><pre>{escaped(variables)}</pre>')
+    if isolation := isolation_advice(report):
+        lines.append(f"<p>{escaped(isolation)}</p>")
+    return lines
+
+
+def _location_table(finding: Finding) -> str:
+    """Return where a finding is in both programs."""
+    header = ["", "model", "module", "tensor", "side", "loop", "step", "call"]
+    reference = [
+        "reference",
+        escaped(finding.model or "–"),
+        code(module_name(finding.module)),
+        code(finding.tensor or "–"),
+        *map(_cell, (finding.side, finding.loop, finding.step, finding.call)),
+    ]
+    port = [
+        "port",
+        escaped(finding.port_model or "–"),
+        code(module_name(finding.port_module)),
+        code(finding.port_tensor or "–"),
+        *map(_cell, (finding.port_side, finding.port_loop, finding.port_step, finding.port_call)),
+    ]
+    return html_table(header, [reference, port])
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
+def _path(report: Report) -> list[str]:
+    """Return the pairs on the path from the inputs to the first finding."""
+    if not report.chain:
+        return []
+    rows = []
+    for pair in report.chain[-MAX_ENTRIES:]:
+        names = [module_name(pair.module), pair.tensor]
+        port_names = [module_name(pair.port_module), pair.port_tensor]
+        rows.append(
+            [
+                f'<span class="{pair.state}">{STATE_MARKS[pair.state]} {pair.state}</span>',
+                *map(code, names + port_names),
+                format_error(pair.error),
+                format_error(pair.floor),
+            ]
+        )
+    header = ["", "reference", "tensor", "port", "tensor", "error", "floor"]
+    return [
+        "<h2>From the inputs to the finding</h2>",
+        f"<details{_open(rows)}><summary>{len(rows):,} pairs</summary>",
+        f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
+    ]
+
+
+def _lists(report: Report) -> list[str]:
+    """Return every finding, everything that was not compared, and the warnings."""
+    unpaired = report.unpaired
+    lists: list[tuple[str, list[str]]] = [
+        (
+            "Findings, each with its own cause",
+            [_finding_entry(finding) for finding in report.introduced],
+        ),
+        (
+            "Harmless differences",
+            [f"{harmless_kind(finding)}: {_finding_entry(finding)}" for finding in report.harmless],
+        ),
+        (
+            "Only in the reference",
+            [_tensor_entry(tensor) for tensor in unpaired.get("reference", [])],
+        ),
+        ("Only in the port", [_tensor_entry(tensor) for tensor in unpaired.get("port", [])]),
+        ("Ambiguous", [_tensor_entry(tensor) for tensor in report.ambiguous]),
+        ("Warnings", [escaped(warning) for warning in report.warnings]),
+    ]
+    return [line for title, entries in lists if entries for line in _list(title, entries)]
+
+
+def _list(title: str, entries: Sequence[str]) -> Iterator[str]:
+    yield f"<h2>{title}: {len(entries):,}</h2><details{_open(entries)}><summary>all</summary><ul>"
+    yield from (f"<li>{entry}</li>" for entry in entries[:MAX_ENTRIES])
+    if len(entries) > MAX_ENTRIES:
+        yield f"<li>and {len(entries) - MAX_ENTRIES:,} more; <code>--json</code> lists all</li>"
+    yield "</ul></details>"
+
+
+def _open(entries: Sequence[object]) -> str:
+    return " open" if len(entries) <= _OPEN_ENTRIES else ""
+
+
+def _finding_entry(finding: Finding) -> str:
+    tensor = finding.tensor if finding.module is not None else finding.port_tensor
+    port = "nothing" if finding.port_module is None else module_name(finding.port_module)
+    error = ""
+    if finding.error is not None:
+        error = f", error {format_error(finding.error)}, floor {format_error(finding.floor)}"
+    return (
+        f"{code(place_of(finding))} {code(tensor or '–')}, {finding.kind}, "
+        f"{step_name(step_key_of(finding))}{error}; in the port {code(port)}. "
+        f"{escaped(finding.explanation)}"
+    )
+
+
+def _tensor_entry(tensor: UncomparedTensor) -> str:
+    return f"{escaped(tensor.model)} {code(module_name(tensor.module))} {code(tensor.tensor)}"

@@ -1,0 +1,98 @@
+"""A comparison as text that fits one terminal screen: what went wrong, where, what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from otel_torch.parity.finding import Report
+from otel_torch.parity.report.screen import Screen
+from otel_torch.parity.report.text_coverage import coverage_block
+from otel_torch.parity.report.text_curves import curves_block
+from otel_torch.parity.report.text_finding import (
+    finding_block,
+    further_findings_block,
+    next_step_block,
+    path_block,
+)
+from otel_torch.parity.report.wording import (
+    WEAKER_VERDICT,
+    closest_to_floor,
+    count_summary,
+    plural,
+)
+
+SCREEN_LINES = 40  # lines of a terminal that a report may fill
+_MIN_WIDTH = 60
+_MOST_ENTRIES = 10  # of each list
+
+_VERDICT_STYLES = {"match": "bold", "diverged": "red", "incomparable": "yellow"}
+
+
+def render_text(report: Report, *, color: bool, show_all: bool = False, width: int = 100) -> str:
+    """Return the report as text without a final line end.
+
+    Args:
+        report: The comparison.
+        color: Whether to use escape codes for colors.
+        show_all: Whether to show full lists and names; otherwise lists are shortened until the
+            report has at most `SCREEN_LINES` lines.
+        width: Columns for texts and names; commands to copy are never cut.
+    """
+    screen = Screen(color, max(width, _MIN_WIDTH), None if show_all else _MOST_ENTRIES)
+    curves = curves_block(report, screen) if report.verdict == "diverged" else []
+    lines = _lines(report, screen, curves)
+    while len(lines) > SCREEN_LINES and screen.list_limit:
+        screen = replace(screen, list_limit=screen.list_limit - 1)
+        if screen.list_limit == 0:  # even empty lists are too long: drop the curves
+            curves = []
+        lines = _lines(report, screen, curves)
+    return "\n".join(lines)
+
+
+def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
+    """Return the whole report, with an empty line between its blocks."""
+    if report.verdict == "diverged":
+        blocks = [
+            finding_block(report, screen),
+            next_step_block(report, screen),
+            path_block(report, screen),
+            further_findings_block(report, screen),
+            curves,
+        ]
+    elif report.verdict == "match":
+        blocks = [_match_block(report, screen)]
+    else:
+        blocks = [_incomparable_block(report, screen)]
+    blocks += [coverage_block(report, screen), _verdict_line(report, screen)]
+
+    separated = [line for block in blocks if block for line in ("", *block)]
+    return _heading(report, screen) + separated[1:]
+
+
+def _heading(report: Report, screen: Screen) -> list[str]:
+    if not report.reference and not report.port:
+        return []
+    text = f"reference {report.reference}, port {report.port}"
+    return screen.wrap(text, "dim", max_lines=2)
+
+
+def _match_block(report: Report, screen: Screen) -> list[str]:
+    text = f"✓ The port matches the reference: {plural(report.pairs, 'tensor pair')} within floor."
+    lines = [
+        *screen.wrap(text, "bold", hanging_indent="  "),
+        *screen.wrap(closest_to_floor(report), indent="  "),
+    ]
+    if report.weaker:
+        lines += screen.wrap(f"! {WEAKER_VERDICT}", "yellow", hanging_indent="  ")
+    return lines
+
+
+def _incomparable_block(report: Report, screen: Screen) -> list[str]:
+    text = f"These recordings cannot be compared: {report.reason or 'the reason is unknown'}"
+    return screen.wrap(text, "yellow", hanging_indent="  ")
+
+
+def _verdict_line(report: Report, screen: Screen) -> list[str]:
+    """Return the last line, which stays visible above the prompt."""
+    verdict = screen.paint(report.verdict, _VERDICT_STYLES[report.verdict])
+    return [f"{verdict}: {count_summary(report)}"]

@@ -1,0 +1,237 @@
+"""The sentences about a comparison that all reports share.
+
+Names come from recordings and can hold anything: each passes through `escape`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
+from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
+from otel_torch.rendering.table import escape
+
+STATE_MARKS: dict[State, str] = {
+    "right": "✓",
+    "layout": "↔",
+    "dtype": "≈",
+    "healed": "~",
+    "inherited": "↓",
+    "introduced": "✗",
+}
+WEAKER_VERDICT = (
+    "This verdict is weaker: without sketches only statistics were compared, and those miss "
+    "reordered values. Record both sides with OTEL_TORCH_CAPTURE=parity."
+)
+
+_PLACES: dict[Side, str] = {
+    "input": "input of {module}",
+    "output": "output of {module}",
+    "parameter": "weights of {module}",
+}
+# What is wrong with the tensor, and what that means for the search.
+_HEADLINES: dict[Side, tuple[str, str]] = {
+    "input": (
+        "the input `{tensor}` of {module} {defect}",
+        "Everything recorded before it matches.",
+    ),
+    "output": (
+        "the output `{tensor}` of {module} {defect}",
+        "Everything that enters the module matches.",
+    ),
+    "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
+}
+_DEFECTS: dict[Kind, str] = {
+    "value": "has different values",
+    "layout": "has its values in a different order",
+    "nonfinite": "has NaN or Inf values on one side only",
+    "shape": "has a different shape",
+    "dtype": "has a different dtype",
+    "weights": "has different values, because the weights differ",
+    "missing": "exists on one side only",
+}
+
+
+def headline(finding: Finding) -> str:
+    """Return where the port first diverges and how, in the reference's names if it has any.
+
+    >>> finding = Finding("M", "up", "out", 0, 2, 0, "forward", "P", "to", "out", 0, 2, 0, None,
+    ...                   "output", "output", "value", 0.5, 1e-6, "")
+    >>> print(headline(finding).replace(". ", ".\\n"))
+    First divergence: the output `out` of up has different values (step 2, call 0).
+    Everything that enters the module matches.
+    """
+    in_reference = finding.module is not None
+    module = finding.module if in_reference else finding.port_module
+    tensor = finding.tensor if in_reference else finding.port_tensor
+    side = finding.side if in_reference else finding.port_side
+    if finding.kind == "missing":
+        owner, lacking = ("reference", "port") if in_reference else ("port", "reference")
+        template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
+    else:
+        template, context = _HEADLINES[side or "output"]
+    fields = {
+        "module": module_name(module),
+        "tensor": escape(tensor or "the tensor"),
+        "defect": _DEFECTS[finding.kind],
+    }
+    when = "" if side == "parameter" else moment_of(finding)
+    suffix = f" ({when})" if when else ""
+    return f"First divergence: {_fill(template, fields)}{suffix}. {context}".rstrip()
+
+
+def error_sentence(finding: Finding) -> str:
+    """Return how large the error of a finding is; empty if it has none."""
+    if finding.error is None:
+        return ""
+    if not math.isfinite(finding.error):
+        return "The error is NaN or Inf."
+    if finding.floor is None:
+        return f"The relative L2 error is {format_error(finding.error)}."
+    return (
+        f"The relative L2 error is {format_error(finding.error)}, "
+        f"{times_floor(finding.error, finding.floor)} its floor of {format_error(finding.floor)}."
+    )
+
+
+def explanation_sentence(finding: Finding) -> str:
+    """Return the explanation after "Why:", which lets it begin with a name in lower case."""
+    return f"Why: {finding.explanation}" if finding.explanation else ""
+
+
+def closest_to_floor(report: Report) -> str:
+    """Return which pair of a match came closest to its floor; empty if no pair was kept."""
+    closest = worst_pair(pair for pair in report.compared if pair.state == "right")
+    if closest is None:
+        return ""
+    if not excess(closest):
+        return "All pairs are identical."
+    return (
+        f"Closest to its floor: {module_name(closest.module)} `{escape(closest.tensor)}` at "
+        f"{step_name((closest.loop, closest.step))}, error {format_error(closest.error)}, "
+        f"floor {format_error(closest.floor)}."
+    )
+
+
+def count_summary(report: Report) -> str:
+    """Return how many pairs, findings and gaps a report has, on one line."""
+    parts = [f"{plural(report.pairs, 'pair')} compared"]
+    if report.introduced:
+        parts.append(plural(len(report.introduced), "finding"))
+    if report.harmless:
+        parts.append(plural(len(report.harmless), "harmless difference"))
+    uncompared = sum(map(len, report.unpaired.values())) + len(report.ambiguous)
+    if uncompared:
+        parts.append(f"{plural(uncompared, 'module')} not compared")
+    return ", ".join(parts)
+
+
+def place_of(finding: Finding) -> str:
+    """Return the module of a finding and which side of it, such as "input of blocks.0"."""
+    in_reference = finding.module is not None
+    module = finding.module if in_reference else finding.port_module
+    side = finding.side if in_reference else finding.port_side
+    return _fill(_PLACES[side or "output"], {"module": module_name(module)})
+
+
+def step_key_of(finding: Finding) -> StepKey:
+    """Return loop and step of a finding, the reference's if it has the place."""
+    if finding.module is not None:
+        return finding.loop, finding.step
+    return finding.port_loop, finding.port_step
+
+
+def moment_of(finding: Finding) -> str:
+    """Return loop, step and call of a finding as words; loop 0 is left out."""
+    loop, step = step_key_of(finding)
+    call = finding.call if finding.module is not None else finding.port_call
+    parts = [f"loop {loop}"] if loop else []
+    parts += [
+        f"{word} {value}" for word, value in (("step", step), ("call", call)) if value is not None
+    ]
+    return ", ".join(parts)
+
+
+def harmless_kind(finding: Finding) -> str:
+    """Return why a difference is harmless: `dtype`, `layout`, or `healed`."""
+    return finding.kind if finding.kind in ("dtype", "layout") else "healed"
+
+
+def module_names(tensors: Iterable[UncomparedTensor]) -> list[str]:
+    """Return the name of each module once."""
+    return list(dict.fromkeys(module_name(tensor.module) for tensor in tensors))
+
+
+def module_name(module: str | None) -> str:
+    """Return the name of a module for display.
+
+    >>> module_name(""), module_name(None), module_name("a.b")
+    ('(root)', '–', 'a.b')
+    """
+    return "–" if module is None else escape(module) or "(root)"
+
+
+def step_name(key: StepKey) -> str:
+    """Return loop and step as words.
+
+    >>> step_name((0, 3)), step_name((1, 3)), step_name((0, None))
+    ('step 3', 'step 3 of loop 1', 'no step')
+    """
+    loop, step = key
+    name = "no step" if step is None else f"step {step}"
+    return f"{name} of loop {loop}" if loop else name
+
+
+def format_error(value: float | None) -> str:
+    """Return an error or a floor with two digits.
+
+    >>> format_error(None), format_error(0.0), format_error(1.23e-7), format_error(float("inf"))
+    ('–', '0', '1.2e-07', 'NaN/Inf')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.2g}" if math.isfinite(value) else "NaN/Inf"
+
+
+def times_floor(error: float, floor: float) -> str:
+    """Return how many times the floor an error is.
+
+    >>> times_floor(1.0, 0.5), times_floor(1.0, 1e-5), times_floor(1.0, 1e-9), times_floor(1.0, 0.0)
+    ('2.0 times', '100,000 times', '1e+09 times', 'above')
+    """
+    ratio = error_over_floor(error, floor)
+    if not math.isfinite(ratio):
+        return "above"
+    if ratio < 10:
+        return f"{ratio:.1f} times"
+    if ratio < 1e7:
+        return f"{float(f'{ratio:.2g}'):,.0f} times"
+    return f"{ratio:.0e} times"
+
+
+def tally(words: Iterable[str]) -> str:
+    """Return how often each word occurs.
+
+    >>> tally(["healed", "dtype", "healed"])
+    '2 healed, 1 dtype'
+    """
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+
+def plural(count: int, word: str) -> str:
+    """Return the count with its noun.
+
+    >>> plural(1, "pair"), plural(2000, "pair")
+    ('1 pair', '2,000 pairs')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _fill(template: str, fields: dict[str, str]) -> str:
+    """Fill a template in one pass, so that braces in a name stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda match: fields.get(match[1], match[0]), template)
