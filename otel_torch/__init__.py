@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from otel_torch.capture.interleave import Interleaver as Interleaver
     from otel_torch.capture.interleave import interleave as interleave
     from otel_torch.capture.lockstep import lockstep as lockstep
-    from otel_torch.capture.offload import LayerwiseOffloadHook as LayerwiseOffloadHook
-    from otel_torch.capture.offload import LayerwiseOffloadState as LayerwiseOffloadState
     from otel_torch.capture.offload import enable_layerwise_offload as enable_layerwise_offload
-    from otel_torch.capture.structure import rmap_tensor as rmap_tensor
-    from otel_torch.capture.track import Event as Event
-    from otel_torch.capture.track import Stash as Stash
-    from otel_torch.capture.track import StashFn as StashFn
-    from otel_torch.capture.track import StashValueFn as StashValueFn
+    from otel_torch.capture.offloaded_layer import LayerwiseOffloadHook as LayerwiseOffloadHook
+    from otel_torch.capture.offloaded_layer import LayerwiseOffloadState as LayerwiseOffloadState
+    from otel_torch.capture.stash import Event as Event
+    from otel_torch.capture.stash import Stash as Stash
+    from otel_torch.capture.stash import StashFn as StashFn
+    from otel_torch.capture.stash import StashValueFn as StashValueFn
+    from otel_torch.capture.stash import default_stash as default_stash
+    from otel_torch.capture.stash import default_stash_value as default_stash_value
+    from otel_torch.capture.stash import get_stash_fn as get_stash_fn
+    from otel_torch.capture.tensor_structure import rmap_tensor as rmap_tensor
     from otel_torch.capture.track import Tracker as Tracker
-    from otel_torch.capture.track import default_stash as default_stash
-    from otel_torch.capture.track import default_stash_value as default_stash_value
-    from otel_torch.capture.track import get_stash_fn as get_stash_fn
     from otel_torch.capture.track import to_frame as to_frame
     from otel_torch.capture.track import track as track
     from otel_torch.instrumentor import OtelTorchInstrumentor as OtelTorchInstrumentor
@@ -94,25 +94,20 @@ _HOMES = {
     "capture.cache_dict": ("CacheDict",),
     "capture.interleave": ("interleave", "Interleaver"),
     "capture.lockstep": ("lockstep",),
-    "capture.offload": (
-        "enable_layerwise_offload",
-        "LayerwiseOffloadHook",
-        "LayerwiseOffloadState",
-    ),
+    "capture.offload": ("enable_layerwise_offload",),
+    "capture.offloaded_layer": ("LayerwiseOffloadHook", "LayerwiseOffloadState"),
     "scanning.scan": ("scan",),
-    "capture.structure": ("rmap_tensor",),
-    "capture.track": (
+    "capture.stash": (
         "Event",
         "Stash",
         "StashFn",
         "StashValueFn",
-        "Tracker",
         "default_stash",
         "default_stash_value",
         "get_stash_fn",
-        "to_frame",
-        "track",
     ),
+    "capture.tensor_structure": ("rmap_tensor",),
+    "capture.track": ("Tracker", "to_frame", "track"),
     "parity.diff": ("diff",),
     "recording.reader": ("read_recording",),
 }

@@ -113,15 +113,15 @@ def test_what_is_not_there_is_said() -> None:
         cache.hea  # noqa: B018
     with pytest.raises(KeyError, match=r"model\.h has no module '7'; it has 0, 1, 2"):
         cache.h["7"]
-    with pytest.raises(IndexError, match=r"model\.h has 3 entries, not one at 9"):
+    with pytest.raises(IndexError, match=r"model\.h has 3 entries, none at index 9"):
         cache.h[9]
-    with pytest.raises(TypeError, match=r"model\.h\.1 is no list of modules"):
+    with pytest.raises(TypeError, match=r"model\.h\.1 is not a list of modules"):
         cache.h[1][0]
     with pytest.raises(
-        AttributeError, match=r"no call of model\.h\.0 was kept, so it has no input"
+        AttributeError, match=r"no call of model\.h\.0 is cached, so it has no input"
     ):
         cache.h[0].input  # noqa: B018
-    assert repr(CacheDict()) == "model: nothing was kept"
+    assert repr(CacheDict()) == "model: nothing is cached"
 
 
 def test_modules_are_chosen_by_object_name_and_pattern() -> None:
@@ -131,13 +131,13 @@ def test_modules_are_chosen_by_object_name_and_pattern() -> None:
     for wrong, meant in (
         ("model.haed", "did you mean 'head'"),
         ("h.1.atn", "did you mean 'h.1.attn'"),
-        ("zzz", "there are 16"),
+        ("zzz", "it has 16 modules"),
     ):
         with pytest.raises(ValueError, match=meant):
             Cache(wrong).attach(model)
     with pytest.raises(ValueError, match="no module of Net matches 'moe'"):
         Cache(re.compile("moe")).attach(model)
-    with pytest.raises(ValueError, match="Linear is no module of Net"):
+    with pytest.raises(ValueError, match="Linear is not in Net"):
         Cache(nn.Linear(1, 1)).attach(model)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -175,7 +175,9 @@ def test_inputs_are_kept_with_their_names() -> None:
     with pytest.raises(ValueError, match="would stay empty"):
         Cache(include_output=False)
     with (
-        pytest.raises(RuntimeError, match=r"on no model: write `with Cache\(…\)\.attach\(model\)"),
+        pytest.raises(
+            RuntimeError, match=r"not attached to a model; write `with Cache\(…\)\.attach\(model\)"
+        ),
         Cache(),
     ):
         pass
@@ -293,7 +295,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     cache.h[1].save(path)
     assert list(CacheDict.load(path)) == list(cache.h[1])
     (tmp_path / "other").write_text("no cache")
-    with pytest.raises(ValueError, match=r"other: no saved cache \("):
+    with pytest.raises(ValueError, match=r"other: not a saved cache \("):
         CacheDict.load(tmp_path / "other")
 
 
@@ -303,7 +305,7 @@ def test_a_budget_stops_with_a_clear_error_or_goes_to_disk(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, whole = make(), kept(make(), include_inputs=True)
     with pytest.raises(
-        CacheFull, match=r"another \d+ would pass max_bytes=300; choose fewer modules"
+        CacheFull, match=r"another \d+ would exceed max_bytes=300; choose fewer modules"
     ):
         kept(model, max_bytes=300)
     assert not any(module._forward_hooks for module in model.modules())

@@ -30,7 +30,7 @@ from otel_torch import (
     track,
 )
 from otel_torch.capture.cache import CacheFull
-from otel_torch.capture.interleaved_run import InterleaveError
+from otel_torch.capture.interleave_error import InterleaveError
 from otel_torch.sources import compiled
 
 pytestmark = pytest.mark.scoreboard  # a thousand of each take long

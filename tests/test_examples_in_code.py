@@ -79,10 +79,8 @@ def test_patching_finds_the_only_layer_that_can_move_anything(tmp_path: Path) ->
 def test_both_bugs_of_a_port_are_named(tmp_path: Path) -> None:
     said = run(tmp_path, "debug_a_port.py")
     stopped, healed, mended = re.split(r"and all of them.*\n|with both mended:\n", said)
-    position = (
-        "positions (transformer.wpe of the reference), in[0], call 0: made in front of this module"
-    )
-    attention = "layers.1.proj (transformer.h.1.attn.c_proj of the reference), in[0], call 0: made in front of this module"
+    position = "positions (transformer.wpe of the reference), in[0], call 0: computed by code before this module"
+    attention = "layers.1.proj (transformer.h.1.attn.c_proj of the reference), in[0], call 0: computed by code before this module"
     assert position in stopped and attention not in stopped
     assert "reference [0, 1, 2, 3]" in stopped and "port      [1, 2, 3, 4]" in stopped
     first, second, count = healed.strip().splitlines()

@@ -12,9 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import otel_torch
 from otel_torch import lockstep
-from otel_torch.capture.interleave import Interleaver
-from otel_torch.capture.interleaved_run import Run
-from otel_torch.capture.lockstep import Lockstep, _Meeting, _Together
+from otel_torch.capture.interleaved_model import InterleavedModel
+from otel_torch.capture.interleaved_run import InterleavedRun
+from otel_torch.capture.lockstep import Lockstep, _LockstepComparison
+from otel_torch.capture.lockstep_events import PairedEvent, TensorLocation
 from otel_torch.parity.tolerance import Tolerance
 from tests.support import recording
 
@@ -149,7 +150,7 @@ def test_it_stops_at_the_first_fault_with_both_tensors_in_hand() -> None:
     reference(X)
     assert torch.allclose(fault.reference, seen[0], atol=1e-5)
     assert (
-        "layers.1.out (blocks.1.attn.o of the reference), in[0], call 0: made in front of this module"
+        "layers.1.out (blocks.1.attn.o of the reference), in[0], call 0: computed by code before this module"
         in str(fault)
     )
 
@@ -199,7 +200,7 @@ def test_a_fault_in_a_fused_projection_names_what_was_compared_with_nothing() ->
         "input",
         ["blocks.1.attn.qkv"],
     )
-    assert str(fused).endswith("; compared with nothing on the way: blocks.1.attn.qkv")
+    assert str(fused).endswith("; not compared since the last match: blocks.1.attn.qkv")
     assert (plain.module, plain.kind, plain.unmet) == ("blocks.2.up", "output", [])
 
 
@@ -214,12 +215,12 @@ def test_a_tensor_of_the_reference_that_belongs_to_places_far_apart() -> None:
     port = nn.Sequential(*[nn.Identity() for _ in range(12)])
     # what the reference's first module returns stands in the port's first place and in its last
     places = [("0" if at in (0, 11) else str(at)) for at in range(12)]
-    meetings = [
-        _Meeting(str(at), "output", 0, {"out": (place, "output", 0, "out")}, [])
+    events = [
+        PairedEvent(str(at), "output", 0, {"out": TensorLocation(place, "output", 0, "out")}, [])
         for at, place in enumerate(places)
     ]
-    runs = [Run(Interleaver(model), model, (X,), {}) for model in (reference, port)]
-    found = _Together(Tolerance(), True, Lockstep()).run(*runs, meetings)
+    runs = [InterleavedRun(InterleavedModel(model), model, (X,), {}) for model in (reference, port)]
+    found = _LockstepComparison(Tolerance(), True, Lockstep()).run(*runs, events)
     assert found.faults == [] and found.compared == 12
 
 

@@ -174,7 +174,8 @@ def test_include_and_exclude_choose_by_name(capfd: pytest.CaptureFixture[str]) -
     assert [stash.name for stash in tracker] == ["1.linear"]
     track(model, include="attention")
     assert (
-        "no module of Sequential is tracked (8 modules, for example '0')" in capfd.readouterr().err
+        "track: no module of Sequential matches (8 modules, for example '0')"
+        in capfd.readouterr().err
     )
 
 
@@ -301,7 +302,7 @@ def test_a_frame_of_several_statistics() -> None:
     ]
     assert several["abs_mean"][0] == pytest.approx(tracker[0].value.abs().mean().item())
     assert list(tracker.to_frame({"largest": "max"}).columns[3:]) == ["largest"]
-    with pytest.raises(ValueError, match="'avg' is no statistic; there are abs_mean"):
+    with pytest.raises(ValueError, match="'avg' is not a statistic; use abs_mean"):
         tracker.to_frame("avg")
     whole = Tracker()
     assert list(whole.to_frame().columns) == ["name", "type", "grad", "std"]

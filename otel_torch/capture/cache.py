@@ -1,14 +1,12 @@
-"""Keeps what chosen modules take and return, found again by the model's own tree: nnsight's
-`Cache`.
+"""Cache what modules take and return, and look it up by the model's own tree, as nnsight's `Cache`
+does.
 
-There a name that does not exist gives an empty cache, what a later operation changes in place is
-changed in the cache too, a dataclass keeps its graph alive, and a cast turns token ids into floats.
+In nnsight an unknown name gives an empty cache, later in-place operations change what is cached, a
+dataclass keeps its graph alive, and a cast turns token ids into floats.
 """
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,48 +16,55 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from otel_torch.capture import cache_dict
 from otel_torch.capture.cache_dict import CacheDict
-from otel_torch.capture.names import without_root
-from otel_torch.capture.spill import Spill
-from otel_torch.capture.structure import flat_value, replace_leaves
+from otel_torch.capture.cache_entry import CacheEntry
+from otel_torch.capture.disk_spill import DiskSpill
+from otel_torch.capture.hook_names import unique_hook_name
+from otel_torch.capture.module_choice import ModuleChoice, choose_modules
+from otel_torch.capture.module_paths import without_root
+from otel_torch.capture.tensor_structure import join_tensors, replace_leaves
 from otel_torch.gc_pause import uncollected
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.module_names import named_modules
 
-Modules = nn.Module | str | re.Pattern[str]
 _CPU = torch.device("cpu")
+_PROVIDER = re.compile(r"(.*?)\.?(output|input|inputs)(\.i\d+)?")
 
 
 class CacheFull(RuntimeError):
-    """A cache would take more than its `max_bytes`."""
+    """A cache would exceed its `max_bytes`."""
 
 
 class Cache:
-    """Keeps the outputs, and if asked the inputs, of modules, from `attach` until `detach`.
-
-    modules: which, as modules of the model, their names (with or without the leading `model.`), or
-    compiled patterns (`re.search` on the name); None for all. device: where copies are kept, None
-    for where the tensor is. dtype: what floating tensors are cast to. detach: without their graph.
-    rename: {"h": "layers"} for a component wherever it stands, {"h.0": "first"} for one module;
-    both names work afterwards. alias: {"first": "h.0"}, the other way round. max_bytes: what the
-    copies may take; beyond it `overflow` decides: "error" raises CacheFull in the forward, "disk"
-    keeps the rest in a temporary folder, and reads it when asked (needs safetensors).
+    """Cache the outputs and optionally the inputs of modules, from `attach` until `detach`.
 
         with Cache(["h.0", model.head], include_inputs=True).attach(model) as cache:
             model(tokens)
         cache.model.h[0].output, cache["h.0"].input
 
-    A tensor is copied when it is seen, so that no later operation changes it. Every container is
-    kept as it is.
+    Tensors are copied when the module is called, so later operations do not change them.
+    Containers keep their types.
+
+    Args:
+        modules: Modules of the model, their names (with or without the leading `model.`), or
+            compiled patterns for `re.search` on the names; None for all.
+        device: The device of the copies; None for each tensor's own.
+        dtype: The dtype of the copies of floating-point tensors; None for each tensor's own.
+        detach: Whether the copies are detached from the graph.
+        rename: `{"h": "layers"}` renames every component `h`, `{"h.0": "first"}` one module; the
+            old names remain valid.
+        alias: `{"first": "h.0"}`, the inverse of `rename`.
+        max_bytes: Memory limit for all copies. Beyond it, `overflow="error"` raises CacheFull in
+            the forward; `overflow="disk"` writes further copies to a temporary folder and reads
+            them on access (needs safetensors).
     """
 
-    Entry = cache_dict.Entry
+    Entry = CacheEntry
 
     def __init__(
         self,
-        modules: Iterable[Modules] | Modules | None = None,
+        modules: Iterable[ModuleChoice] | ModuleChoice | None = None,
         device: torch.device | str | None = _CPU,
         dtype: torch.dtype | None = None,
         detach: bool = True,
@@ -72,9 +77,12 @@ class Cache:
         overflow: str = "error",
     ) -> None:
         if overflow not in ("error", "disk"):
-            raise ValueError(f"overflow={overflow!r}: 'error' or 'disk'")
+            raise ValueError(f"overflow={overflow!r}: use 'error' or 'disk'")
         if not (include_output or include_inputs):
-            raise ValueError("a cache of neither outputs nor inputs would stay empty")
+            raise ValueError(
+                "a cache without outputs and inputs would stay empty; "
+                "set include_output or include_inputs"
+            )
         if isinstance(modules, (nn.Module, str, re.Pattern)):
             modules = [modules]
         self.modules = None if modules is None else list(modules)
@@ -84,29 +92,26 @@ class Cache:
         self.max_bytes = max_bytes
         self.bytes = 0
         self.cache = CacheDict(rename=rename, alias=alias)
-        self._spill = Spill() if overflow == "disk" else None
-        self._hooks: list[_CacheHook] = []
-        self._unguard: Callable[[], None] = lambda: None
+        self._spill = DiskSpill() if overflow == "disk" else None
+        self._hooks: list[_OutputHook] = []
+        self._stop_guarding: Callable[[], None] = lambda: None
 
     # -- attaching
     # ----------------------------------------------------------------------------------------------
 
     @uncollected()
     def attach(self, model: nn.Module) -> Cache:
-        """Keep what passes `model` from now on; use the result in a `with`, or call `detach`.
+        """Start caching calls of `model`. Use the result in a `with`, or call `detach`.
 
-        Raises ValueError for a name or pattern that matches no module, with what may have been
-        meant, and for a module that is not in the model.
+        Raises ValueError for a module, name or pattern that the model does not have.
         """
         named = named_modules(model)
-        self.cache.learn(name for name, _ in named)
-        chosen = self._choose(model, named)
+        self.cache.add_names(name for name, _ in named)
+        chosen = choose_modules(model, named, self.modules, self.cache.resolve)
         if not self._hooks:
-            self._unguard = compiled.guard_hooks()
-        kind = (
-            _CallHook if self.include_inputs else _CacheHook
-        )  # without a hook in front of forward where nobody needs it
-        hooks = [kind(self, module, name) for module, name in chosen.items()]
+            self._stop_guarding = compiled.guard_hooks()
+        hook_class = _CallHook if self.include_inputs else _OutputHook
+        hooks = [hook_class(self, module, name) for module, name in chosen.items()]
         for hook, number in zip(hooks, compiled.numbers(hooks, self), strict=True):
             hook.number = number
             ModuleHookManager.get_from_or_default(hook.module).append_forward_hook(hook)
@@ -114,20 +119,20 @@ class Cache:
         return self
 
     def detach(self) -> None:
-        """Remove every hook; what was kept stays."""
+        """Remove all hooks. What is cached remains."""
         for hook in self._hooks:
             remove_hook(hook.module, hook.name())
-        _calls.open = [
-            (hook, entry) for hook, entry in _calls.open if hook.cache is not self
-        ]  # what raised
+        # a call that raised is still on the stack
+        _calls.stack = [(hook, entry) for hook, entry in _calls.stack if hook.cache is not self]
         self._hooks.clear()
-        self._unguard()
-        self._unguard = lambda: None
+        self._stop_guarding()
+        self._stop_guarding = lambda: None
 
     def __enter__(self) -> CacheDict:
         if not self._hooks:
             raise RuntimeError(
-                "this cache is on no model: write `with Cache(…).attach(model) as cache:`"
+                "this cache is not attached to a model; "
+                "write `with Cache(…).attach(model) as cache:`"
             )
         return self.cache
 
@@ -139,200 +144,161 @@ class Cache:
     ) -> None:
         self.detach()
 
-    def _choose(self, model: nn.Module, named: list[tuple[str, nn.Module]]) -> dict[nn.Module, str]:
-        """The modules to hook, each with its first name."""
-        first = {module: name for name, module in reversed(named)}
-        if self.modules is None:
-            return dict(reversed(first.items()))
-        chosen: dict[nn.Module, str] = {}
-        for wanted in self.modules:
-            if isinstance(wanted, nn.Module):
-                if wanted not in first:
-                    raise ValueError(
-                        f"{type(wanted).__name__} is no module of {type(model).__name__}"
-                    )
-                chosen[wanted] = first[wanted]
-                continue
-            found = {
-                module: first[module] for name, module in named if self._is_meant(wanted, name)
-            }
-            if not found:
-                raise ValueError(_no_match(wanted, model, [name for name, _ in named]))
-            chosen |= found
-        return chosen
-
-    def _is_meant(self, wanted: str | re.Pattern[str], name: str) -> bool:
-        if isinstance(wanted, re.Pattern):
-            return bool(wanted.search(name))
-        return self.cache.resolve(wanted) == name
-
-    # -- keeping
+    # -- caching
     # ----------------------------------------------------------------------------------------------
 
     def add(self, provider: str, value: Any) -> None:
-        """Keep a value under `<module>.output` or `<module>.input`, as nnsight names providers (a
-        trailing `.i0` is ignored). An input, `(args, kwargs)`, begins a new entry; an output ends
-        the last that has none. Raises ValueError for any other provider.
+        """Cache a value under nnsight's name for it, `<module>.output` or `<module>.input`.
+
+        A trailing `.i0` is ignored. An input is `(args, kwargs)` and starts a new entry; an output
+        completes the last entry that has none. Raises ValueError for any other name.
         """
-        match = re.fullmatch(r"(.*?)\.?(output|input|inputs)(\.i\d+)?", provider)
+        match = _PROVIDER.fullmatch(provider)
         if match is None:
             raise ValueError(f"{provider!r} names neither an output nor an input of a module")
         name = without_root(match[1])
         if match[2] == "output":
-            self.left(self.cache.last_without_output(name), name, value)
+            self.add_output(self.cache.last_without_output(name), name, value)
         else:
-            self.entered(name, *value)
+            self.add_inputs(name, *value)
 
-    def entered(
+    def add_inputs(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> cache_dict.Entry | None:
-        """A module begins a call; the entry that its output belongs to, None where inputs are not
-        kept.
-        """
-        return (
-            self.cache.append(name, cache_dict.Entry(inputs=self._kept((args, dict(kwargs)))))
-            if self.include_inputs
-            else None
-        )
+    ) -> CacheEntry | None:
+        """Cache the inputs of a call; return its entry, or None if inputs are not cached."""
+        if not self.include_inputs:
+            return None
+        return self.cache.append(name, CacheEntry(inputs=self._copy((args, dict(kwargs)))))
 
-    def left(self, entry: cache_dict.Entry | None, name: str, output: Any) -> None:
-        """A module ends a call."""
+    def add_output(self, entry: CacheEntry | None, name: str, output: Any) -> None:
+        """Cache the output of a call, in its entry if it has one."""
         if self.include_output:
-            kept = self._kept(output)
+            copied = self._copy(output)
             if entry is None:
-                self.cache.append(name, cache_dict.Entry(output=kept))
+                self.cache.append(name, CacheEntry(output=copied))
             else:
-                entry.set_output(kept)
+                entry.set_output(copied)
 
-    def _kept(self, value: Any) -> Any:
+    def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._copy(value)
-        copies: dict[int, Any] = {}  # a tensor that stands in a value twice is one
+            return self._copy_tensor(value)
+        copies: dict[int, Any] = {}  # a tensor that occurs twice is copied once
 
-        def once(tensor: Tensor) -> Any:
+        def copy_once(tensor: Tensor) -> Any:
             if id(tensor) not in copies:
-                copies[id(tensor)] = self._copy(tensor)
+                copies[id(tensor)] = self._copy_tensor(tensor)
             return copies[id(tensor)]
 
-        return replace_leaves(value, Tensor, once)
+        return replace_leaves(value, Tensor, copy_once)
 
-    def _copy(self, tensor: Tensor) -> Any:
-        kept = tensor.detach() if self.detach_tensors else tensor
-        # nothing but floating numbers is cast: token ids stay whole
-        dtype = self.dtype if self.dtype is not None and kept.is_floating_point() else None
-        if dtype is None and (self.device is None or kept.device == self.device):
-            kept = kept.clone()
-        else:  # "cuda" is where a tensor on "cuda:0" is already
-            kept = kept.to(
-                kept.device if self.device is None else self.device, dtype or kept.dtype, copy=True
-            )
-        return self._within_budget(kept)
+    def _copy_tensor(self, tensor: Tensor) -> Any:
+        source = tensor.detach() if self.detach_tensors else tensor
+        # only floating-point tensors are cast: token ids stay integers
+        dtype = self.dtype if self.dtype is not None and source.is_floating_point() else None
+        if dtype is None and (self.device is None or source.device == self.device):
+            copied = source.clone()
+        else:
+            # `to` knows that "cuda" is the device of a tensor on "cuda:0"
+            device = source.device if self.device is None else self.device
+            copied = source.to(device, dtype or source.dtype, copy=True)
+        return self._store(copied)
 
-    def _within_budget(self, tensor: Tensor) -> Any:
+    def _store(self, tensor: Tensor) -> Any:
+        """Return the tensor, or its file if it exceeds the budget."""
         size = tensor.numel() * tensor.element_size()
         if self.max_bytes is None or self.bytes + size <= self.max_bytes:
             self.bytes += size
             return tensor
         if self._spill is None:
             raise CacheFull(
-                f"the cache holds {self.bytes:,} bytes and another {size:,} would pass max_bytes={self.max_bytes:,}; "
-                "choose fewer modules, raise it, or give overflow='disk'"
+                f"the cache holds {self.bytes:,} bytes and another {size:,} would exceed "
+                f"max_bytes={self.max_bytes:,}; choose fewer modules, raise max_bytes, "
+                "or set overflow='disk'"
             )
-        return self._spill.put(tensor)
+        return self._spill.save(tensor)
 
     def seen(
         self,
-        place: _CacheHook,
+        place: _OutputHook,
         tensors: list[tuple[str, Tensor]],
         *,
         entering: bool,
         differentiable: bool,
     ) -> None:
-        """A compiled program hands over what a module takes or returns: a tensor, or a list of all
-        tensors in it.
-        """
+        """Cache the tensors of a call inside a compiled graph."""
+        name = place.title
         if entering:
-            named = {
+            args = tuple(tensor for label, tensor in tensors if not label.startswith("in."))
+            kwargs = {
                 label.removeprefix("in."): tensor
                 for label, tensor in tensors
                 if label.startswith("in.")
             }
-            by_place = tuple(tensor for label, tensor in tensors if not label.startswith("in."))
-            self.entered(place.title, by_place, named)
+            self.add_inputs(name, args, kwargs)
         else:
-            self.left(
-                self.cache.last_without_output(place.title) if self.include_inputs else None,
-                place.title,
-                flat_value(tensors),
-            )
+            entry = self.cache.last_without_output(name) if self.include_inputs else None
+            self.add_output(entry, name, join_tensors(tensors))
 
 
-_numbers = itertools.count()
+# -- hooks
+# --------------------------------------------------------------------------------------------------
 
 
-class _Calls(threading.local):
+class _OpenCalls(threading.local):
+    """The calls under way in this thread, outermost first, with their entries."""
+
     def __init__(self) -> None:
-        self.open: list[tuple[_CacheHook, cache_dict.Entry | None]] = []
+        self.stack: list[tuple[_OutputHook, CacheEntry | None]] = []
 
 
-_calls = _Calls()
+_calls = _OpenCalls()
 
 
-class _CacheHook(ForwardHook):
-    """Hands a cache what one module returns."""
+class _OutputHook(ForwardHook):
+    """Pass the outputs of one module to a cache."""
 
-    number: Tensor  # what stands for it in compiled graphs
+    number: Tensor  # stands for this hook in compiled graphs
 
     def __init__(self, cache: Cache, module: nn.Module, title: str) -> None:
         self.cache, self.module, self.title = cache, module, title
-        self._own_name = f"otel_torch.cache.{next(_numbers)}"
+        self._unique_name = unique_hook_name("cache")
 
     def name(self) -> str:  # type: ignore[override]
-        """A module may be in several caches."""
-        return self._own_name
+        return self._unique_name
 
     def post_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if not torch.compiler.is_compiling():
-            self.cache.left(self.entry(), self.title, output)
+            self.cache.add_output(self.pop_entry(), self.title, output)
         else:
             compiled.outputs(self.number, output)
 
-    def entry(self) -> cache_dict.Entry | None:
-        """The entry to which the output of the call that ends belongs, None for one of its own."""
+    def pop_entry(self) -> CacheEntry | None:
+        """Return the entry of the call that ends, or None for a new entry."""
         return None
 
 
-class _CallHook(_CacheHook):
-    """Hands a cache the calls of one module: what it takes, and what it returns for that."""
+class _CallHook(_OutputHook):
+    """Pass the inputs and outputs of one module to a cache.
+
+    A cache of outputs alone does without, so that its modules have no pre-hook.
+    """
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not torch.compiler.is_compiling():
-            _calls.open.append((self, self.cache.entered(self.title, args, kwargs)))
+            _calls.stack.append((self, self.cache.add_inputs(self.title, args, kwargs)))
         else:
             compiled.inputs(self.number, args, kwargs)
         return args, kwargs
 
-    def entry(self) -> cache_dict.Entry | None:
-        for depth in reversed(range(len(_calls.open))):
-            if _calls.open[depth][0] is self:
-                entry = _calls.open[depth][1]
-                del _calls.open[depth:]  # what is above it has raised
+    def pop_entry(self) -> CacheEntry | None:
+        stack = _calls.stack
+        for depth in reversed(range(len(stack))):
+            if stack[depth][0] is self:
+                entry = stack[depth][1]
+                del stack[depth:]  # calls above it have raised
                 return entry
         return None
-
-
-def _no_match(wanted: str | re.Pattern[str], model: nn.Module, names: list[str]) -> str:
-    text = wanted.pattern if isinstance(wanted, re.Pattern) else wanted
-    close = difflib.get_close_matches(
-        without_root(text), [name for name in names if name], n=3, cutoff=0.5
-    )
-    meant = (
-        f"; did you mean {' or '.join(map(repr, close))}?"
-        if close
-        else f"; there are {len(names)}, see named_modules()"
-    )
-    return f"no module of {type(model).__name__} matches {text!r}{meant}"

@@ -1,92 +1,98 @@
-"""One forward beside one body: the model runs in a thread of its own, and only while the body waits
-for something of it.
+"""Run a model's forward and a body in turns: of the two threads, exactly one runs at any time.
 
-So there is no race, no source code that is captured and no Python that is rewritten: of the two,
-one stands still.
+So there are no races, and neither source code is captured nor Python rewritten. For a model with
+the submodules `a` and `b`, and this body:
+
+    with interleave(model).invoke(x) as run:
+        hidden = run.a.output
+        run.b.output = 2 * hidden
+
+| the body's thread                   | the model's thread                         |
+|-------------------------------------|--------------------------------------------|
+| enters `with`                       | does not exist yet                         |
+| asks for `a.output`, waits          | starts, runs until `a` returns             |
+| gets the output, multiplies it      | waits inside `a`'s hook                    |
+| assigns `b.output`: waits           | runs until `b` returns                     |
+| puts its value in place of `b`'s    | waits inside `b`'s hook                    |
+| leaves `with`: waits                | continues with the new value to its end    |
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from otel_torch import session
-from otel_torch.capture.names import title
-from otel_torch.capture.structure import rmap_tensor
-from otel_torch.capture.thread_state import carried
+from otel_torch.capture.interleave_error import InterleaveError
+from otel_torch.capture.interleaved_model import InterleavedModel, current_run
+from otel_torch.capture.module_paths import with_root
+from otel_torch.capture.tensor_structure import rmap_tensor
+from otel_torch.capture.thread_state import bind_thread_state
 from otel_torch.records import Scope
-
-if TYPE_CHECKING:
-    from otel_torch.capture.interleave import Interleaver
-
-
-class InterleaveError(RuntimeError):
-    """A body asked for what has already passed, or never comes."""
 
 
 class _Abandoned(BaseException):
-    """Ends a forward whose body has raised. No `except Exception` of a model stops it."""
+    """End a forward whose body has raised. A model's `except Exception` does not catch it."""
 
 
-_Event = tuple[str, str, int]  # module, what of it, which of its calls
+_Event = tuple[str, str, int]  # module; "inputs", "output" or "grad"; index of the call
 _END: _Event = ("", "result", 0)
 
 
-class _Current(threading.local):
-    run: Run | None = None
+class _State(enum.Enum):
+    NEW = "the run has not been entered"
+    BODY_TURN = "the body runs; the forward waits or has not started"
+    MODEL_TURN = "the forward runs up to the event that the body waits for"
+    FORWARD_DONE = "the forward has ended; the body still runs"
+    FINISHING = "the body has ended; the forward runs to its end"
+    ABANDONED = "the body has raised; the forward ends at its next event"
+    CLOSED = "both have ended"
 
 
-_current = _Current()
+_OUTSIDE_BODY = (_State.NEW, _State.FINISHING, _State.ABANDONED, _State.CLOSED)
+_MODEL_RUNS = (_State.MODEL_TURN, _State.FINISHING, _State.ABANDONED)
 
 
-def current() -> Run | None:
-    """The run whose forward this thread is in."""
-    return _current.run
+class InterleavedRun:
+    """One call of a model, or of a function that calls it, together with its body.
 
-
-class Run:
-    """One call of a model, or of anything that calls it, and what a body asks of it; made by
-    `Interleaver.invoke`.
-
-    Turns are handed over by two semaphores, so that exactly one side runs: the model from a request
-    of the body until the event that was asked for, which it holds until the next. The first request
-    makes the model's thread; a body that ends without one needs none, and no hook either.
+    Two semaphores pass the turn. The model's thread starts with the first request; without one, the
+    forward runs in the body's thread at the end and needs no hooks.
     """
 
     def __init__(
-        self, interleaver: Interleaver, function: Callable[..., Any], args: Any, kwargs: Any
+        self, shared: InterleavedModel, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> None:
-        self.interleaver = interleaver
+        self.shared = shared
         self.iteration = 0
-        self.shifts: dict[str, int] = {}  # of modules that were moved on by themselves
+        self.shifts: dict[str, int] = {}  # calls that single modules are ahead of `iteration`
         self._function, self._args, self._kwargs = function, args, kwargs
-        self._model_may, self._body_may = threading.Semaphore(0), threading.Semaphore(0)
-        self._forward: Callable[[], None] | None = (
-            None  # to be called in any thread; it holds this run
-        )
+        self._state = _State.NEW
+        self._model_turn, self._body_turn = threading.Semaphore(0), threading.Semaphore(0)
+        self._forward: Callable[[], None] | None = None  # callable in any thread; refers to self
         self._thread: threading.Thread | None = None
-        self._wanted: _Event | None = None
-        self._held: _Event | None = None  # where the model stands
-        self._going_on: Any = None  # ... and with what it goes on from there
-        self._seen: dict[_Event, Any] = {}
-        self._passed: dict[tuple[str, str], int] = {}
-        self._kept: frozenset[_Event] = frozenset()
-        self._gradients: dict[_Event, Any] = {}  # what is to be put in the place of a gradient
+        self._wanted: _Event | None = None  # the event that the body waits for
+        self._current: _Event | None = None  # the event at which the forward waits
+        self._current_value: Any = None  # the value with which it will continue
+        self._values: dict[_Event, Any] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        self._retained: frozenset[_Event] = frozenset()
+        self._new_gradients: dict[_Event, Any] = {}
         self._error: BaseException | None = None
-        self._entered = self._ended = self._abandoned = self._free = self._models_turn = False
         self._result: Any = None
         self._scope: Scope | None = None
 
-    # -- the body's side
+    # -- called by the body
     # ----------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> InterleavedRun:
         self.begin()
         return self
 
@@ -99,116 +105,114 @@ class Run:
         self.end(exc)
 
     def begin(self) -> None:
-        """Keep what the forward is to find in its thread; it stands still until something is asked
-        for.
-        """
-        if self._entered:
-            raise InterleaveError("a run is entered once; invoke again for another")
-        self.interleaver.enter()
-        self._entered = True
+        """Enter the run. The forward starts with the first request, in the state of this thread."""
+        if self._state is not _State.NEW:
+            raise InterleaveError("a run is entered once; call invoke again for another run")
+        self.shared.enter_run()
+        self._state = _State.BODY_TURN
         self._open_span()
-        self._forward = carried(self._run)
+        self._forward = bind_thread_state(self._run)
 
-    def ask(self, module: str, what: str, call: int) -> Any:
-        """The value of an event; the model runs until it comes. Raises InterleaveError where it has
-        passed or never comes, and what the model raises.
+    def ask(self, module: str, field: str, call: int) -> Any:
+        """Return the value of an event, running the forward up to it if necessary.
+
+        Raises InterleaveError if it has passed or never comes, and what the model raises.
         """
-        event = module, what, call
-        if event in self._seen:
-            return self._seen[event]
-        if self.calls(module, what) > call:
-            raise InterleaveError(self._too_late(event))
-        self._go_on(event)
-        if event not in self._seen:
-            raise InterleaveError(self._never(event))
-        return self._seen[event]
+        event = module, field, call
+        if event in self._values:
+            return self._values[event]
+        if self.count(module, field) > call:
+            raise InterleaveError(self._describe_passed(event))
+        self._run_model_until(event)
+        if event not in self._values:
+            raise InterleaveError(self._describe_never_reached(event))
+        return self._values[event]
 
-    def put(self, module: str, what: str, call: int, value: Any) -> None:
+    def put(self, module: str, field: str, call: int, value: Any) -> None:
         """Replace the value of an event for the rest of the forward, or of the backward pass.
         Raises as `ask` does.
         """
-        event = module, what, call
-        if what == "grad":
-            self.ask(
-                module, "output", call
-            )  # the model stands there, or has been there with the body
-            self._gradients[event] = value
+        event = module, field, call
+        if field == "grad":
+            self.ask(module, "output", call)  # so that the gradient of this output is watched
+            self._new_gradients[event] = value
             return
-        if self._held != event:
-            if event in self._seen or self.calls(module, what) > call:
-                raise InterleaveError(self._too_late(event))
+        if self._current != event:
+            if event in self._values or self.count(module, field) > call:
+                raise InterleaveError(self._describe_passed(event))
             self.ask(*event)
-        self._seen[event] = self._going_on = value
+        self._values[event] = self._current_value = value
 
-    def keep(self, events: Iterable[tuple[str, str, int]]) -> None:
-        """Copy these when the model passes them, so that they may be asked for later; `forget` each
-        in time.
+    def retain(self, events: Iterable[tuple[str, str, int]]) -> None:
+        """Copy the values of these events as the forward passes them, so that they can be asked for
+        later. Call `forget` for each afterwards.
         """
-        self._kept = frozenset(events)
+        self._retained = frozenset(events)
 
-    def forget(self, module: str, what: str, call: int) -> None:
-        """Let go of the value of an event."""
-        self._seen.pop((module, what, call), None)
+    def forget(self, module: str, field: str, call: int) -> None:
+        """Release the value of an event."""
+        self._values.pop((module, field, call), None)
 
     @property
     def result(self) -> Any:
-        """What the forward returned; the model runs to its end. Raises what the model raises."""
-        if not self._ended:
-            self._go_on(_END)
+        """The forward's return value, running it to its end. Raises what the model raises."""
+        if self._state not in (_State.FORWARD_DONE, _State.CLOSED):
+            self._run_model_until(_END)
         if self._error is not None:
             raise self._error
         return self._result
 
     @property
-    def returned(self) -> Any:
-        """What the forward has returned, None where it has not."""
+    def result_so_far(self) -> Any:
+        """The forward's return value, or None if it has not returned."""
         return self._result
 
     def end(self, error: BaseException | None) -> None:
-        """Leave the body: the forward finishes; or, where the body has raised, it is abandoned."""
-        already = self._error
-        if error is not None:
-            self._abandoned = True
-        self._free = True
+        """Leave the body: let the forward finish, or abandon it if the body has raised `error`."""
+        earlier_error = self._error
+        forward_done = self._state is _State.FORWARD_DONE
+        if not forward_done:
+            self._state = _State.FINISHING if error is None else _State.ABANDONED
         if self._thread is not None:
-            if not self._ended:
-                self._models_turn = True
-                self._model_may.release()
+            if not forward_done:
+                self._model_turn.release()
             self._thread.join()
-        elif self._forward is not None and not self._abandoned:
+        elif self._forward is not None and error is None:
             self._forward()
+        self._state = _State.CLOSED
         self._forward = None
-        self._seen.clear()
-        self._gradients.clear()
-        self.interleaver.leave()
+        self._values.clear()
+        self._new_gradients.clear()
+        self.shared.leave_run()
         self._close_span(error or self._error)
-        if error is None and self._error is not None and already is None:
+        # an error of the forward that the body has not seen yet
+        if error is None and self._error is not None and earlier_error is None:
             raise self._error
 
-    def _go_on(self, event: _Event) -> None:
-        if not self._entered or self._free:
-            raise InterleaveError("nothing can be asked of a run outside its `with`")
-        if not self._ended:
-            began = time.time_ns()
-            self._wanted, self._models_turn = event, True
+    def _run_model_until(self, event: _Event) -> None:
+        if self._state in _OUTSIDE_BODY:
+            raise InterleaveError("a run can be asked only inside its `with`")
+        if self._state is not _State.FORWARD_DONE:
+            start_ns = time.time_ns()
+            self._wanted, self._state = event, _State.MODEL_TURN
             if self._thread is None:
-                self.interleaver.hook()
+                self.shared.attach_hooks()
                 self._thread = threading.Thread(
                     target=self._forward, name="otel_torch interleave", daemon=True
                 )
                 self._thread.start()
             else:
-                self._model_may.release()
-            self._body_may.acquire()
-            self._note(began, event)
+                self._model_turn.release()
+            self._body_turn.acquire()
+            self._add_wait_event(start_ns, event)
         if self._error is not None:
             raise self._error
 
-    # -- the model's side
+    # -- called by the forward
     # ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        outer, _current.run = _current.run, self
+        outer_run, current_run.run = current_run.run, self
         try:
             self._result = self._function(*self._args, **self._kwargs)
         except _Abandoned:
@@ -216,102 +220,120 @@ class Run:
         except BaseException as error:
             self._error = error
         finally:
-            _current.run = outer
-            self._args = self._kwargs = None
-            self._ended, self._held, self._models_turn = True, None, False
-            self._body_may.release()
+            current_run.run = outer_run
+            self._args = self._kwargs = self._current = None
+            if self._state is _State.MODEL_TURN:
+                self._state = _State.FORWARD_DONE
+            self._body_turn.release()
 
-    def meet(self, module: str, what: str, call: int, value: Any) -> Any:
-        """The model comes to an event; the value with which it goes on."""
-        event = module, what, call
-        if what != "grad":
-            self._passed[module, what] = call + 1
-        if self._abandoned:
+    def on_event(self, module: str, field: str, call: int, value: Any) -> Any:
+        """Handle an event of the forward: pause if the body waits for it. Return the value with
+        which the forward continues.
+        """
+        event = module, field, call
+        if field != "grad":
+            self._counts[module, field] = call + 1
+        if self._state is _State.ABANDONED:
             raise _Abandoned
-        if event in self._kept:
-            self._seen[event] = rmap_tensor(value, lambda tensor: tensor.detach().clone())
-        if self._wanted == event and not self._free:
-            self._seen[event] = self._going_on = value
-            self._held, self._models_turn = event, False
-            self._body_may.release()
-            self._model_may.acquire()
-            if self._abandoned:
-                raise _Abandoned
-            value, self._going_on, self._held = self._going_on, None, None
-        if what == "output" and (event in self._seen or self._wanted == (module, "grad", call)):
-            self._watch_gradient(module, call, value)
+        if event in self._retained:
+            self._values[event] = rmap_tensor(value, lambda tensor: tensor.detach().clone())
+        if self._wanted == event and self._state is _State.MODEL_TURN:
+            value = self._pause(event, value)
+        if field == "output":
+            gradient_wanted = self._wanted == (module, "grad", call)
+            if event in self._values or gradient_wanted:
+                self._watch_gradient(module, call, value)
         return value
 
-    def gradient(self, event: _Event, gradient: Tensor) -> Tensor | None:
-        """A gradient has come to an event; what goes on in its place, None for itself."""
-        # unless the body itself called backward
-        found = self.meet(*event, gradient) if self._models_turn else gradient
-        self._seen[event] = found = self._gradients.get(event, found)
-        return None if found is gradient else found
+    def _pause(self, event: _Event, value: Any) -> Any:
+        """Give the turn to the body until it passes it back; return the value that it left."""
+        self._values[event] = self._current_value = value
+        self._current, self._state = event, _State.BODY_TURN
+        self._body_turn.release()
+        self._model_turn.acquire()
+        if self._is_abandoned():
+            raise _Abandoned
+        value, self._current_value, self._current = self._current_value, None, None
+        return value
 
-    def calls(self, module: str, what: str) -> int:
-        """How often the model has come to these events."""
-        return self._passed.get((module, what), 0)
+    def _is_abandoned(self) -> bool:
+        return self._state is _State.ABANDONED
+
+    def _on_gradient(self, event: _Event, gradient: Tensor) -> Tensor | None:
+        """Handle a gradient; return its replacement, or None to keep it."""
+        # if it is the body that called backward, there is no forward to pause
+        model_runs = self._state in _MODEL_RUNS
+        value = self.on_event(*event, gradient) if model_runs else gradient
+        self._values[event] = value = self._new_gradients.get(event, value)
+        return None if value is gradient else value
+
+    def count(self, module: str, field: str) -> int:
+        """Return how many of these events the forward has passed."""
+        return self._counts.get((module, field), 0)
 
     def _watch_gradient(self, module: str, call: int, value: Any) -> None:
         event = module, "grad", call
         tensors: list[Tensor] = []
         rmap_tensor(value, tensors.append)
         first = next((tensor for tensor in tensors if tensor.requires_grad), None)
-        if first is not None:
-            # weak, for the graph holds the hook, and a result that somebody keeps holds the graph
-            run = weakref.ref(self)
+        if first is None:
+            return
+        # weak: the graph holds the hook, and a result that the caller keeps holds the graph
+        reference = weakref.ref(self)
 
-            def arrived(gradient: Tensor) -> Tensor | None:
-                here = run()
-                return None if here is None else here.gradient(event, gradient)
+        def on_gradient(gradient: Tensor) -> Tensor | None:
+            run = reference()
+            return None if run is None else run._on_gradient(event, gradient)
 
-            first.register_hook(arrived)  # type: ignore[no-untyped-call]
+        first.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    # -- words
+    # -- messages
     # ----------------------------------------------------------------------------------------------
 
-    def _too_late(self, event: _Event) -> str:
-        module, what, call = event
-        stands = (
-            f"the model stands at {title(self._held[0])}.{self._held[1]}"
-            if self._held
-            else "the model is beyond it"
+    def _describe_passed(self, event: _Event) -> str:
+        module, field, call = event
+        position = "the forward is past it"
+        if self._current is not None:
+            position = f"the forward waits at {with_root(self._current[0])}.{self._current[1]}"
+        return (
+            f"{with_root(module)}.{field} of call {call} has already passed ({position}); "
+            "ask in the order of the forward"
         )
-        return f"{title(module)}.{what} of call {call} has already passed ({stands}); ask in the order of the forward"
 
-    def _never(self, event: _Event) -> str:
-        module, what, call = event
-        if what == "grad":
-            return f"no gradient came to {title(module)}: call backward() first, on a result that it is part of"
-        count = self.calls(module, what)
-        return f"{title(module)}.{what} of call {call} never came: the forward has ended, and called it {count} times"
+    def _describe_never_reached(self, event: _Event) -> str:
+        module, field, call = event
+        name = with_root(module)
+        if field == "grad":
+            return (
+                f"no gradient came to {name}: call backward() first, on a result that depends on it"
+            )
+        count = self.count(module, field)
+        return (
+            f"{name}.{field} of call {call} never came: the forward has ended after {count} calls"
+        )
 
-    # -- telling
+    # -- the span of the run
     # ----------------------------------------------------------------------------------------------
 
     def _open_span(self) -> None:
         running = session.current()
-        if running is not None:
-            name = (
-                type(self._function).__name__
-                if isinstance(self._function, nn.Module)
-                else self._function.__name__
-            )
-            self._scope = Scope(
-                "stage", "torch.interleave", lexical=False, attributes={"torch.model": name}
-            )
-            running.recorder.open(self._scope)
+        if running is None:
+            return
+        function = self._function
+        is_module = isinstance(function, nn.Module)
+        name = type(function).__name__ if is_module else function.__name__
+        attributes = {"torch.model": name}
+        self._scope = Scope("stage", "torch.interleave", lexical=False, attributes=attributes)
+        running.recorder.open(self._scope)
 
-    def _note(self, began: int, event: _Event) -> None:
+    def _add_wait_event(self, start_ns: int, event: _Event) -> None:
         if self._scope is not None:
-            seconds = (time.time_ns() - began) / 1e9
             attributes = {
                 "torch.module": event[0],
                 "torch.interleave.asked": event[1],
-                "torch.interleave.waited": seconds,
+                "torch.interleave.waited": (time.time_ns() - start_ns) / 1e9,
             }
-            self._scope.events.append((began, "torch.interleave.wait", attributes))
+            self._scope.events.append((start_ns, "torch.interleave.wait", attributes))
 
     def _close_span(self, error: BaseException | None) -> None:
         running = session.current()

@@ -1,48 +1,52 @@
-"""A reference and its port, run together: at each module that corresponds the tensors meet, and the
-first fault is in hand.
+"""Run a reference and its port together, and compare them wherever their modules correspond.
 
-Recordings say where a port goes wrong. With both models at hand nothing has to be recorded in full
-and looked at later: the port stands where it differs, with both tensors there, or goes on from the
-reference's.
+Recordings show where a port diverges. With both models in one process, nothing needs to be recorded
+in full: the port stops where it differs, with both tensors available, or continues from the
+reference's values.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from otel_torch import bootstrap, console, session
-from otel_torch.capture.interleave import Interleaver
-from otel_torch.capture.interleaved_run import InterleaveError, Run
-from otel_torch.capture.structure import replace_leaves
-from otel_torch.parity.compare import compare
-from otel_torch.parity.mapping import load_map
-from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.capture.interleave_error import InterleaveError
+from otel_torch.capture.interleaved_model import InterleavedModel
+from otel_torch.capture.interleaved_run import InterleavedRun
+from otel_torch.capture.lockstep_events import (
+    ModelCaller,
+    PairedEvent,
+    TensorLocation,
+    find_paired_events,
+)
+from otel_torch.capture.tensor_structure import replace_leaves
 from otel_torch.parity.tolerance import Tolerance
-from otel_torch.recording.isolation_pairing import Pairing
-from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.sources.conform_tensor import Stays, fitted
 from otel_torch.sources.values import walk, walk_inputs
 
 
 @dataclass
-class Fault:
-    """One place where the port makes something wrong of what is right.
+class LockstepFault:
+    """A tensor of the port that is wrong although everything it was computed from was right.
 
-    module, tensor, call: in the port; reference_module: in the reference. kind: `output`, the
-    module makes it; `input`, the code in front of it does. error: the relative L2 distance; limit:
-    what legal arithmetic may cause. reference, port: the tensors, the reference's in the port's
-    shape and type; as it is, with an infinite error, where none fits. unmet: the port's modules
-    whose outputs went into it, or may have, and were compared with nothing.
+    Args:
+        module, tensor, call: The tensor in the port.
+        kind: `output` if the module computes it, `input` if the code before the module does.
+        reference_module: The module of the reference.
+        error: The relative L2 distance; infinite if the reference's tensor has no form that fits
+            the port's.
+        limit: The distance that legal arithmetic may cause.
+        reference: The reference's tensor, in the port's shape and dtype if that is possible.
+        port: The port's tensor.
+        unmet: Modules of the port since the previous comparison whose outputs had no counterpart,
+            so that they may have caused it.
     """
 
     module: str
@@ -57,42 +61,38 @@ class Fault:
     unmet: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        module, theirs = self.module or "the root", self.reference_module or "the root"
-        where = f"{module} ({theirs} of the reference), {self.tensor}, call {self.call}"
-        made = "made by this module" if self.kind == "output" else "made in front of this module"
-        unmet = f"; compared with nothing on the way: {', '.join(self.unmet)}" if self.unmet else ""
-        return f"{where}: {made}; off by {self.error:.2g}, where {self.limit:.2g} is legal{unmet}"
+        module, reference = self.module or "the root", self.reference_module or "the root"
+        cause = "this module" if self.kind == "output" else "code before this module"
+        text = (
+            f"{module} ({reference} of the reference), {self.tensor}, call {self.call}: "
+            f"computed by {cause}; error {self.error:.2g}, limit {self.limit:.2g}"
+        )
+        if self.unmet:
+            text += f"; not compared since the last match: {', '.join(self.unmet)}"
+        return text
 
 
 @dataclass
 class Lockstep:
-    """What came of it. faults: in the port's order. compared: how many tensors were; alone: modules
-    of the port without a counterpart. result: what the port returned, None where it was stopped at
-    its first fault.
+    """The result of `lockstep`.
+
+    Args:
+        faults: In the port's order.
+        compared: The number of compared tensors.
+        alone: Modules of the port without a counterpart.
+        result: The port's return value, None if it stopped at its first fault.
     """
 
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[LockstepFault] = field(default_factory=list)
     compared: int = 0
     alone: list[str] = field(default_factory=list)
     result: Any = None
 
     def __str__(self) -> str:
-        found = "\n".join(map(str, self.faults)) or "no fault"
-        alone = f"; {len(self.alone)} modules of the port have no counterpart" if self.alone else ""
-        return f"{found}\n{self.compared} tensors compared{alone}"
-
-
-class _Meeting(NamedTuple):
-    """An event of the port, and what its tensors correspond to: label -> (module, what, call,
-    label) of the reference. unmet: modules that returned something since the event before, of which
-    nothing corresponds to anything.
-    """
-
-    module: str
-    what: str
-    call: int
-    tensors: dict[str, tuple[str, str, int, str]]
-    unmet: list[str]
+        faults = "\n".join(map(str, self.faults)) or "no fault"
+        count = len(self.alone)
+        unpaired = f"; {count} modules of the port have no counterpart" if count else ""
+        return f"{faults}\n{self.compared} tensors compared{unpaired}"
 
 
 def lockstep(
@@ -105,222 +105,145 @@ def lockstep(
     rtol: float | None = None,
     map: str | Path | None = None,
 ) -> Lockstep:
-    """Run `reference` and `port` on the same inputs, module beside module, and find where the port
-    goes wrong.
+    """Run `reference` and `port` on the same inputs and find where the port goes wrong.
 
-    inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a function that calls
-    the model it is given; port_inputs: likewise, where the port's forward takes others. Names need
-    not agree: what corresponds is found as `otel-torch diff` finds it, from one forward of each
-    that is recorded in a temporary folder; `map` is its TOML file. rtol: instead of what the
-    coarser dtype allows. Wherever the tensors meet, the port goes on from the reference's, so each
-    module's own error stands alone. At a fault it stops; with `heal` it goes on from there too, and
-    lists all.
+    Names need not agree: modules are paired as in `otel-torch diff`, from one forward of each model
+    that is recorded in a temporary folder. After each comparison the port continues from the
+    reference's values, so that an error counts once, where it is made. Two models that do not fit
+    on a device together: see `enable_layerwise_offload`. Both run without gradients.
 
-    Runs without gradients. Raises ValueError where nothing corresponds, RuntimeError while
-    recording is going on, and what the models raise. Two models that do not fit on a device
-    together: `enable_layerwise_offload`.
+    Args:
+        inputs: A tensor, a tuple of arguments, a dict of keyword arguments, or a function that
+            calls the model it is given.
+        port_inputs: The same for the port, if its forward takes other arguments.
+        heal: Continue after a fault and list all of them; by default it stops at the first.
+        rtol: The tolerance, by default what the coarser of the two dtypes allows.
+        map: A TOML file that pairs modules, as for `otel-torch diff`.
+
+    Raises:
+        ValueError: No modules correspond.
+        RuntimeError: A session is recording.
+        Exception: Whatever the models raise.
     """
-    first, second = _caller(inputs), _caller(inputs if port_inputs is None else port_inputs)
+    call_reference = _make_caller(inputs)
+    call_port = call_reference if port_inputs is None else _make_caller(port_inputs)
     with torch.no_grad():
-        with tempfile.TemporaryDirectory(prefix="otel_torch-lockstep-") as folder:
-            meetings, alone = _find_meetings(Path(folder), (reference, first), (port, second), map)
-        return _Together(Tolerance(rtol), heal, Lockstep(alone=alone)).run(
-            Run(Interleaver(reference), first, (reference,), {}),
-            Run(Interleaver(port), second, (port,), {}),
-            meetings,
+        events, unpaired = find_paired_events((reference, call_reference), (port, call_port), map)
+        comparison = _LockstepComparison(Tolerance(rtol), heal, Lockstep(alone=unpaired))
+        return comparison.run(
+            InterleavedRun(InterleavedModel(reference), call_reference, (reference,), {}),
+            InterleavedRun(InterleavedModel(port), call_port, (port,), {}),
+            events,
         )
 
 
-def _caller(inputs: Any) -> Callable[[nn.Module], Any]:
+def _make_caller(inputs: Any) -> ModelCaller:
     if callable(inputs) and not isinstance(inputs, Tensor):
-        function: Callable[[nn.Module], Any] = inputs
+        function: ModelCaller = inputs
         return function
 
-    def call(model: nn.Module) -> Any:
-        if isinstance(inputs, Mapping):
-            return model(**_copied(inputs))
-        return model(*_copied(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    def call_model(model: nn.Module) -> Any:
+        # a model may change its inputs in place while the other still needs them
+        copied = replace_leaves(inputs, Tensor, torch.clone)
+        if isinstance(copied, Mapping):
+            return model(**copied)
+        return model(*copied) if isinstance(copied, (tuple, list)) else model(copied)
 
-    return call
-
-
-def _copied(inputs: Any) -> Any:
-    """Inputs that one model may change in place while the other still needs them."""
-    return replace_leaves(inputs, Tensor, torch.clone)
-
-
-# -- what corresponds
-# --------------------------------------------------------------------------------------------------
-
-
-def _find_meetings(
-    folder: Path,
-    reference: tuple[nn.Module, Callable[[nn.Module], Any]],
-    port: tuple[nn.Module, Callable[[nn.Module], Any]],
-    map: str | Path | None,
-) -> tuple[list[_Meeting], list[str]]:
-    paths = folder / "reference.jsonl", folder / "port.jsonl"
-    for path, (model, call) in zip(paths, (reference, port), strict=True):
-        _record(path, model, call)
-    finder = PairingFinder()
-    try:
-        report = compare(*paths, map=None if map is None else load_map(map), pairing=finder)
-    except RecordingError as error:
-        raise ValueError(f"nothing can be compared: {_without(folder, str(error))}") from None
-    pairing = finder.pairing()
-    if not pairing.slots:
-        raise ValueError(
-            f"nothing corresponds in the two models: {_without(folder, report.reason or report.verdict)}"
-        )
-    return _meetings(paths[1], pairing)
-
-
-def _record(path: Path, model: nn.Module, call: Callable[[nn.Module], Any]) -> None:
-    if session.current() is not None:
-        raise RuntimeError(
-            "lockstep records a forward of each model itself: call otel_torch.stop() first"
-        )
-    with _plain_environment(), console.hidden(str(path)):
-        try:
-            bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
-            call(model)
-        finally:
-            bootstrap.stop()
-
-
-@contextlib.contextmanager
-def _plain_environment() -> Iterator[None]:
-    """Inside, no variable selects, samples or sends; afterwards all are what they were."""
-
-    def take() -> dict[str, str]:
-        ours = [name for name in os.environ if name.startswith(("OTEL_", "FASTVIDEO_T"))]
-        return {name: os.environ.pop(name) for name in ours}
-
-    before = take()
-    try:
-        yield
-    finally:
-        take()
-        os.environ.update(before)
-
-
-def _meetings(path: Path, pairing: Pairing) -> tuple[list[_Meeting], list[str]]:
-    """The port's events in its order, each with what it corresponds to."""
-    found: dict[tuple[str, str, int], _Meeting] = {}
-    modules: dict[str, bool] = {}
-    unmet: dict[str, None] = {}
-    for row in iterate_rows(path, lambda warning: None):
-        if row.get("phase") != "forward":
-            continue
-        module, label, call = str(row["module"]), str(row["tensor"]), int(row["call"])
-        partner = pairing.partner(
-            (str(row["model"]), module, label), int(row["loop"]), int(row["step"]), call
-        )
-        modules[module] = modules.get(module, False) or partner is not None
-        if partner is not None:
-            (_, their_module, their_label), (_, _, their_call) = partner
-            event = module, _what(label), call
-            if event not in found:
-                found[event] = _Meeting(*event, {}, list(unmet))
-                unmet.clear()
-            found[event].tensors[label] = their_module, _what(their_label), their_call, their_label
-        elif _what(label) == "output":
-            unmet[module] = None
-    return list(found.values()), [module for module, paired in modules.items() if not paired]
-
-
-def _what(label: str) -> str:
-    return "inputs" if label.startswith("in") else "output"
-
-
-def _without(folder: Path, text: str) -> str:
-    return text.replace(f"{folder}{os.sep}", "").replace(".jsonl", "")
-
-
-# -- side by side
-# --------------------------------------------------------------------------------------------------
+    return call_model
 
 
 @dataclass
-class _Together:
+class _LockstepComparison:
+    """Compare paired events, and replace the port's tensors by the reference's."""
+
     tolerance: Tolerance
     heal: bool
-    found: Lockstep
+    outcome: Lockstep
 
-    def run(self, reference: Run, port: Run, meetings: list[_Meeting]) -> Lockstep:
-        # a tensor of the reference may belong to several places of the port, however far apart
-        awaited = Counter(theirs[:3] for meeting in meetings for theirs in meeting.tensors.values())
-        reference.keep(awaited)
+    def run(
+        self, reference: InterleavedRun, port: InterleavedRun, events: list[PairedEvent]
+    ) -> Lockstep:
+        # one tensor of the reference may correspond to several of the port, however far apart
+        uses = Counter(location.event for event in events for location in event.tensors.values())
+        reference.retain(uses)
         with reference, port:
-            for meeting in meetings:
-                self._meet(reference, port, meeting)
-                for theirs in meeting.tensors.values():
-                    awaited[theirs[:3]] -= 1
-                    if not awaited[theirs[:3]]:
-                        reference.forget(*theirs[:3])
-                port.forget(*meeting[:3])
-                if self.found.faults and not self.heal:
-                    return self.found
-            self.found.result = port.result
-        return self.found
+            for event in events:
+                self._compare_event(reference, port, event)
+                for location in event.tensors.values():
+                    uses[location.event] -= 1
+                    if not uses[location.event]:
+                        reference.forget(*location.event)
+                port.forget(*event.event)
+                if self.outcome.faults and not self.heal:
+                    return self.outcome
+            self.outcome.result = port.result
+        return self.outcome
 
-    def _meet(self, reference: Run, port: Run, meeting: _Meeting) -> None:
+    def _compare_event(
+        self, reference: InterleavedRun, port: InterleavedRun, event: PairedEvent
+    ) -> None:
         try:
-            own = port.ask(*meeting[:3])
+            port_value = port.ask(*event.event)
         except InterleaveError:
-            return  # healed, it goes another way than when it was recorded
-        tensors = dict(walk_inputs(*own) if meeting.what == "inputs" else walk(own, "out"))
-        right: dict[int, Tensor] = {}
-        for label, (module, what, call, their_label) in meeting.tensors.items():
-            theirs = reference.ask(module, what, call)
-            expected = dict(walk_inputs(*theirs) if what == "inputs" else walk(theirs, "out")).get(
-                their_label
+            return  # with healed values it takes another path than when it was recorded
+        port_tensors = _label_tensors(event.field, port_value)
+        replacements: dict[int, Tensor] = {}
+        for label, location in event.tensors.items():
+            reference_value = reference.ask(*location.event)
+            reference_tensor = _label_tensors(location.field, reference_value).get(location.label)
+            port_tensor = port_tensors.get(label)
+            if port_tensor is None or reference_tensor is None:
+                continue
+            replacement = self._compare(event, label, location, reference_tensor, port_tensor)
+            if replacement is not None:
+                replacements[id(port_tensor)] = replacement
+        if replacements:
+            healed = replace_leaves(
+                port_value, Tensor, lambda tensor: replacements.get(id(tensor), tensor)
             )
-            if label in tensors and expected is not None:
-                healed = self._compare(meeting, label, module, expected, tensors[label])
-                if healed is not None:
-                    right[id(tensors[label])] = healed
-        if right:
-            port.put(
-                *meeting[:3],
-                replace_leaves(own, Tensor, lambda tensor: right.get(id(tensor), tensor)),
-            )
+            port.put(*event.event, healed)
 
     def _compare(
-        self, meeting: _Meeting, label: str, module: str, expected: Tensor, own: Tensor
+        self,
+        event: PairedEvent,
+        label: str,
+        location: TensorLocation,
+        reference_tensor: Tensor,
+        port_tensor: Tensor,
     ) -> Tensor | None:
-        """What the port goes on with; None for its own."""
-        self.found.compared += 1
-        limit = self.tolerance.base((str(expected.dtype), str(own.dtype)))
-        healed: Tensor | None = None
+        """Compare two tensors; return the port's replacement, or None if it keeps its own."""
+        self.outcome.compared += 1
+        limit = self.tolerance.base((str(reference_tensor.dtype), str(port_tensor.dtype)))
+        conformed: Tensor | None = None
         error = float("inf")
         with contextlib.suppress(Stays):
-            healed = fitted(expected, own)
-            error = _distance(healed, own)
-        if not error <= limit:
-            kind = "output" if meeting.what == "output" else "input"
-            right = expected if healed is None else healed
-            self.found.faults.append(
-                Fault(
-                    meeting.module,
-                    label,
-                    meeting.call,
-                    kind,
-                    module,
-                    error,
-                    limit,
-                    right,
-                    own.clone(),
-                    meeting.unmet,
-                )
+            conformed = fitted(reference_tensor, port_tensor)
+            error = _relative_distance(conformed, port_tensor)
+        if not error <= limit:  # an error of NaN is a fault too
+            fault = LockstepFault(
+                module=event.module,
+                tensor=label,
+                call=event.call,
+                kind="output" if event.field == "output" else "input",
+                reference_module=location.module,
+                error=error,
+                limit=limit,
+                reference=reference_tensor if conformed is None else conformed,
+                port=port_tensor.clone(),
+                unmet=event.uncompared,
             )
-        return healed
+            self.outcome.faults.append(fault)
+        return conformed
 
 
-def _distance(right: Tensor, own: Tensor) -> float:
-    """The relative L2 distance; not finite where only one of them is not."""
-    kind = torch.complex128 if right.is_complex() else torch.float64
-    one, other = right.to(kind), own.to(kind)
-    if torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()):
+def _label_tensors(field: str, value: Any) -> dict[str, Tensor]:
+    return dict(walk_inputs(*value) if field == "inputs" else walk(value, "out"))
+
+
+def _relative_distance(reference: Tensor, port: Tensor) -> float:
+    """Return the relative L2 distance; NaN or Inf if only one of the tensors has such values."""
+    dtype = torch.complex128 if reference.is_complex() else torch.float64
+    expected, actual = reference.to(dtype), port.to(dtype)
+    if torch.equal(expected, actual) or torch.equal(expected.nan_to_num(), actual.nan_to_num()):
         return 0.0
-    return float((one - other).norm() / one.norm().clamp_min(1e-30))
+    return float((expected - actual).norm() / expected.norm().clamp_min(1e-30))

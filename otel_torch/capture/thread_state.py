@@ -1,5 +1,6 @@
-"""What torch and the program hold for a thread, carried into another: a model must not compute
-otherwise there.
+"""Run a function in another thread with the state that torch and Python keep for this one.
+
+A model that runs in a second thread has to compute exactly what it would compute in the caller's.
 """
 
 from __future__ import annotations
@@ -12,33 +13,35 @@ from typing import Any
 import torch
 
 
-def carried(function: Callable[[], None]) -> Callable[[], None]:
-    """`function`, to be called in another thread with this one's grad and inference mode, autocast,
-    default device, current streams and context variables. (The default dtype is the process's.)
+def bind_thread_state(function: Callable[[], None]) -> Callable[[], None]:
+    """Return `function` bound to the state of the calling thread, to be called in any thread.
+
+    The state is grad and inference mode, autocast, default device, current stream and context
+    variables. (The default dtype belongs to the process.)
     """
     variables = contextvars.copy_context()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    kinds = ["cpu", *([accelerator.type] if accelerator is not None else [])]
+    device_types = ["cpu", *([accelerator.type] if accelerator is not None else [])]
     autocasts = [
         (
-            kind,
-            torch.get_autocast_dtype(kind),
-            torch.is_autocast_enabled(kind),
+            device_type,
+            torch.get_autocast_dtype(device_type),
+            torch.is_autocast_enabled(device_type),
             torch.is_autocast_cache_enabled(),
         )
-        for kind in kinds
+        for device_type in device_types
     ]
     device = torch.get_default_device()
     stream: Any = None if accelerator is None else torch.accelerator.current_stream()
 
-    def inside() -> None:
+    def run_with_state() -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
-            for kind, dtype, enabled, caches in autocasts:
+            for device_type, dtype, enabled, caches in autocasts:
                 stack.enter_context(
-                    torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=caches)
+                    torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=caches)
                 )
             if device != torch.device("cpu"):
                 stack.enter_context(device)
@@ -46,4 +49,4 @@ def carried(function: Callable[[], None]) -> Callable[[], None]:
                 stack.enter_context(stream)
             function()
 
-    return lambda: variables.run(inside)
+    return lambda: variables.run(run_with_state)

@@ -1,4 +1,4 @@
-"""Tensors that a cache has no memory for, in a folder that goes with it."""
+"""Keep tensors on disk once a cache has used up its memory budget."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class OnDisk:
-    """Stands for a tensor; `load` reads it. owner: keeps the folder alive."""
+class SpilledTensor:
+    """A tensor in a file; `load` reads it. `spill` keeps the folder alive."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
-    owner: Spill
+    spill: DiskSpill
 
     def load(self) -> Tensor:
-        """The tensor, read anew from the file."""
+        """Read the tensor from its file; every call returns a new one."""
         from safetensors.torch import load_file
 
         return load_file(self.path)["tensor"]
 
 
-class Spill:
-    """A temporary folder of tensors, removed with the last that refers to it. Raises
-    ModuleNotFoundError without safetensors.
+class DiskSpill:
+    """A temporary folder of tensors, deleted with the last object that refers to it.
+
+    Raises:
+        ModuleNotFoundError: safetensors is not installed.
     """
 
     def __init__(self) -> None:
@@ -41,10 +43,10 @@ class Spill:
         self._folder = tempfile.TemporaryDirectory(prefix="otel_torch-cache-")
         self._numbers = itertools.count()
 
-    def put(self, tensor: Tensor) -> OnDisk:
-        """Write a tensor; raises OSError where the disk takes no more."""
+    def save(self, tensor: Tensor) -> SpilledTensor:
+        """Write a tensor to a new file. Raises OSError when the disk is full."""
         from safetensors.torch import save_file
 
         path = Path(self._folder.name, f"{next(self._numbers)}.safetensors")
         save_file({"tensor": tensor.detach().contiguous()}, path)
-        return OnDisk(path, tuple(tensor.shape), str(tensor.dtype), self)
+        return SpilledTensor(path, tuple(tensor.shape), str(tensor.dtype), self)
