@@ -320,7 +320,7 @@ NO_MAPS = {
     "no tensor": ('[layouts]\na = "any"\n', ['[layouts] "a"', "module:out"]),
     "no layout": (
         '[layouts]\n"a:out" = "sideways"\n',
-        ['"a:out"', "'sideways' is no layout", "permute"],
+        ['"a:out"', "'sideways' is not a layout", "permute"],
     ),
     "no order": ('[layouts]\n"a:out" = "permute(0, 2)"\n', ['"a:out"', "permute(0, 2)"]),
     "an unknown step": ('[layouts]\n"a:out" = "flip(0)"\n', ['"a:out"', "flip"]),

@@ -1,8 +1,15 @@
-"""Where inside a wrong tensor the error is: in which tokens, in which channels, and whether it has
-a simple form.
+"""Finds where inside a wrong tensor the error is, and whether the difference has a simple form.
 
-One number says how wrong a tensor is. That only one head is wrong, or the second half of the
-channels, or that two halves are exchanged, says why.
+One number says how wrong a tensor is. That only one head is wrong, only the second half of the
+channels, or that two halves are swapped, says why:
+
+>>> reference = np.random.default_rng(0).standard_normal((2, 6, 16))
+>>> port = reference.copy()
+>>> port[:, :, 4:8] = 0  # one of four heads
+>>> print(break_down(reference, port).sentence())
+98% of the error or more is in channels 4 to 7 of 16, part 2 of 4
+>>> print(break_down(reference, -reference).sentence())
+the port's tensor is the reference's with the other sign
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +29,28 @@ from otel_torch.recording.tensor_files import TensorFolder, tensor_key
 
 Array = NDArray[Any]
 
-# error counts as being somewhere if this much of it (of its square) is there
-_MOST = 0.98
-# a place is worth naming if it is at most this part of its axis, scattered places at most that part
-_RANGE_PART, _SCATTERED_PART = 0.5, 0.125
-# a simple form explains the error if so much of it is left (relative L2)
-_LEFT_OVER = 0.02
-# relative error, compared with its neighbours', from which on an index is wrong like them
-_AS_WRONG = 0.25
-_WORST = 3
+# The share of the squared error that must be at some indices for the error to be "in" them.
+_MAIN_SHARE = 0.98
+# Indices are worth naming if they are at most this part of their axis: a range, scattered ones.
+_MAX_RANGE, _MAX_SCATTERED = 0.5, 0.125
+# A simple form explains the difference if at most this much of it remains (relative L2).
+_MAX_UNEXPLAINED = 0.02
+# An index next to a range belongs to it from this part of the range's median error on.
+_SIMILAR_ERROR = 0.25
+_WORST_INDICES = 3
+_LISTED_INDICES = 8
+_AXIS_NAMES = ("batch entry", "token", "channel")
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     """The error along one axis of a tensor.
 
-    name: `channel`, `token`, `batch entry`, or, of a tensor with more than three axes, `axis-1
-    index` and so on. relative: relative L2 error at each index, float64, shape (size,), infinite
-    where the reference is zero and the port is not. share: which part of the squared error is at
-    each index, likewise.
+    Attributes:
+        name: `channel`, `token` or `batch entry`; with more than three axes `axis-1 index`, ….
+        relative: Relative L2 error at each index, float64 of shape (size,); infinite where the
+            reference is zero and the port is not.
+        share: Part of the squared error at each index, float64 of shape (size,).
     """
 
     name: str
@@ -48,75 +59,80 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """How many indices it has."""
+        """Number of indices."""
         return len(self.share)
 
-    def worst(self, count: int = _WORST) -> list[tuple[int, float]]:
-        """(index, relative error) of the indices with most of the error, most first."""
+    def worst(self, count: int = _WORST_INDICES) -> list[tuple[int, float]]:
+        """Return (index, relative error) of the indices with the largest share, largest first."""
         order = np.argsort(-self.share, kind="stable")[:count]
         return [(int(index), float(self.relative[index])) for index in order]
 
     def concentration(self) -> str | None:
-        """Where on this axis nearly all of the error is, None where it is everywhere.
+        """Return the few indices that hold nearly all of the error, or None if it is spread.
 
-        >>> Axis("channel", np.zeros(8), np.array([0, 0, 0, 0, .25, .25, .25, .25])).concentration()
+        >>> share = np.array([0, 0, 0, 0, .25, .25, .25, .25])
+        >>> Axis("channel", np.zeros(8), share).concentration()
         'channels 4 to 7 of 8, the second half'
         """
-        for find in (self._range, self._scattered, self._every_other):
-            found = find()
-            if found is not None:
-                return found
-        return None
+        return self._range() or self._scattered() or self._every_other()
 
     def _range(self) -> str | None:
-        first, last = _shortest_range(self.share, _MOST)
-        # at its ends a head may hold small numbers: what is as wrong belongs to it, however little
-        # it adds
-        as_wrong = self.relative >= _AS_WRONG * np.median(self.relative[first : last + 1])
-        while first > 0 and as_wrong[first - 1] and self.share[first - 1] > 0:
-            first -= 1
-        while last < self.size - 1 and as_wrong[last + 1] and self.share[last + 1] > 0:
-            last += 1
+        first, last = self._widen(*_shortest_range(self.share, _MAIN_SHARE))
         length = last - first + 1
-        if length > max(1, self.size * _RANGE_PART):
+        if length > max(1, self.size * _MAX_RANGE):
             return None
         if length == 1:
             return f"{self.name} {first} of {self.size}"
-        where = f"{_plural(self.name)} {first} to {last} of {self.size}"
+        indices = f"{_plural(self.name)} {first} to {last} of {self.size}"
         if self.size % length or first % length:
-            return where
+            return indices
         part, parts = first // length + 1, self.size // length
-        return (
-            f"{where}, the {('first', 'second')[part - 1]} half"
-            if parts == 2
-            else f"{where}, part {part} of {parts}"
-        )
+        if parts == 2:
+            return f"{indices}, the {'first' if part == 1 else 'second'} half"
+        return f"{indices}, part {part} of {parts}"
+
+    def _widen(self, first: int, last: int) -> tuple[int, int]:
+        """Extend a range to neighbors that are as wrong.
+
+        The first and last channels of a head can hold small numbers: they add little to the error
+        and still belong to the head.
+        """
+        median = np.median(self.relative[first : last + 1])
+        belongs = (self.relative >= _SIMILAR_ERROR * median) & (self.share > 0)
+        while first > 0 and belongs[first - 1]:
+            first -= 1
+        while last < self.size - 1 and belongs[last + 1]:
+            last += 1
+        return first, last
+
+    def _scattered(self) -> str | None:
+        order = np.argsort(-self.share, kind="stable")
+        count = int(np.searchsorted(np.cumsum(self.share[order]), _MAIN_SHARE)) + 1
+        if count > self.size * _MAX_SCATTERED:
+            return None
+        listed = sorted(map(int, order[:count]))[:_LISTED_INDICES]
+        more = ", ..." if count > _LISTED_INDICES else ""
+        return f"{count} of {self.size} {_plural(self.name)} ({', '.join(map(str, listed))}{more})"
 
     def _every_other(self) -> str | None:
         if self.size < 4:
             return None
         for start, name in ((0, "even"), (1, "odd")):
-            if float(self.share[start::2].sum()) >= _MOST:
+            if float(self.share[start::2].sum()) >= _MAIN_SHARE:
                 return f"the {name} {_plural(self.name)} of {self.size}"
         return None
-
-    def _scattered(self) -> str | None:
-        order = np.argsort(-self.share, kind="stable")
-        count = int(np.searchsorted(np.cumsum(self.share[order]), _MOST)) + 1
-        if count > self.size * _SCATTERED_PART:
-            return None
-        shown = ", ".join(str(index) for index in sorted(map(int, order[:count]))[:8])
-        return (
-            f"{count} of {self.size} {_plural(self.name)} ({shown}{', ...' if count > 8 else ''})"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """error: relative L2 of the whole tensor. form: a simple form of the difference in words, None
-    where there is none. nonfinite: how many numbers are finite in one tensor only; first_nonfinite:
-    the index of the first of them. axes: those longer than 1; empty where the error is none or not
-    finite.
+    """The difference of two tensors.
+
+    Attributes:
+        error: Relative L2 of the whole tensor.
+        form: The simple form of the difference, in words, or None.
+        nonfinite: How many elements are NaN or Inf in only one of the tensors.
+        first_nonfinite: The index of the first of those, if any.
+        axes: The axes longer than 1; empty if there is no error or it is infinite.
     """
 
     shape: tuple[int, ...]
@@ -127,176 +143,219 @@ class Breakdown:
     axes: list[Axis] = field(default_factory=list)
 
     def sentence(self) -> str:
-        """What a person should know first."""
+        """Return the most important fact about the difference."""
         if self.nonfinite:
-            of_all = f"{self.nonfinite} of {math.prod(self.shape)} numbers"
-            return f"{of_all} are finite on one side only, the first at {list(self.first_nonfinite or ())}"
+            return (
+                f"{self.nonfinite} of {math.prod(self.shape)} elements are NaN or Inf on one side "
+                f"only, the first at {list(self.first_nonfinite or ())}"
+            )
         if self.error == 0:
             return "the two tensors are equal"
         if self.form is not None:
             return f"the port's tensor is the reference's {self.form}"
-        where = [found for axis in self.axes if (found := axis.concentration()) is not None]
-        if not where:
-            return "the error is spread over " + (
-                " and ".join(f"all {_plural(axis.name)}" for axis in self.axes) or "its one number"
-            )
-        return f"{_MOST:.0%} of the error or more is in {'; and in '.join(where)}"
+        concentrations = [axis.concentration() for axis in self.axes]
+        places = [place for place in concentrations if place is not None]
+        if places:
+            return f"{_MAIN_SHARE:.0%} of the error or more is in {'; and in '.join(places)}"
+        spread = " and ".join(f"all {_plural(axis.name)}" for axis in self.axes)
+        return f"the error is spread over {spread or 'its one element'}"
 
     def lines(self) -> list[str]:
-        """A few lines for a report: the sentence, then the worst indices of each axis."""
-        shown = [self.sentence()]
+        """Return the lines of a report: the sentence, then the worst indices of each axis."""
+        lines = [self.sentence()]
         for axis in self.axes:
-            worst = ", ".join(
+            worst = [
                 f"{index} ({relative:.2g})"
                 for index, relative in axis.worst()
                 if axis.share[index] > 0
-            )
-            shown.append(f"worst {_plural(axis.name)}: {worst}")
-        return shown
+            ]
+            lines.append(f"worst {_plural(axis.name)}: {', '.join(worst)}")
+        return lines
 
 
 def break_down(reference: Array, port: Array) -> Breakdown:
-    """Break the difference of two tensors down by axes; the port's is viewed in the reference's
-    shape.
+    """Return where two tensors differ; the port's is viewed in the reference's shape.
 
-    Up to three axes are taken for batch, tokens and channels. Raises ValueError where the two hold
-    different amounts.
+    Up to three axes count as batch, tokens and channels.
+
+    Raises:
+        ValueError: If the tensors have different numbers of elements.
     """
     if reference.size != port.size:
         raise ValueError(
             f"the reference's tensor has shape {reference.shape} and the port's {port.shape}"
         )
-    kind = np.complex128 if np.iscomplexobj(reference) or np.iscomplexobj(port) else np.float64
-    one, other = reference.astype(kind), port.reshape(reference.shape).astype(kind)
+    is_complex = np.iscomplexobj(reference) or np.iscomplexobj(port)
+    dtype = np.complex128 if is_complex else np.float64
     shape = tuple(reference.shape)
-    apart = np.isfinite(one) != np.isfinite(other)
-    if apart.any():
-        first = tuple(int(index) for index in np.argwhere(apart)[0])
-        return Breakdown(shape, math.inf, nonfinite=int(apart.sum()), first_nonfinite=first)
-    one, other = np.nan_to_num(one, posinf=0, neginf=0), np.nan_to_num(other, posinf=0, neginf=0)
-    wrong, size = np.abs(other - one) ** 2, np.abs(one) ** 2
-    total, whole = float(wrong.sum()), float(size.sum())
-    error = math.sqrt(total / whole) if whole else math.inf if total else 0.0
-    if total == 0:
-        return Breakdown(shape, error)
+    reference, port = reference.astype(dtype), port.reshape(shape).astype(dtype)
+    mismatches = np.isfinite(reference) != np.isfinite(port)
+    if mismatches.any():
+        first = tuple(int(index) for index in np.argwhere(mismatches)[0])
+        count = int(mismatches.sum())
+        return Breakdown(shape, math.inf, nonfinite=count, first_nonfinite=first)
+
+    reference = np.nan_to_num(reference, posinf=0, neginf=0)
+    port = np.nan_to_num(port, posinf=0, neginf=0)
+    squared_error, squared_size = np.abs(port - reference) ** 2, np.abs(reference) ** 2
+    total_error, total_size = float(squared_error.sum()), float(squared_size.sum())
+    if total_error == 0:
+        return Breakdown(shape, 0.0)
+    error = math.sqrt(total_error / total_size) if total_size else math.inf
     axes = [
-        _axis(index, shape, wrong, size, total) for index in range(len(shape)) if shape[index] > 1
+        _error_along(axis, squared_error, squared_size)
+        for axis, size in enumerate(shape)
+        if size > 1
     ]
-    return Breakdown(shape, error, _form(one, other, math.sqrt(total)), axes=axes)
+    return Breakdown(shape, error, _simple_form(reference, port), axes=axes)
 
 
 def break_down_finding(
     finding: Finding, reference: str | Path, port: str | Path, rank: int | None = None
 ) -> Breakdown:
-    """Break down the tensor that a finding is about. reference, port: the folders of whole tensors
-    of the two runs.
+    """Break down the tensor of a finding.
 
-    Raises ValueError, of one line, where the tensor is not there on both sides or cannot be broken
-    down.
+    Args:
+        finding: The finding of a comparison.
+        reference: The OTEL_TORCH_TENSORS folder of the reference's run.
+        port: The OTEL_TORCH_TENSORS folder of the port's run.
+        rank: The rank to read, if the folders hold several.
+
+    Raises:
+        ValueError: If one side lacks the tensor or it cannot be read; the message is one line.
     """
-    places = (
-        ("reference", reference, finding.model, finding.module, finding.tensor, finding.loop, finding.step, finding.call),
-        ("port", port, finding.port_model, finding.port_module, finding.port_tensor, finding.port_loop, finding.port_step,
-         finding.port_call),
-    )  # fmt: skip
-    found = []
-    for side, folder, model, module, tensor, loop, step, call in places:
-        if model is None or module is None or tensor is None:
-            raise ValueError(
-                f"the finding names no tensor of the {side}, so there is nothing to break down"
-            )
-        key = tensor_key(model, module, tensor, call, finding.phase)
+    reference_key = None
+    if finding.model is not None and finding.module is not None and finding.tensor is not None:
+        reference_key = tensor_key(
+            finding.model, finding.module, finding.tensor, finding.call, finding.phase
+        )
+    port_key = None
+    if (
+        finding.port_model is not None
+        and finding.port_module is not None
+        and finding.port_tensor is not None
+    ):
+        port_key = tensor_key(
+            finding.port_model,
+            finding.port_module,
+            finding.port_tensor,
+            finding.port_call,
+            finding.phase,
+        )
+    sides = (
+        ("reference", reference, reference_key, finding.loop, finding.step),
+        ("port", port, port_key, finding.port_loop, finding.port_step),
+    )
+    tensors = []
+    for side, folder, key, loop, step in sides:
+        if key is None:
+            raise ValueError(f"the finding has no tensor of the {side}, so nothing to break down")
         stored = TensorFolder(folder, rank).find(loop, step, key)
-        numbers = None if stored is None else stored.read()
-        if numbers is None:
+        tensor = None if stored is None else stored.read()
+        if tensor is None:
             raise ValueError(
-                f"{folder}: holds no tensor {key} of loop {loop or 0}, step {step or 0}; record the {side} with "
-                f"OTEL_TORCH_TENSORS and a selection that takes {module or model} in"
+                f"{folder}: no tensor {key} of loop {loop or 0}, step {step or 0}; record the "
+                f"{side} with OTEL_TORCH_TENSORS and with that module selected"
             )
-        found.append(numbers)
-    return break_down(*found)
+        tensors.append(tensor)
+    return break_down(*tensors)
 
 
-def _axis(index: int, shape: tuple[int, ...], wrong: Array, size: Array, total: float) -> Axis:
-    others = tuple(axis for axis in range(len(shape)) if axis != index)
-    errors, sizes = wrong.sum(axis=others), size.sum(axis=others)
+def _error_along(axis: int, squared_error: Array, squared_size: Array) -> Axis:
+    remaining_axes = tuple(index for index in range(squared_error.ndim) if index != axis)
+    errors, sizes = squared_error.sum(axis=remaining_axes), squared_size.sum(axis=remaining_axes)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(errors == 0, 0.0, np.sqrt(errors / sizes))
-    return Axis(_name(index, len(shape)), relative, errors / total)
+    return Axis(_axis_name(axis, squared_error.ndim), relative, errors / float(squared_error.sum()))
 
 
-def _name(index: int, count: int) -> str:
-    """What an axis holds, as far as that is custom.
+def _axis_name(axis: int, dimensions: int) -> str:
+    """Return what an axis conventionally holds.
 
-    >>> [_name(index, 3) for index in range(3)], _name(1, 4)
+    >>> [_axis_name(axis, 3) for axis in range(3)], _axis_name(1, 4)
     (['batch entry', 'token', 'channel'], 'axis-1 index')
     """
-    return (
-        ("batch entry", "token", "channel")[index - count] if count <= 3 else f"axis-{index} index"
-    )
+    if dimensions <= len(_AXIS_NAMES):
+        return _AXIS_NAMES[axis - dimensions]
+    return f"axis-{axis} index"
 
 
 def _plural(name: str) -> str:
-    return {"y": f"{name[:-1]}ies", "x": f"{name[:-2]}ices"}.get(name[-1], f"{name}s")
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    if name.endswith("x"):
+        return f"{name[:-2]}ices"
+    return f"{name}s"
 
 
 def _shortest_range(share: Array, enough: float) -> tuple[int, int]:
-    """The first and last index of the shortest range that holds `enough` of the whole."""
+    """Return the first and last index of the shortest range that holds `enough` of the total.
+
+    >>> _shortest_range(np.array([0.01, 0.5, 0.49, 0.0]), 0.98)
+    (1, 2)
+    """
     sums = np.concatenate([[0.0], np.cumsum(share)])
-    ends = np.searchsorted(
-        sums, sums[:-1] + enough * sums[-1] - 1e-12
-    )  # beyond the last one where not enough is left
+    # Past the end for a start with less than `enough` after it.
+    ends = np.searchsorted(sums, sums[:-1] + enough * sums[-1] - 1e-12)
     lengths = np.where(ends <= len(share), ends - np.arange(len(share)), len(share) + 1)
     first = int(np.argmin(lengths))
     return first, max(int(ends[first]) - 1, first)
 
 
-def _form(one: Array, other: Array, error: float) -> str | None:
-    """A simple form of the difference: what one would have to do to the reference's tensor to get
-    the port's.
-    """
-    for name, make in _forms(one, other):
-        if float(np.linalg.norm(other - make())) <= _LEFT_OVER * error:
-            return name
+def _simple_form(reference: Array, port: Array) -> str | None:
+    """Return the first simple change of the reference's tensor that yields the port's."""
+    limit = _MAX_UNEXPLAINED * float(np.linalg.norm(port - reference))
+    for description, make in _candidate_forms(reference, port):
+        if float(np.linalg.norm(port - make())) <= limit:
+            return description
+    if _is_permutation(reference, port, limit):
+        return "with its elements in another order"
     return None
 
 
-def _forms(one: Array, other: Array) -> Iterator[tuple[str, Callable[[], Array]]]:
-    square = float(np.vdot(one, one).real)
-    factor = float(np.vdot(one, other).real) / square if square else 0.0
+def _candidate_forms(reference: Array, port: Array) -> Iterator[tuple[str, Callable[[], Array]]]:
+    """Yield (description, function that applies the change to the reference's tensor)."""
+    square = float(np.vdot(reference, reference).real)
+    factor = float(np.vdot(reference, port).real) / square if square else 0.0
+    is_negated = abs(factor + 1) < 1e-3
     yield (
-        ("with the other sign" if abs(factor + 1) < 1e-3 else f"times {factor:.4g}"),
-        lambda: one * factor,
+        "with the other sign" if is_negated else f"times {factor:.4g}",
+        partial(np.multiply, reference, factor),
     )
-    shift = float((other - one).real.mean())
-    yield f"plus {shift:.4g}", lambda: one + shift
-    if not other.any():
+    shift = float((port - reference).real.mean())
+    yield f"plus {shift:.4g}", partial(np.add, reference, shift)
+    if not port.any():
         return
-    for axis, size in enumerate(one.shape):
-        if size == 1:
-            continue
-        name = _plural(_name(axis, one.ndim))
-        if size % 2 == 0:
+    long_axes = [axis for axis, size in enumerate(reference.shape) if size > 1]
+    names = [_plural(_axis_name(axis, reference.ndim)) for axis in range(reference.ndim)]
+    for axis in long_axes:
+        half, remainder = divmod(reference.shape[axis], 2)
+        if remainder == 0:
             yield (
-                f"with the two halves of its {name} exchanged",
-                lambda axis=axis, size=size: np.roll(one, size // 2, axis),  # type: ignore[misc]
+                f"with the two halves of its {names[axis]} swapped",
+                partial(np.roll, reference, half, axis),
             )
-        yield f"with its {name} in reverse", lambda axis=axis: np.flip(one, axis)  # type: ignore[misc]
-        for by in (1, -1):
-            yield f"with its {name} moved by {by}", lambda axis=axis, by=by: np.roll(one, by, axis)  # type: ignore[misc]
-    for first in range(one.ndim):
-        for second in range(first + 1, one.ndim):
-            if one.shape[first] > 1 and one.shape[second] > 1:
-                names = _plural(_name(first, one.ndim)), _plural(_name(second, one.ndim))
+        yield f"with its {names[axis]} reversed", partial(np.flip, reference, axis)
+        for offset in (1, -1):
+            yield (
+                f"with its {names[axis]} shifted by {offset}",
+                partial(np.roll, reference, offset, axis),
+            )
+    for first in long_axes:
+        for second in long_axes:
+            if first < second:
                 yield (
-                    f"with {names[0]} and {names[1]} laid out in exchanged order",
-                    lambda first=first, second=second: np.swapaxes(one, first, second).reshape(
-                        one.shape
-                    ),  # type: ignore[misc]
+                    f"with {names[first]} and {names[second]} laid out in swapped order",
+                    partial(_swap_memory_order, reference, first, second),
                 )
-    if not np.iscomplexobj(one):
-        ordered = np.sort(one, axis=None)
-        if float(np.linalg.norm(np.sort(other, axis=None) - ordered)) <= _LEFT_OVER * float(
-            np.linalg.norm(other - one)
-        ):
-            yield "with its numbers in another order", lambda: other
+
+
+def _swap_memory_order(array: Array, first: int, second: int) -> Array:
+    return np.swapaxes(array, first, second).reshape(array.shape)
+
+
+def _is_permutation(reference: Array, port: Array, limit: float) -> bool:
+    if np.iscomplexobj(reference) or not port.any():
+        return False
+    difference = np.sort(port, axis=None) - np.sort(reference, axis=None)
+    return float(np.linalg.norm(difference)) <= limit

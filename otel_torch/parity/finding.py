@@ -1,4 +1,4 @@
-"""What a comparison says: plain data that every way of showing it is made from."""
+"""The result of a comparison as plain data, which every report and `--json` are made from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SCHEMA = "otel_torch.diff/1"
 Side = Literal["input", "output", "parameter"]
 Kind = Literal["value", "layout", "nonfinite", "shape", "dtype", "weights", "missing"]
 Verdict = Literal["match", "diverged", "incomparable"]
-# what became of a compared pair of tensors; the first four are within their floors or harmless
+# The outcome of a compared pair. The first four are within their floor, or harmless.
 State = Literal["right", "layout", "dtype", "healed", "inherited", "introduced"]
-# what a person is shown of a tensor
+# The statistics that a report shows of a tensor.
 SHOWN_STATISTICS = (
     "abs_mean",
     "mean",
@@ -32,7 +32,7 @@ SHOWN_STATISTICS = (
 
 @dataclass(frozen=True, slots=True)
 class UncomparedTensor:
-    """A place without a time: what only one side has, or what could not be told apart."""
+    """A module, and possibly a tensor of it, that only one side has or whose match is ambiguous."""
 
     model: str
     module: str
@@ -41,13 +41,16 @@ class UncomparedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference, at its place in each program's own names; a field is None where that program
-    has no such place.
+    """One difference, in the names of both programs; None where a program has no such place.
 
-    side: `input` means that the tensor entered `module` already wrong though every recorded module
-    before it was right, so that the fault is in the code in front of it. error, floor: relative L2
-    (no unit), None where there is none, infinite where a value is not finite. step, call, loop: as
-    in the recordings. rank: None where there is one. explanation: one sentence for a person.
+    Attributes:
+        side: `input` if the tensor was already wrong when it entered `module` and everything
+            recorded before it matches: the fault is in the code that feeds the module.
+        error: Relative L2, no unit; None if it is not defined, infinite with NaN or Inf values.
+        floor: The error up to which the two tensors match, likewise.
+        loop, step, call: As in the recordings.
+        rank: The rank with the finding; None for recordings of one process.
+        explanation: One sentence for people.
     """
 
     model: str | None
@@ -74,13 +77,14 @@ class Finding:
 
 @dataclass(slots=True)
 class ComparedPair:
-    """One pair of tensors that should be equal, and how they compared: what curves, maps and trees
-    are drawn from.
+    """Two tensors that should be equal, and how they compare. Curves, heat maps and trees are
+    drawn from these.
 
-    model, module, tensor, loop, step, call: the reference's place; port_*: the port's. depth: the
-    pair's number in the reference's order within its step, from 0. error, floor: as in `Finding`.
-    statistics, port_statistics: what the two recordings say of the tensor (`SHOWN_STATISTICS`, as
-    recorded).
+    Attributes:
+        model, module, tensor, loop, step, call: The place in the reference; `port_*` in the port.
+        depth: Index in the reference's execution order within the step, from 0.
+        error, floor: As in `Finding`.
+        statistics, port_statistics: The `SHOWN_STATISTICS` as recorded.
     """
 
     model: str
@@ -109,12 +113,21 @@ class ComparedPair:
 class Report:
     """The result of a comparison.
 
-    pairs: how many pairs of tensors were compared. first: the finding that explains the divergence,
-    None where there is none. introduced: all independent findings, `first` among them. harmless:
-    differences that healed, of dtype or of layout alone. unpaired: modules that only one side has.
-    compared: the pairs themselves, in the reference's order (of a long recording those of its first
-    steps and of every step with a difference; `compared_left_out` counts the rest). chain: the
-    pairs on the way from the inputs to the first finding.
+    Attributes:
+        reason: Why the recordings cannot be compared, if so.
+        pairs: How many pairs of tensors were compared.
+        first: The finding that explains the divergence, if any.
+        introduced: All independent findings, `first` included.
+        harmless: Differences of dtype or layout alone, and those that healed downstream.
+        unpaired: `reference` and `port` -> the modules that only this side has.
+        ambiguous: Modules with several equally good matches.
+        warnings: One line each.
+        compared: The pairs in the reference's order. For a long recording, those of its first steps
+            and of every step with a difference.
+        compared_left_out: How many pairs are missing from `compared`.
+        chain: The pairs on the path from the inputs to the first finding.
+        weaker: Whether statistics alone decided, because there were no sketches.
+        isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
     """
 
     verdict: Verdict
@@ -133,42 +146,44 @@ class Report:
     chain: list[ComparedPair] = field(default_factory=list)
     reference: str = ""
     port: str = ""
-    weaker: bool = False  # no sketches: statistics decided
-    isolated: bool = False  # the port ran from the reference's values
+    weaker: bool = False
+    isolated: bool = False
 
     @property
     def schema(self) -> str:
-        """The name and version of the JSON object."""
+        """Name and version of the JSON object."""
         return SCHEMA
 
     def as_json(self, everything: bool = False) -> dict[str, Any]:
-        """The object that `otel-torch diff --json` prints; `everything` adds the compared pairs."""
-        found: dict[str, Any] = {
+        """Return the object that `otel-torch diff --json` prints.
+
+        Args:
+            everything: Whether to add the compared pairs.
+        """
+        content: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "reason": self.reason,
             "pairs": self.pairs,
-            "first": None if self.first is None else _plain(self.first),
-            "introduced": [_plain(one) for one in self.introduced],
-            "harmless": [_plain(one) for one in self.harmless],
-            "unpaired": {
-                side: [_plain(one) for one in modules] for side, modules in self.unpaired.items()
-            },
-            "ambiguous": [_plain(one) for one in self.ambiguous],
+            "first": _to_json(self.first),
+            "introduced": _to_json(self.introduced),
+            "harmless": _to_json(self.harmless),
+            "unpaired": _to_json(self.unpaired),
+            "ambiguous": _to_json(self.ambiguous),
             "warnings": list(self.warnings),
         }
         if everything:
-            found["compared"] = [_plain(one) for one in self.compared]
-            found["compared_left_out"] = self.compared_left_out
-        return found
+            content["compared"] = _to_json(self.compared)
+            content["compared_left_out"] = self.compared_left_out
+        return content
 
 
-def _plain(value: Any) -> Any:
-    """Data classes as dicts, and non-finite numbers as strings: what strict JSON can carry."""
+def _to_json(value: Any) -> Any:
+    """Return dataclasses as dicts, and NaN and Inf as strings, which strict JSON can hold."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: _to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     return spell(value)

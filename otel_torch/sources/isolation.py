@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.console import say, say_once
 from otel_torch.recording.isolation_pairing import Pairing, Slot
-from otel_torch.recording.tensor_files import Stored, TensorFolder, tensor_key
+from otel_torch.recording.tensor_files import StoredTensor, TensorFolder, tensor_key
 from otel_torch.session import Session
 from otel_torch.sources import modules
 from otel_torch.sources.conform_tensor import Stays, fitted
@@ -390,7 +390,7 @@ def _opened(path: Path) -> Any:
 
 
 @unobserved
-def _read_fitted(stored: Stored, own: torch.Tensor) -> torch.Tensor:
+def _read_fitted(stored: StoredTensor, own: torch.Tensor) -> torch.Tensor:
     """The reference's tensor with the port's shape, type and device. Raises Stays where it is
     another thing.
     """
