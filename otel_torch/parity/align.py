@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from otel_torch.parity.call_graph import Call, Program, Role
+from otel_torch.parity.call_graph import ModuleCall, Program, Role
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.parameters import pattern
 from otel_torch.parity.values import Comparer, Relation
@@ -29,7 +29,7 @@ Ground = Literal["owner", "fused", "container", "outermost", "alike"]
 
 
 @dataclass(slots=True, eq=False)
-class Expectation:
+class TensorPair:
     """Two roles that should be equal. Several on one side: their sum, or their parts under each
     other, is what is meant.
     """
@@ -40,9 +40,9 @@ class Expectation:
     relation: Relation
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether they are."""
-        return self.relation.right
+        return self.relation.is_right
 
     @property
     def time(self) -> int:
@@ -60,10 +60,10 @@ class Alignment:
     port: Program
     modules: ModulePairs
     comparer: Comparer
-    calls: dict[Call, Call] = field(default_factory=dict)
-    uncalled: tuple[list[Call], list[Call]] = field(default_factory=lambda: ([], []))
-    expectations: list[Expectation] = field(default_factory=list)
-    partner: dict[Call, Call] = field(default_factory=dict)  # of both sides
+    calls: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
+    uncalled: tuple[list[ModuleCall], list[ModuleCall]] = field(default_factory=lambda: ([], []))
+    pairs: list[TensorPair] = field(default_factory=list)
+    partner: dict[ModuleCall, ModuleCall] = field(default_factory=dict)  # of both sides
 
 
 def align(reference: Program, port: Program, modules: ModulePairs, comparer: Comparer) -> Alignment:
@@ -76,7 +76,7 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     _expect_of_alike(found)
     _expect_of_equal_inputs(found)
     _expect_of_namesakes(found)
-    found.expectations.sort(key=lambda one: one.time)
+    found.pairs.sort(key=lambda one: one.time)
     return found
 
 
@@ -100,7 +100,7 @@ def _pair_outermost(found: Alignment) -> None:
         _pair(found, one, other)
 
 
-def _pair(found: Alignment, one: Call, other: Call) -> None:
+def _pair(found: Alignment, one: ModuleCall, other: ModuleCall) -> None:
     if one not in found.partner and other not in found.partner:
         found.calls[one] = other
         found.partner[one], found.partner[other] = other, one
@@ -118,16 +118,16 @@ def _pair_calls(found: Alignment) -> None:
         found.uncalled[1].extend(call for call in right if call not in found.partner)
 
 
-def _by_place(calls: Iterable[Call]) -> dict[ModulePath, list[Call]]:
-    groups: dict[ModulePath, list[Call]] = defaultdict(list)
+def _by_place(calls: Iterable[ModuleCall]) -> dict[ModulePath, list[ModuleCall]]:
+    groups: dict[ModulePath, list[ModuleCall]] = defaultdict(list)
     for call in calls:
         groups[call.module_path].append(call)
     return groups
 
 
 def _in_turn(
-    found: Alignment, left: Sequence[Call], right: Sequence[Call]
-) -> list[tuple[Call, Call]]:
+    found: Alignment, left: Sequence[ModuleCall], right: Sequence[ModuleCall]
+) -> list[tuple[ModuleCall, ModuleCall]]:
     """Calls of one module on both sides, in order; where one side has more of them, first those
     with equal inputs.
     """
@@ -146,13 +146,13 @@ def _in_turn(
     return pairs + list(zip(unmatched, rest, strict=False))
 
 
-def _meet(comparer: Comparer, one: Call, other: Call) -> bool:
+def _meet(comparer: Comparer, one: ModuleCall, other: ModuleCall) -> bool:
     """Whether an input of one call is an input of the other."""
     return any(
         comparer.equal(first.value, second.value)
         for first in one.inputs
         for second in other.inputs
-        if not first.value.constant
+        if not first.value.is_constant
     )
 
 
@@ -171,22 +171,22 @@ def _expect_of_pairs(found: Alignment) -> None:
         _expect_sides(found, one, other, ground)
 
 
-def _expect_sides(found: Alignment, one: Call, other: Call, ground: Ground) -> None:
+def _expect_sides(found: Alignment, one: ModuleCall, other: ModuleCall, ground: Ground) -> None:
     for left, right in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
-        found.expectations += pair_roles(found.comparer, left, right, ground)
+        found.pairs += pair_roles(found.comparer, left, right, ground)
 
 
 def pair_roles(
     comparer: Comparer, left: Sequence[Role], right: Sequence[Role], ground: Ground
-) -> list[Expectation]:
+) -> list[TensorPair]:
     """Pair the tensors of one side of two calls: equal ones, equal names, then the only ones of a
     size.
     """
-    found: list[Expectation] = []
+    found: list[TensorPair] = []
     ones, others = list(left), list(right)
 
     def take(one: list[Role], other: list[Role], relation: Relation) -> None:
-        found.append(Expectation(one, other, ground, relation))
+        found.append(TensorPair(one, other, ground, relation))
         for role in one:
             ones.remove(role)
         for role in other:
@@ -244,7 +244,7 @@ def pair_roles(
         partners = [
             other
             for other in others
-            if one.value.exact and other.value.exact and _same_name(one, other)
+            if one.value.is_integer and other.value.is_integer and _same_name(one, other)
         ]
         if (
             one.side == "input"
@@ -257,7 +257,7 @@ def pair_roles(
         and len(left) == len(right) == 1
         and ones
         and others
-        and left[0].value.constant != right[0].value.constant
+        and left[0].value.is_constant != right[0].value.is_constant
     ):
         take([ones[0]], [others[0]], comparer.relation(ones[0].value, others[0].value))
     weighty = _weighty(ones), _weighty(others)
@@ -272,12 +272,12 @@ def pair_roles(
             for other in others
             if comparer.relation(one.value, other.value).state == "repeated"
         ]
-        if partners and not one.value.constant:
+        if partners and not one.value.is_constant:
             take([one], [partners[0]], comparer.relation(one.value, partners[0].value))
     return found
 
 
-def _uncross(comparer: Comparer, found: list[Expectation], ground: Ground) -> None:
+def _uncross(comparer: Comparer, found: list[TensorPair], ground: Ground) -> None:
     """Equal tensors whose names are exchanged (q given as k, and k as q) are no match of both, but
     a fault of both.
     """
@@ -290,8 +290,8 @@ def _uncross(comparer: Comparer, found: list[Expectation], ground: Ground) -> No
             if crossed and not _same_name(a, b):
                 found.remove(first)
                 found.remove(second)
-                found.append(Expectation([a], [d], ground, comparer.relation(a.value, d.value)))
-                found.append(Expectation([c], [b], ground, comparer.relation(c.value, b.value)))
+                found.append(TensorPair([a], [d], ground, comparer.relation(a.value, d.value)))
+                found.append(TensorPair([c], [b], ground, comparer.relation(c.value, b.value)))
 
 
 def _pairs(roles: Sequence[Role]) -> list[tuple[Role, Role]]:
@@ -304,11 +304,11 @@ def _sum(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation |
     """
     values = one.value, first.value, second.value
     if len({value.numel for value in values}) > 1 or any(
-        value.sketch is None or value.constant for value in values
+        value.sketch is None or value.is_constant for value in values
     ):
         return None
     relation = _sum_relation(comparer, one, first, second)
-    return relation if relation.right else None
+    return relation if relation.is_right else None
 
 
 def _sum_relation(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation:
@@ -323,7 +323,9 @@ def _sum_relation(comparer: Comparer, one: Role, first: Role, second: Role) -> R
 
 def _fits(one: Role, other: Role) -> bool:
     return (
-        one.value.numel == other.value.numel and not one.value.constant and not other.value.constant
+        one.value.numel == other.value.numel
+        and not one.value.is_constant
+        and not other.value.is_constant
     )
 
 
@@ -334,8 +336,8 @@ def _tell(one: Role, other: Role) -> bool:
     numbers = [role.row.get("min") for role in (one, other)]
     return (
         one.value.numel == other.value.numel
-        and one.value.constant
-        and other.value.constant
+        and one.value.is_constant
+        and other.value.is_constant
         and all(
             isinstance(number, int | float) and abs(number) not in (0, 1) and abs(number) < 1e9
             for number in numbers
@@ -358,19 +360,21 @@ def _expect_of_fused(found: Alignment) -> None:
         _fuse(found, [theirs.get(part, []) for part in parts], mine.get(whole, []), True)
 
 
-def _fuse(found: Alignment, parts: list[list[Call]], wholes: list[Call], turned: bool) -> None:
+def _fuse(
+    found: Alignment, parts: list[list[ModuleCall]], wholes: list[ModuleCall], turned: bool
+) -> None:
     if not parts or any(len(calls) != len(wholes) for calls in parts):
         return
     for index, whole in enumerate(wholes):
         calls = [part[index] for part in parts]
         for call in calls:
             pairs = (whole.inputs, call.inputs) if turned else (call.inputs, whole.inputs)
-            found.expectations += pair_roles(found.comparer, *pairs, "fused")
+            found.pairs += pair_roles(found.comparer, *pairs, "fused")
         outs = [call.outputs[0] for call in calls if call.outputs]
         if len(outs) == len(calls) and whole.outputs:
             relation = _put_together(found.comparer, outs, whole.outputs[0], turned)
             sides = ([whole.outputs[0]], outs) if turned else (outs, [whole.outputs[0]])
-            found.expectations.append(Expectation(*sides, "fused", relation))
+            found.pairs.append(TensorPair(*sides, "fused", relation))
 
 
 def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bool) -> Relation:
@@ -397,7 +401,7 @@ def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bo
 
 def _expect_of_alike(found: Alignment) -> None:
     """Modules without parameters, of one name in paired containers or of equal inputs."""
-    mine: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+    mine: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
     for call in _free_to_pair(found, 1):
         if (
             call not in found.partner
@@ -405,7 +409,7 @@ def _expect_of_alike(found: Alignment) -> None:
             and (above := _known_above(found, call)) is not None
         ):
             mine[above, _leaf(call)].append(call)
-    groups: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
     for call in _free_to_pair(found, 0):
         if (
             call not in found.partner
@@ -424,24 +428,22 @@ def _expect_of_alike(found: Alignment) -> None:
             if any(call.module_path in found.modules.matched for call in (one,)):
                 continue
             inputs = pair_roles(found.comparer, one.inputs, other.inputs, "alike")
-            found.expectations += inputs
+            found.pairs += inputs
             if (
                 inputs
                 and all(pair.relation.state == "equal" for pair in inputs)
                 and len(inputs) == len(one.inputs) == len(other.inputs)
             ):
-                found.expectations += pair_roles(
-                    found.comparer, one.outputs, other.outputs, "alike"
-                )
+                found.pairs += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
 
 
 def _expect_of_namesakes(found: Alignment) -> None:
     """What goes into modules of one name in paired containers, though one of them has parameters
     and the other has not.
     """
-    groups: list[dict[tuple[Call, str], list[Call]]] = []
+    groups: list[dict[tuple[ModuleCall, str], list[ModuleCall]]] = []
     for side in (0, 1):
-        group: dict[tuple[Call, str], list[Call]] = defaultdict(list)
+        group: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
         for call in _free_to_pair(found, side):
             above = _known_above(found, call)
             if above is not None and call.inputs:
@@ -454,7 +456,7 @@ def _expect_of_namesakes(found: Alignment) -> None:
                 if found.partner.get(one) is not other and (
                     one not in found.partner or other not in found.partner
                 ):
-                    found.expectations += pair_roles(
+                    found.pairs += pair_roles(
                         found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike"
                     )
 
@@ -486,17 +488,17 @@ def _expect_of_equal_inputs(found: Alignment) -> None:
                 )
                 if outputs:
                     _pair(found, one, other)
-                    found.expectations += outputs
+                    found.pairs += outputs
                     break
 
 
-def _free_to_pair(found: Alignment, side: int) -> list[Call]:
+def _free_to_pair(found: Alignment, side: int) -> list[ModuleCall]:
     """The calls of a side but those that a map keeps apart."""
     calls = (found.reference, found.port)[side].calls
     return [call for call in calls if call.module_path not in found.modules.unpaired[side]]
 
 
-def _is_free(found: Alignment, call: Call) -> bool:
+def _is_free(found: Alignment, call: ModuleCall) -> bool:
     """Whether a call is a leaf without a partner, and not one that hands on what it is given by its
     nature.
     """
@@ -511,10 +513,10 @@ def _is_free(found: Alignment, call: Call) -> bool:
 
 
 def _weighty(roles: Sequence[Role]) -> list[Role]:
-    return [role for role in roles if not role.value.constant and not role.value.exact]
+    return [role for role in roles if not role.value.is_constant and not role.value.is_integer]
 
 
-def _lie_alike(found: Alignment, one: Call, other: Call) -> bool:
+def _lie_alike(found: Alignment, one: ModuleCall, other: ModuleCall) -> bool:
     """Whether two calls are made in a pair of calls, which for those of another class is more than
     the whole model.
     """
@@ -523,7 +525,7 @@ def _lie_alike(found: Alignment, one: Call, other: Call) -> bool:
     return bool(pairs) and (pairs[0].parent is not None or one.cls == other.cls)
 
 
-def _above(call: Call) -> list[Call]:
+def _above(call: ModuleCall) -> list[ModuleCall]:
     """The calls around one, the innermost first."""
     found = []
     while call.parent is not None:
@@ -532,7 +534,7 @@ def _above(call: Call) -> list[Call]:
     return found
 
 
-def _known_above(found: Alignment, call: Call) -> Call | None:
+def _known_above(found: Alignment, call: ModuleCall) -> ModuleCall | None:
     """The innermost enclosing call that has a partner."""
     above = call.parent
     while above is not None and above not in found.partner:
@@ -540,7 +542,7 @@ def _known_above(found: Alignment, call: Call) -> Call | None:
     return above
 
 
-def _leaf(call: Call) -> str:
+def _leaf(call: ModuleCall) -> str:
     """The last component of its name that says something."""
     parts = pattern(call.module).split(".")
     return parts[-1] if parts[-1] != "*" else ".".join(parts[-2:])

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.align import FUSED_FACTOR, Alignment, Expectation
-from otel_torch.parity.call_graph import Value
+from otel_torch.parity.align import FUSED_FACTOR, Alignment, TensorPair
+from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, State
-from otel_torch.parity.judge import GROWTH, Judgement
+from otel_torch.parity.judge import GROWTH, Judgment
 from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
 from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
 from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_meet
@@ -37,7 +37,7 @@ _Found = dict[tuple[bool, int], list[tuple[int, ...]]]
 
 
 @dataclass(slots=True)
-class Numbers:
+class Measurements:
     """One side of an episode as a plan needs it. sketches: float64, those of `columns` and then
     those of earlier episodes; slots: for each row which of them is its value's, -1 for none.
     finite: by row.
@@ -50,7 +50,7 @@ class Numbers:
     finite: Flags
 
     @staticmethod
-    def of(columns: Columns, structure: Structure, earlier: Sketches) -> Numbers:
+    def of(columns: Columns, structure: Structure, earlier: Sketches) -> Measurements:
         """The numbers of an episode, whose structure this is; of what was seen before it, `earlier`
         knows the sketches.
         """
@@ -75,11 +75,11 @@ class Numbers:
                     [at for at, one in enumerate(usable) if one is None]
                 )
                 slots = np.where(np.isin(slots, missing), -1, slots)
-        return Numbers(columns, structure, sketches, slots, columns.finite)
+        return Measurements(columns, structure, sketches, slots, columns.finite)
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedPairs:
     """How the pairs of a plan compare in one episode, a number each, in the plan's order. error:
     NaN where there is none.
 
@@ -100,7 +100,7 @@ class Checked:
 
 
 @dataclass(slots=True)
-class Judged:
+class CachedJudgment:
     """What the full analysis made of an episode, by the places of its pairs in the plan."""
 
     diverged: bool
@@ -118,7 +118,7 @@ class _Several:
     parts: NDArray[np.int64]
     turned: bool
 
-    def sides(self, one: Numbers, other: Numbers) -> tuple[Numbers, Numbers]:
+    def sides(self, one: Measurements, other: Measurements) -> tuple[Measurements, Measurements]:
         """The side of the wholes, and that of the parts."""
         return (one, other) if self.turned else (other, one)
 
@@ -135,14 +135,14 @@ class _Like:
     reordered: bool  # by a map
 
     @staticmethod
-    def of(value: Value, comparer: Comparer) -> _Like:
+    def of(value: TensorValue, comparer: Comparer) -> _Like:
         """What there is to know of a value."""
         return _Like(
             value.numel, value.shapes, comparer.coarse.get(value, 0.0), value in comparer.reordered
         )
 
 
-class Plan:
+class PairPlan:
     """The pairs of two structures.
 
     rows: those that the alignment was made of. modules: the reference's module of each pair.
@@ -156,7 +156,7 @@ class Plan:
     ) -> None:
         self.missing = missing
         rows_at = _rows_at(rows)
-        expectations = alignment.expectations
+        expectations = alignment.pairs
         self.size = len(expectations)
         self._tolerance = alignment.comparer.tolerance
         bare = Comparer(self._tolerance, coarse=alignment.comparer.coarse)
@@ -174,7 +174,7 @@ class Plan:
             mine = [rows_at[0][id(role.row)] for role in expectation.reference]
             theirs = [rows_at[1][id(role.row)] for role in expectation.port]
             first, second = expectation.reference[0].value, expectation.port[0].value
-            floor_of = [] if first.exact and second.exact else mine[:1]
+            floor_of = [] if first.is_integer and second.is_integer else mine[:1]
             reference_rows.append(mine)
             if len(mine) == len(theirs) == 1:
                 pairs.append((at, mine[0], theirs[0]))
@@ -222,13 +222,13 @@ class Plan:
         self._at = {words: at for at, words in enumerate(self._words)}
         self.modules = [words[0] for words in self._words]
         self.uncalled = [[call.module_path for call in calls] for calls in alignment.uncalled]
-        self.judged: dict[bytes, Judged] = {}
+        self.judged: dict[bytes, CachedJudgment] = {}
         self.said: set[int] = set()
 
     # -- checking
     # ----------------------------------------------------------------------------------------------
 
-    def check(self, one: Numbers, other: Numbers, floors: Floats | None) -> Checked:
+    def check(self, one: Measurements, other: Measurements, floors: Floats | None) -> CheckedPairs:
         """Compare the pairs. floors: of the reference's rows, from `floors_of_rows`, None without
         noise.
         """
@@ -238,9 +238,9 @@ class Plan:
 
     def agrees(
         self,
-        expectations: Sequence[Expectation],
-        one: Numbers,
-        other: Numbers,
+        expectations: Sequence[TensorPair],
+        one: Measurements,
+        other: Measurements,
         floors: Floats | None,
     ) -> bool:
         """Whether it finds what the full analysis, not yet judged, found of the same episode."""
@@ -249,15 +249,17 @@ class Plan:
         for at, expectation in enumerate(expectations):
             relation = expectation.relation
             error = math.nan if relation.error is None else relation.error
-            same = found.right[at] == relation.right and _near(found.limit[at], relation.limit)
+            same = found.right[at] == relation.is_right and _near(found.limit[at], relation.limit)
             if not same or not _near(found.error[at], error):
                 return False
         return True
 
-    def _check(self, one: Numbers, other: Numbers, floors: Floats | None) -> tuple[Checked, Flags]:
+    def _check(
+        self, one: Measurements, other: Measurements, floors: Floats | None
+    ) -> tuple[CheckedPairs, Flags]:
         limit = self._limits(floors, NOISE_FACTOR)
         right, layout = np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool)
-        found = Checked(np.full(self.size, np.nan), limit, right, layout, floors)
+        found = CheckedPairs(np.full(self.size, np.nan), limit, right, layout, floors)
         different = np.zeros(self.size, dtype=bool)
         self._check_pairs(found, different, one, other, floors)
         for several in self._sums:
@@ -270,7 +272,7 @@ class Plan:
             different[several.at] = ~np.isnan(error)
         return found, different
 
-    def _merged(self, one: Numbers, floors: Floats | None) -> Floats | None:
+    def _merged(self, one: Measurements, floors: Floats | None) -> Floats | None:
         """The floors, for values that hold the same numbers the largest of theirs."""
         if floors is None or not self._equal.size:
             return floors
@@ -298,7 +300,12 @@ class Plan:
         return limit * self._factor
 
     def _check_pairs(
-        self, found: Checked, different: Flags, one: Numbers, other: Numbers, floors: Floats | None
+        self,
+        found: CheckedPairs,
+        different: Flags,
+        one: Measurements,
+        other: Measurements,
+        floors: Floats | None,
     ) -> None:
         at, (mine, theirs) = self._pair_at, self._pair_rows
         mine, theirs = one.structure.first[mine], other.structure.first[theirs]
@@ -321,7 +328,9 @@ class Plan:
             good[plain] = np.isnan(error[plain]) | (
                 error[plain] <= STATISTICS_FACTOR * limit[plain]
             )
-        usual = one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
+        usual = (
+            one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
+        )
         found.error[at], found.right[at] = error, good & usual
         different[at] = ~good & usual
         # elements whose order is another one may be right all the same: by the rules for a single
@@ -331,15 +340,17 @@ class Plan:
             relation = self._relation(int(at[place]), one, other, floors)
             found.error[at[place]] = np.nan if relation.error is None else relation.error
             found.right[at[place]], found.layout[at[place]] = (
-                relation.right,
+                relation.is_right,
                 relation.state == "layout",
             )
             different[at[place]] = relation.state == "different"
 
-    def _relation(self, at: int, one: Numbers, other: Numbers, floors: Floats | None) -> Relation:
+    def _relation(
+        self, at: int, one: Measurements, other: Measurements, floors: Floats | None
+    ) -> Relation:
         """How a single pair compares by `values`."""
         made = []
-        coarse: dict[Value, float] = {}
+        coarse: dict[TensorValue, float] = {}
         rows = [
             int(side.structure.first[self._words[at][place]])
             for side, place in ((one, 1), (other, 5))
@@ -354,7 +365,7 @@ class Plan:
                 if "shape" in line
                 else set()
             )
-            value = Value(
+            value = TensorValue(
                 numel, side.sketches[slot] if slot >= 0 else None, line, shapes=set(shapes)
             )
             coarse[value] = like.coarse
@@ -366,8 +377,12 @@ class Plan:
         return Comparer(self._tolerance, known, coarse, reordered).relation(made[0], made[1])
 
     def _grown(
-        self, checked: tuple[Checked, Flags], one: Numbers, other: Numbers, floors: Floats | None
-    ) -> Checked:
+        self,
+        checked: tuple[CheckedPairs, Flags],
+        one: Measurements,
+        other: Measurements,
+        floors: Floats | None,
+    ) -> CheckedPairs:
         """As `judge` lets error grow where no noise was recorded."""
         found, different = checked
         candidates = ~found.right & different & np.isfinite(found.error) & (found.limit != 0)
@@ -389,7 +404,7 @@ class Plan:
                 grown = max(grown, float(found.error[at]))
         return found
 
-    def ends_right(self, checked: Checked) -> bool:
+    def ends_right(self, checked: CheckedPairs) -> bool:
         """Whether all final outputs of one side are right, as `judge` asks it."""
         right, floors = checked.right, checked.floors
         if floors is not None:
@@ -399,7 +414,7 @@ class Plan:
             )
         return any(side is not None and bool(right[side].all()) for side in self._finals)
 
-    def begins_right(self, checked: Checked) -> bool:
+    def begins_right(self, checked: CheckedPairs) -> bool:
         """Whether what enters the outermost calls is right."""
         right = checked.right[self._root_inputs]
         return bool(right.size and right.all())
@@ -409,9 +424,9 @@ class Plan:
 
     def remember(
         self,
-        checked: Checked,
-        judgement: Judgement,
-        expectations: Sequence[Expectation],
+        checked: CheckedPairs,
+        judgement: Judgment,
+        expectations: Sequence[TensorPair],
         rows: tuple[list[Any], list[Any]],
     ) -> bool:
         """Keep what the full analysis made of an episode: others with the same pairs wrong are
@@ -423,19 +438,19 @@ class Plan:
         rows_at = _rows_at(rows)
         places = {id(one): self._at.get(_words(one, rows_at)) for one in expectations}
         states: dict[int, State] = {}
-        marks: list[tuple[State, list[Expectation]]] = [
+        marks: list[tuple[State, list[TensorPair]]] = [
             ("healed", judgement.healed),
             ("inherited", judgement.wrong),
             (
                 "introduced",
-                [fault.expectation for fault in judgement.faults if fault.expectation is not None],
+                [fault.pair for fault in judgement.faults if fault.pair is not None],
             ),
         ]
         for state, marked in marks:
             states.update({at: state for one in marked if (at := places.get(id(one))) is not None})
-        self.judged[checked.pattern] = Judged(judgement.diverged, states)
+        self.judged[checked.pattern] = CachedJudgment(judgement.diverged, states)
         return all(
-            checked.right[at] == one.right
+            checked.right[at] == one.is_right
             for one in expectations
             if (at := places[id(one)]) is not None
         )
@@ -443,7 +458,7 @@ class Plan:
     def comparison(
         self,
         at: int,
-        checked: Checked,
+        checked: CheckedPairs,
         one: Columns,
         other: Columns,
         states: dict[int, State],
@@ -484,7 +499,7 @@ def _rows_at(rows: tuple[list[Any], list[Any]]) -> list[dict[int, int]]:
     return [{id(row): at for at, row in enumerate(side)} for side in rows]
 
 
-def _words(expectation: Expectation, rows_at: list[dict[int, int]]) -> tuple[Any, ...]:
+def _words(expectation: TensorPair, rows_at: list[dict[int, int]]) -> tuple[Any, ...]:
     """(reference's place, first row, tensors, side, port's place, first row, tensors, side)."""
     words: tuple[Any, ...] = ()
     for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
@@ -527,7 +542,7 @@ def _finals(alignment: Alignment) -> tuple[NDArray[np.int64] | None, NDArray[np.
     """For each side the pairs that are its final outputs, None where one of them is in no pair."""
     finals = {
         id(role): at
-        for at, one in enumerate(alignment.expectations)
+        for at, one in enumerate(alignment.pairs)
         if one.ground == "outermost" and one.reference[0].side == "output"
         for role in (*one.reference, *one.port)
     }
@@ -589,7 +604,7 @@ def statistics_errors(one: Floats, other: Floats, numel: Floats) -> Floats:
     return np.where(errors < 0, np.nan, errors)
 
 
-def _sum_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
+def _sum_errors(several: _Several, one: Measurements, other: Measurements) -> Floats:
     """`align._sum` of many pairs; NaN where a sketch is not known."""
     side, part_side = several.sides(one, other)
     slots = side.slots[several.whole], part_side.slots[several.parts]
@@ -600,7 +615,7 @@ def _sum_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
     return np.where((slots[0] < 0) | (slots[1] < 0).any(axis=0), np.nan, error)
 
 
-def _fused_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
+def _fused_errors(several: _Several, one: Measurements, other: Measurements) -> Floats:
     """`align._put_together` of many pairs; NaN where parts and whole are not of one size."""
     side, part_side = several.sides(one, other)
     numel, sizes = side.columns.numel[several.whole], part_side.columns.numel[several.parts]
@@ -618,7 +633,7 @@ def _fused_errors(several: _Several, one: Numbers, other: Numbers) -> Floats:
     return np.where(sizes.sum(axis=0) == numel, error, np.nan)
 
 
-def floors_of_rows(reference: Numbers, noise: Numbers, partners: Indices) -> Floats:
+def floors_of_rows(reference: Measurements, noise: Measurements, partners: Indices) -> Floats:
     """`noise.floors_of` for the rows of an episode, NaN where there is none. partners: the row of
     `noise` for each row, -1.
     """

@@ -28,7 +28,7 @@ _INTEGERS = ("torch.int", "torch.uint", "torch.bool")
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class TensorValue:
     """What a tensor holds, whatever it is called, viewed or passed on as: rows of equal numbers are
     one value.
 
@@ -50,7 +50,7 @@ class Value:
         return self.roles[0]
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether every number of it is."""
         return not self.row.get("nonfinite") and all(
             not isinstance(x := self.row.get(name), float) or math.isfinite(x)
@@ -58,7 +58,7 @@ class Value:
         )
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         """Whether it is one number many times (zeros, ones, an open mask): equal to others by
         chance.
         """
@@ -66,7 +66,7 @@ class Value:
         return low is not None and low == high
 
     @property
-    def exact(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether it holds whole numbers or truth values."""
         return str(self.row.get("dtype", "")).startswith(_INTEGERS)
 
@@ -75,17 +75,17 @@ class Value:
 class Role:
     """One row: a value as the input or output of one call. `time` orders the roles of a program."""
 
-    call: Call
+    call: ModuleCall
     side: RoleSide
     tensor: str
     argument: str | None
-    value: Value
+    value: TensorValue
     row: Row
     time: int
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ModuleCall:
     """One call of a module. entered, left: in the program's order of events; parent: the enclosing
     call, as recorded.
     """
@@ -98,9 +98,9 @@ class Call:
     number: int | None
     phase: str
     entered: int
-    left: int
-    parent: Call | None = None
-    children: list[Call] = field(default_factory=list)
+    exited: int
+    parent: ModuleCall | None = None
+    children: list[ModuleCall] = field(default_factory=list)
     inputs: list[Role] = field(default_factory=list)
     outputs: list[Role] = field(default_factory=list)
 
@@ -147,18 +147,18 @@ class Program:
     values, and every role of these in time order.
     """
 
-    calls: list[Call]
-    values: list[Value]
+    calls: list[ModuleCall]
+    values: list[TensorValue]
     roles: list[Role]
 
     @property
-    def outermost(self) -> list[Call]:
+    def outermost(self) -> list[ModuleCall]:
         """The calls that no recorded call encloses."""
         return [call for call in self.calls if call.parent is None]
 
 
 @dataclass(slots=True)
-class ModuleLine:
+class ModuleEntry:
     """A line of a model's table of modules."""
 
     model: str
@@ -199,19 +199,19 @@ def build_program(
     at first sight only. Of rows that say no call, those of one name within a step are further
     calls.
     """
-    calls: dict[Any, Call] = {}
-    values: dict[Any, Value] = {}
-    by_number: dict[int, Value] = {}
-    ordered: list[tuple[int, Call]] = []
-    parents: list[tuple[Call, int]] = []
-    entered: dict[int, Call] = {}
+    calls: dict[Any, ModuleCall] = {}
+    values: dict[Any, TensorValue] = {}
+    by_number: dict[int, TensorValue] = {}
+    ordered: list[tuple[int, ModuleCall]] = []
+    parents: list[tuple[ModuleCall, int]] = []
+    entered: dict[int, ModuleCall] = {}
     times: Counter[Any] = Counter()
     for position, row in enumerate(rows):
         order = row.get("order") or (None, None)
         key = order[0] if order[0] is not None else _call_key(row, times)
         call = calls.get(key)
         if call is None:
-            call = calls[key] = Call(
+            call = calls[key] = ModuleCall(
                 row.get("model") or "", row["module"], row.get("class") or "", row.get("loop"), row["step"], row.get("call"),
                 row.get("phase") or "forward", order[0] if order[0] is not None else position, position,
             )  # fmt: skip
@@ -221,9 +221,9 @@ def build_program(
                 if row.get("parent") is not None:
                     parents.append((call, row["parent"]))
         if order[1] is not None:
-            call.left = order[1]
+            call.exited = order[1]
         elif order[0] is None:
-            call.left = position
+            call.exited = position
         side: RoleSide = "input" if row["tensor"].startswith("in") else "output"
         value = _value_of(row, values, by_number, sketches)
         role = Role(call, side, row["tensor"], row.get("argument"), value, row, 0)
@@ -244,7 +244,7 @@ def build_program(
         for role in call.inputs:
             role.time = call.entered
         for role in call.outputs:
-            role.time = call.left if call.left >= 0 else call.entered
+            role.time = call.exited if call.exited >= 0 else call.entered
     for value in values.values():
         value.roles.sort(key=lambda role: role.time)
     roles = sorted(
@@ -253,15 +253,20 @@ def build_program(
     return Program(found, list(values.values()), roles)
 
 
-def _around(call: Call, calls: list[Call]) -> Call | None:
+def _around(call: ModuleCall, calls: list[ModuleCall]) -> ModuleCall | None:
     """The innermost recorded call during which another one was made."""
-    holders = [other for other in calls if other.entered < call.entered and call.left < other.left]
+    holders = [
+        other for other in calls if other.entered < call.entered and call.exited < other.exited
+    ]
     return max(holders, key=lambda other: other.entered, default=None)
 
 
 def _value_of(
-    row: Row, values: dict[Any, Value], by_number: dict[int, Value], sketches: Mapping[int, bytes]
-) -> Value:
+    row: Row,
+    values: dict[Any, TensorValue],
+    by_number: dict[int, TensorValue],
+    sketches: Mapping[int, bytes],
+) -> TensorValue:
     """The value of a row: known by its number, or by having the very numbers of one that is there."""
     number = row.get("value")
     if isinstance(number, int) and number in by_number:
@@ -285,7 +290,7 @@ def _value_of(
     value = values.get(content)
     if value is None:
         numbers = None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
-        value = values[content] = Value(numel, numbers, row)
+        value = values[content] = TensorValue(numel, numbers, row)
     if isinstance(number, int):
         by_number[number] = value
     return value
@@ -309,16 +314,16 @@ def _call_key(row: Row, times: Counter[Any]) -> Any:
     return names, times[names, row["tensor"]]
 
 
-def _adopt_by_name(calls: list[Call]) -> None:
+def _adopt_by_name(calls: list[ModuleCall]) -> None:
     """Without recorded parents: a call lies in the next call, by time, of the module that its name
     says holds it; where there is none, for rows may have been written in any order, in the last one
     before it.
     """
-    pending: dict[tuple[str, str], list[Call]] = defaultdict(
+    pending: dict[tuple[str, str], list[ModuleCall]] = defaultdict(
         list
     )  # by the names of the modules around them
-    last: dict[tuple[str, str], Call] = {}
-    for call in sorted(calls, key=lambda call: call.left):
+    last: dict[tuple[str, str], ModuleCall] = {}
+    for call in sorted(calls, key=lambda call: call.exited):
         for child in pending.pop(call.module_path, ()):
             if child.parent is None:
                 child.parent = call
@@ -362,7 +367,7 @@ def build_parameters(rows: Iterable[Row]) -> list[Parameter]:
     return found
 
 
-def module_table(meta: dict[str, Any]) -> list[ModuleLine]:
+def read_module_table(meta: dict[str, Any]) -> list[ModuleEntry]:
     """The modules of every model, from a recording's metadata; empty where it has no table."""
     found = []
     models = meta.get("models")
@@ -371,7 +376,7 @@ def module_table(meta: dict[str, Any]) -> list[ModuleLine]:
         for line in table if isinstance(table, list) else ():
             if isinstance(line, dict) and isinstance(line.get("module"), str):
                 found.append(
-                    ModuleLine(
+                    ModuleEntry(
                         model, line["module"], str(line.get("class", "")), line.get("called") is not False,
                         [str(name) for name in line.get("parameters") or ()], [str(name) for name in line.get("aliases") or ()],
                     )

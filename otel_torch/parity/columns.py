@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.forwards import Episode
+from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
 
 Flags = NDArray[np.bool_]
@@ -32,12 +32,12 @@ _EXTENTS = (
 _REMEMBERED, _EPISODES = 4096, 8
 
 
-class Unusual(Exception):
+class IrregularRows(Exception):
     """Rows that are not of the usual kind: a field that is no number, sketches of several lengths."""
 
 
 class Columns:
-    """The rows of one episode as arrays of one number a row. Raises Unusual.
+    """The rows of one episode as arrays of one number a row. Raises IrregularRows.
 
     value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), -1 where
     calls were not recorded. nonfinite, l2: NaN where there is none. sketched: which rows have a
@@ -58,11 +58,11 @@ class Columns:
         "value",
     )
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: ForwardRows) -> None:
         self.episode = episode
         parts = episode.parts
         if any(batch.odd for batch, _, _ in parts):
-            raise Unusual
+            raise IrregularRows
         self.kinds: Indices = np.concatenate(
             [batch.kinds[start:stop] for batch, start, stop in parts]
         )
@@ -93,7 +93,7 @@ class Columns:
             before += stop - start
         width = len(found[0]) if found else 0
         if width % 4 or any(len(sketch) != width for sketch in found):
-            raise Unusual
+            raise IrregularRows
         self.sketched = np.array(at, dtype=np.int64)
         self.sketches = np.frombuffer(b"".join(found), "<f4").reshape(len(found), width // 4)
 
@@ -260,7 +260,7 @@ class Sketches(Mapping[int, bytes]):
     def __len__(self) -> int:
         raise TypeError("nobody needs them all")
 
-    def remember(self, episode: Episode) -> None:
+    def remember(self, episode: ForwardRows) -> None:
         """Take in the sketches of an episode."""
         found = []
         for batch, start, stop in episode.parts:

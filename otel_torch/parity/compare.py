@@ -14,9 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.align import Alignment, Expectation, align
-from otel_torch.parity.cached_comparison import Checked, Judged, Plan
-from otel_torch.parity.call_graph import Call, Parameter, Program, Role, build_program, module_table
+from otel_torch.parity.align import Alignment, TensorPair, align
+from otel_torch.parity.cached_comparison import CheckedPairs, CachedJudgment, PairPlan
+from otel_torch.parity.call_graph import (
+    ModuleCall,
+    Parameter,
+    Program,
+    Role,
+    build_program,
+    read_module_table,
+)
 from otel_torch.parity.explain import explain
 from otel_torch.parity.fault_path import chain_to
 from otel_torch.parity.finding import (
@@ -28,20 +35,20 @@ from otel_torch.parity.finding import (
     Side,
     UncomparedTensor,
 )
-from otel_torch.parity.forwards import PASSED_OVER, Episode, iterate_episodes, read_parameters
-from otel_torch.parity.judge import Fault, Judgement, Spot, judge, kind_of, spot_of
+from otel_torch.parity.forwards import PASSED_OVER, ForwardRows, iterate_forwards, read_parameters
+from otel_torch.parity.judge import Fault, Judgment, Location, judge, kind_of, location_of
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_put_right
 from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarseness, floors_of, types_by_place
-from otel_torch.parity.pair_forwards import Turns
+from otel_torch.parity.pair_forwards import ForwardPairer
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
-from otel_torch.parity.plan_cache import Look, Steady
+from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.ranks import compare_ranks
-from otel_torch.parity.retained_pairs import Compared, Kept
-from otel_torch.parity.row_batches import Kinds, Line
+from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
+from otel_torch.parity.row_batches import RowKinds, RowRecord
 from otel_torch.parity.saved_map import save_map as write_map
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
@@ -59,7 +66,7 @@ _UNRELATED = 0.1
 
 
 @dataclass(slots=True)
-class Recorded:
+class LoadedRecording:
     """One recording: what is known of it before its episodes are read."""
 
     path: Path
@@ -68,7 +75,7 @@ class Recorded:
     modules: list[ModulePath]
     uncalled: set[ModulePath]  # in the table of modules, but never called
     types: dict[ModulePath, set[str]]
-    kinds: Kinds = field(default_factory=Kinds)
+    kinds: RowKinds = field(default_factory=RowKinds)
     repeated: bool = False  # rows of one place come again within a step, without a call
 
 
@@ -124,16 +131,16 @@ class _Comparison:
         paths = [Path(path) for path in (reference, port, noise) if path is not None]
         self._read = _Progress(paths, progress)
         self.noise = iter(()) if noise is None else self._open_noise(Path(noise))
-        self.noise_ahead: deque[Episode] = deque()
+        self.noise_ahead: deque[ForwardRows] = deque()
         self.without_noise = 0
         self.pairing = pairing
         self.isolated = self.report.isolated = is_isolated(self.sides[1].meta)
         self.stayed = not_put_right(self.sides[1].meta)
         # plans know how a run ends, and an isolated one has no end that says anything
-        self.steady = Steady(
+        self.steady = PlanCache(
             [side.parameters for side in self.sides], off=thorough or self.isolated
         )
-        self.kept = Kept()
+        self.kept = RetainedPairs()
         self.analysed_late = self.unanalysed = 0
         self.uncalled: tuple[Counter[ModulePath], Counter[ModulePath]] = Counter(), Counter()
         self.said_healed: set[Any] = set()
@@ -159,7 +166,7 @@ class _Comparison:
         self.fed: set[str] = set()  # models that are given more than indices: what others made
         self.episodes = 0
 
-    def _open(self, path: Path) -> Recorded:
+    def _open(self, path: Path) -> LoadedRecording:
         meta = read_metadata(path, self.report.warnings.append)
         schema = meta.get("schema", RECORDING_SCHEMA)
         if schema != RECORDING_SCHEMA:
@@ -171,7 +178,7 @@ class _Comparison:
             parameters = read_parameters(path, meta)
         except OSError as error:
             raise RecordingError(f"{path}: {error.strerror}") from None
-        table = module_table(meta)
+        table = read_module_table(meta)
         modules = dict.fromkeys((line.model, line.module) for line in table)
         for one in parameters:
             modules.setdefault(one.module_path)
@@ -179,7 +186,9 @@ class _Comparison:
         parameters.sort(
             key=lambda one: one.module_path in uncalled
         )  # of a tensor with two names, that of the module that runs
-        return Recorded(path, meta, parameters, list(modules), uncalled, types_by_place(parameters))
+        return LoadedRecording(
+            path, meta, parameters, list(modules), uncalled, types_by_place(parameters)
+        )
 
     # -- the run
     # ----------------------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ class _Comparison:
     def run(self) -> Report:
         reference, port = self.sides
         streams = [self._episodes(side) for side in self.sides]
-        first: list[Episode | None] = [next(stream, None) for stream in streams]
+        first: list[ForwardRows | None] = [next(stream, None) for stream in streams]
         self._complete_modules(first)
         free = self._pair_parameters()
         self.modules = pair_modules(self.pairs, reference.modules, port.modules)
@@ -210,19 +219,19 @@ class _Comparison:
             self._compare_episode(one, other)
         return self._finish()
 
-    def _open_noise(self, path: Path) -> Iterator[Episode]:
+    def _open_noise(self, path: Path) -> Iterator[ForwardRows]:
         """The forwards under noise, if they are the reference's."""
         meta = read_metadata(path, self.report.warnings.append)
         self.report.warnings += describe_early_end(path, meta)
         table, *others = (
-            {(line.model, line.module) for line in module_table(one)}
+            {(line.model, line.module) for line in read_module_table(one)}
             for one in (meta, *(s.meta for s in self.sides))
         )
         if table and others[0] and others[1] and len(table & others[0]) < len(table & others[1]):
             raise RecordingError(
                 f"{path}: is a recording of the port ({self.sides[1].path}); --noise takes the reference, recorded again"
             )
-        return iterate_episodes(path, self.sides[0].kinds, self.report.warnings.append, self._read)
+        return iterate_forwards(path, self.sides[0].kinds, self.report.warnings.append, self._read)
 
     def _pair_parameters(self) -> list[list[Parameter]]:
         """What the map says, then what numbers and names do; what the map keeps apart takes no
@@ -247,9 +256,9 @@ class _Comparison:
         )  # fmt: skip
         return free
 
-    def _episodes(self, side: Recorded) -> Iterator[Episode]:
+    def _episodes(self, side: LoadedRecording) -> Iterator[ForwardRows]:
         cut = 0
-        for episode in iterate_episodes(
+        for episode in iterate_forwards(
             side.path, side.kinds, self.report.warnings.append, self._read
         ):
             cut += episode.cut
@@ -260,7 +269,7 @@ class _Comparison:
                 f"{side.path}: a stretch of many rows without an end was cut in {cut + 1} to be compared"
             )
 
-    def _complete_modules(self, first: list[Episode | None]) -> None:
+    def _complete_modules(self, first: list[ForwardRows | None]) -> None:
         """Without a table of modules, those of the first episode."""
         for side, episode in zip(self.sides, first, strict=True):
             known = set(side.modules)
@@ -321,15 +330,15 @@ class _Comparison:
                 taken.add(other)
 
     def _in_lockstep(
-        self, first: list[Episode | None], streams: list[Iterator[Episode]]
-    ) -> Iterator[tuple[Episode, Episode]]:
+        self, first: list[ForwardRows | None], streams: list[Iterator[ForwardRows]]
+    ) -> Iterator[tuple[ForwardRows, ForwardRows]]:
         """Pairs of episodes of paired models, in order; one that has no partner is left out and
         said.
         """
         queues = [self._queue(one, stream) for one, stream in zip(first, streams, strict=True)]
         alike = self._called_alike()
         by_turn, by_moment = (frozenset(), alike) if self._sampled() else (alike, frozenset())
-        turns = Turns(
+        turns = ForwardPairer(
             queues, self.models, by_turn, (self._sketch_of(0), self._sketch_of(1)), by_moment
         )
         yield from turns.pairs()
@@ -362,10 +371,10 @@ class _Comparison:
         steps = [one.get("OTEL_TORCH_STEPS", one.get("FASTVIDEO_TRACE_STEPS")) for one in settings]
         return steps[0] != steps[1] or any("budget" in side.meta for side in self.sides)
 
-    def _sketch_of(self, side: int) -> Callable[[Line], bytes | None]:
+    def _sketch_of(self, side: int) -> Callable[[RowRecord], bytes | None]:
         sketches = self.steady.sketches[side]
 
-        def sketch_of(line: Line) -> bytes | None:
+        def sketch_of(line: RowRecord) -> bytes | None:
             return (
                 line.sketch
                 if line.sketch is not None or line.value is None
@@ -375,7 +384,7 @@ class _Comparison:
         return sketch_of
 
     @staticmethod
-    def _queue(first: Episode | None, stream: Iterator[Episode]) -> Iterator[Episode]:
+    def _queue(first: ForwardRows | None, stream: Iterator[ForwardRows]) -> Iterator[ForwardRows]:
         if first is not None:
             yield first
             yield from stream
@@ -405,7 +414,7 @@ class _Comparison:
     # -- one episode
     # ----------------------------------------------------------------------------------------------
 
-    def _compare_episode(self, one: Episode, other: Episode) -> None:
+    def _compare_episode(self, one: ForwardRows, other: ForwardRows) -> None:
         noise = self._noise_of(one)
         if (
             one.loop,
@@ -419,7 +428,7 @@ class _Comparison:
         self.steady.remember(look, one, other, noise)
         self.episodes += 1
 
-    def _compare_by_plan(self, look: Look) -> bool:
+    def _compare_by_plan(self, look: CacheLookup) -> bool:
         """Whether all is known of two episodes that need be known: right, harmless, or wrong as an
         earlier one was.
         """
@@ -437,7 +446,9 @@ class _Comparison:
                 at, checked, numbers[0].columns, numbers[1].columns, judged.states, statistics
             )
 
-        self.kept.take(Compared(plan.modules, checked.error, checked.limit, judged.diverged, make))
+        self.kept.take(
+            ComparedForward(plan.modules, checked.error, checked.limit, judged.diverged, make)
+        )
         self._trace(plan.modules[0][0] if plan.modules else "", judged.diverged)
         if not judged.diverged:
             for at in sorted(judged.states.keys() - plan.said):
@@ -445,26 +456,28 @@ class _Comparison:
                 self._say_healed(_finding_of(make(at, False)))
         return True
 
-    def _known(self, plan: Plan, checked: Checked) -> Judged | None:
+    def _known(self, plan: PairPlan, checked: CheckedPairs) -> CachedJudgment | None:
         if checked.right.all() and not plan.missing:
-            return Judged(False, {})
+            return CachedJudgment(False, {})
         if plan.ends_right(checked):
-            return Judged(False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed"))
+            return CachedJudgment(
+                False, dict.fromkeys(np.flatnonzero(~checked.right).tolist(), "healed")
+            )
         judged = plan.judged.get(checked.pattern)
         if not self.findings:
             return judged
         # a later fault counts only where nothing wrong can have entered
         if self.suspects and not plan.begins_right(checked):
-            return judged or Judged(True, {})
+            return judged or CachedJudgment(True, {})
         if judged is not None and (self.suspects or plan.begins_right(checked)):
             return judged
         if self.analysed_late >= _MOST_ANALYSED:
             self.unanalysed += 1
-            return Judged(True, {})
+            return CachedJudgment(True, {})
         return None
 
     def _compare_in_full(
-        self, look: Look, one: Episode, other: Episode, noise: Episode | None
+        self, look: CacheLookup, one: ForwardRows, other: ForwardRows, noise: ForwardRows | None
     ) -> None:
         rows = one.rows, other.rows
         programs = tuple(
@@ -496,7 +509,7 @@ class _Comparison:
         if self.pairing is not None:
             self.pairing.learn(alignment, judgement.healed)
         if look.plan is not None and look.checked is not None:
-            agree = look.plan.remember(look.checked, judgement, alignment.expectations, rows)
+            agree = look.plan.remember(look.checked, judgement, alignment.pairs, rows)
             if not agree:
                 self.steady.forget(look)
         for counts, calls in zip(self.uncalled, alignment.uncalled, strict=True):
@@ -507,7 +520,7 @@ class _Comparison:
         self.analysed_late += bool(self.findings)
         self._keep(alignment, judgement)
 
-    def _noise_of(self, episode: Episode) -> Episode | None:
+    def _noise_of(self, episode: ForwardRows) -> ForwardRows | None:
         """The same forward of the reference under noise: the same program, so in the same order."""
         for at in range(_NOISE_AHEAD):
             if at == len(self.noise_ahead):
@@ -537,12 +550,12 @@ class _Comparison:
                 found.append((one, other, 0))
         return found
 
-    def _keep(self, alignment: Alignment, judgement: Judgement) -> None:
+    def _keep(self, alignment: Alignment, judgement: Judgment) -> None:
         states = self._states(judgement)
-        expectations = alignment.expectations
+        expectations = alignment.pairs
         model = alignment.reference.calls[0].model
         if any(
-            not role.value.exact and role.value.numel > 1
+            not role.value.is_integer and role.value.numel > 1
             for call in alignment.reference.outermost
             for role in call.inputs
         ):
@@ -553,7 +566,7 @@ class _Comparison:
         def make(at: int, statistics: bool) -> ComparedPair:
             one = expectations[at]
             return _comparison(
-                one, at, states.get(id(one), "right" if one.right else "inherited"), statistics
+                one, at, states.get(id(one), "right" if one.is_right else "inherited"), statistics
             )
 
         relations = [one.relation for one in expectations]
@@ -562,7 +575,7 @@ class _Comparison:
         )
         limits = np.array([relation.limit for relation in relations])
         modules = [one.reference[0].call.module_path for one in expectations]
-        self.kept.take(Compared(modules, errors, limits, judgement.diverged, make))
+        self.kept.take(ComparedForward(modules, errors, limits, judgement.diverged, make))
         self.results += sum(one.reference[0].side == "output" for one in expectations)
         for one in expectations:
             self.met[0].update(role.call.module_path for role in one.reference)
@@ -611,13 +624,11 @@ class _Comparison:
             self.healed.append(finding)
 
     @staticmethod
-    def _states(judgement: Judgement) -> dict[int, Any]:
+    def _states(judgement: Judgment) -> dict[int, Any]:
         states: dict[int, Any] = {id(one): "healed" for one in judgement.healed}
         states |= {id(one): "inherited" for one in judgement.wrong}
         states |= {
-            id(fault.expectation): "introduced"
-            for fault in judgement.faults
-            if fault.expectation is not None
+            id(fault.pair): "introduced" for fault in judgement.faults if fault.pair is not None
         }
         return states
 
@@ -744,23 +755,27 @@ class _Comparison:
 def _inputs_right(alignment: Alignment) -> bool:
     inputs = [
         one
-        for one in alignment.expectations
+        for one in alignment.pairs
         if one.ground == "outermost" and one.reference[0].side == "input"
     ]
-    return bool(inputs) and all(one.right for one in inputs)
+    return bool(inputs) and all(one.is_right for one in inputs)
 
 
-def _fault_of(one: Expectation) -> Fault:
+def _fault_of(one: TensorPair) -> Fault:
     return Fault(
-        kind_of(one.relation), spot_of(one.reference[0]), spot_of(one.port[0]), one, one.relation
+        kind_of(one.relation),
+        location_of(one.reference[0]),
+        location_of(one.port[0]),
+        one,
+        one.relation,
     )
 
 
-def _place(spot: Spot | None) -> tuple[Any, ...]:
+def _place(spot: Location | None) -> tuple[Any, ...]:
     """model, module, tensor, loop, step, call, phase of a spot."""
     if spot is None:
         return (None,) * 7
-    call: Call | None = spot.call
+    call: ModuleCall | None = spot.call
     tensor = None if spot.role is None else spot.role.tensor
     if call is None:
         return (*spot.module, tensor, None, None, None, None)
@@ -796,7 +811,7 @@ def _finding(fault: Fault, text: str) -> Finding:
     )
 
 
-def _comparison(one: Expectation, depth: int, state: Any, statistics: bool) -> ComparedPair:
+def _comparison(one: TensorPair, depth: int, state: Any, statistics: bool) -> ComparedPair:
     first, second = one.reference[0], one.port[0]
     if state == "right" and one.relation.state == "layout":
         state = "layout"

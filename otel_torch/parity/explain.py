@@ -4,7 +4,7 @@ before they go there.
 
 from __future__ import annotations
 
-from otel_torch.parity.judge import Fault, Spot
+from otel_torch.parity.judge import Fault, Location
 
 _KINDS = {
     "value": "differs",
@@ -49,11 +49,11 @@ def _missing(fault: Fault) -> str:
     return f"The {side} never calls {_called(idle)}; the {other} calls {_called(runs)}."
 
 
-def _called(spot: Spot | None) -> str:
+def _called(spot: Location | None) -> str:
     if spot is None:
         return "a module"
     return spot.module[1] or spot.module[0]
 
 
-def _where(spot: Spot) -> str:
+def _where(spot: Location) -> str:
     return f"{'an input' if spot.side == 'input' else 'an output'} of {_called(spot)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.judge import Fault
 
@@ -10,17 +10,17 @@ from otel_torch.parity.judge import Fault
 _LONGEST = 8
 
 
-def chain_to(fault: Fault, alignment: Alignment) -> list[Expectation]:
+def chain_to(fault: Fault, alignment: Alignment) -> list[TensorPair]:
     """The compared pairs on the way to a fault, inputs first, at most eight: from each value to the
     latest of what it was made from, as far as the reference tells.
     """
-    by_role: dict[Role, Expectation] = {}
-    for one in alignment.expectations:
+    by_role: dict[Role, TensorPair] = {}
+    for one in alignment.pairs:
         for part in one.reference:
             by_role.setdefault(part, one)
     spot = fault.reference
     role: Role | None = spot.role if spot is not None else None
-    found: list[Expectation] = []
+    found: list[TensorPair] = []
     seen: set[Role] = set()
     while role is not None and role not in seen and len(found) < _LONGEST:
         seen.add(role)
@@ -40,7 +40,9 @@ def _made_from(role: Role, alignment: Alignment) -> Role | None:
         return birth
     if role.side == "output":
         given = [
-            one for one in role.call.inputs if not one.value.constant and not one.value.exact
+            one
+            for one in role.call.inputs
+            if not one.value.is_constant and not one.value.is_integer
         ] or role.call.inputs
         return max(given, key=lambda one: one.value.birth.time, default=None)
     above = role.call.parent
@@ -49,8 +51,8 @@ def _made_from(role: Role, alignment: Alignment) -> Role | None:
     before = [
         out
         for call in above.children
-        if call.left < role.call.entered
+        if call.exited < role.call.entered
         for out in call.outputs
-        if not out.value.constant
+        if not out.value.is_constant
     ]
     return max(before, key=lambda out: out.time, default=None) or next(iter(above.inputs), None)

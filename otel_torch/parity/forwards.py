@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
-from otel_torch.parity.row_batches import Batch, Kinds, Line, iterate_batches
+from otel_torch.parity.row_batches import RowBatch, RowKinds, RowRecord, iterate_batches
 from otel_torch.recording.reader import iterate_attach_rows
 from otel_torch.recording.rows import Row
 
@@ -28,7 +28,7 @@ Moment = tuple[str, int | None, int | None, str]  # model, loop, step, phase
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
+class ForwardRows:
     """The rows of one outermost forward, in the recording's order; without recorded calls those of
     one model in one step, up to the first place that comes again.
 
@@ -37,11 +37,11 @@ class Episode:
     """
 
     moment: Moment
-    kinds: Kinds
+    kinds: RowKinds
     cut: bool = False
     repeated: bool = False
     length: int = 0
-    parts: list[tuple[Batch, int, int]] = field(default_factory=list)
+    parts: list[tuple[RowBatch, int, int]] = field(default_factory=list)
 
     @property
     def model(self) -> str:
@@ -73,7 +73,7 @@ class Episode:
         """What names it within its run."""
         return *self.moment, self.line(0).call
 
-    def line(self, at: int) -> Line:
+    def line(self, at: int) -> RowRecord:
         """One of its rows; read again at each time."""
         for batch, start, stop in self.parts:
             if at < stop - start:
@@ -89,7 +89,7 @@ class Episode:
             at -= stop - start
         raise IndexError(at)
 
-    def take(self, batch: Batch, start: int, stop: int) -> None:
+    def take(self, batch: RowBatch, start: int, stop: int) -> None:
         """Add neighbouring lines of a batch."""
         self.length += stop - start
         if self.parts and self.parts[-1][0] is batch and self.parts[-1][2] == start:
@@ -98,12 +98,12 @@ class Episode:
             self.parts.append((batch, start, stop))
 
 
-def iterate_episodes(
+def iterate_forwards(
     path: str | Path,
-    kinds: Kinds,
+    kinds: RowKinds,
     problem: Callable[[str], None] = lambda message: None,
     read: Callable[[int], None] = lambda count: None,
-) -> Iterator[Episode]:
+) -> Iterator[ForwardRows]:
     """The episodes of a recording one after the other. Raises RecordingError; see
     `iterate_batches`.
     """
@@ -117,8 +117,8 @@ def iterate_episodes(
 class _Cutter:
     """What is known of the episode that is going on."""
 
-    def __init__(self, kinds: Kinds) -> None:
-        self.episode: Episode | None = None
+    def __init__(self, kinds: RowKinds) -> None:
+        self.episode: ForwardRows | None = None
         self._kinds = kinds
         self._passed: list[bool] = []  # of each kind, whether its rows are passed over
         self._until = -1  # when the outermost call is left; -1 while that is not known
@@ -127,7 +127,7 @@ class _Cutter:
         self._head: Any = None  # the first of them
         self._moment: Moment | None = None  # of the row before
 
-    def cut(self, batch: Batch) -> Iterator[Episode]:
+    def cut(self, batch: RowBatch) -> Iterator[ForwardRows]:
         """The episodes that end in a batch."""
         entered, left = batch.order.T
         self._passed += [
@@ -154,7 +154,7 @@ class _Cutter:
             yield from self._one(batch, at, start, int(left[at]))
             at += 1
 
-    def _one(self, batch: Batch, at: int, entered: int, left: int) -> Iterator[Episode]:
+    def _one(self, batch: RowBatch, at: int, entered: int, left: int) -> Iterator[ForwardRows]:
         """Take a single row."""
         episode = self.episode
         line = batch.line(at)
@@ -176,7 +176,7 @@ class _Cutter:
         if new:
             if episode is not None:
                 yield episode
-            episode = self.episode = Episode(moment, self._kinds, cut)
+            episode = self.episode = ForwardRows(moment, self._kinds, cut)
             self._until = self._until if cut and entered >= 0 else -1
             self._first = entered
             self._seen.clear()

@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from otel_torch.parity.align import Alignment, Expectation
-from otel_torch.parity.call_graph import Call, Role, RoleSide, Sketch, Value
+from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.call_graph import ModuleCall, Role, RoleSide, Sketch, TensorValue
 from otel_torch.parity.finding import Kind
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair, pattern
@@ -40,7 +40,7 @@ _SAME = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spot:
+class Location:
     """A place on one side: an input or output of a call; of a module that was never called, without
     a call.
     """
@@ -48,7 +48,7 @@ class Spot:
     module: ModulePath
     side: RoleSide | None
     role: Role | None
-    call: Call | None
+    call: ModuleCall | None
 
 
 @dataclass(slots=True, eq=False)
@@ -58,16 +58,16 @@ class Fault:
     """
 
     kind: Kind
-    reference: Spot | None
-    port: Spot | None
-    expectation: Expectation | None
+    reference: Location | None
+    port: Location | None
+    pair: TensorPair | None
     relation: Relation | None
     weights: list[ParameterPair] = field(default_factory=list)
 
 
-def spot_of(role: Role) -> Spot:
+def location_of(role: Role) -> Location:
     """Where a tensor was seen."""
-    return Spot(role.call.module_path, role.side, role, role.call)
+    return Location(role.call.module_path, role.side, role, role.call)
 
 
 def kind_of(relation: Relation) -> Kind:
@@ -76,20 +76,20 @@ def kind_of(relation: Relation) -> Kind:
 
 
 @dataclass(slots=True)
-class Judgement:
+class Judgment:
     """faults: the first one first, then independent ones. healed: mismatches of which nothing
     comes. wrong: all others.
     """
 
     diverged: bool
     faults: list[Fault] = field(default_factory=list)
-    healed: list[Expectation] = field(default_factory=list)
-    wrong: list[Expectation] = field(default_factory=list)
+    healed: list[TensorPair] = field(default_factory=list)
+    wrong: list[TensorPair] = field(default_factory=list)
 
 
 def judge(
     alignment: Alignment, never_called: Sequence[tuple[ModulePath, ModulePath, int]] = ()
-) -> Judgement:
+) -> Judgment:
     """Judge one stretch of run. never_called: (reference's module, port's module, side on which it
     is never called).
     """
@@ -137,17 +137,17 @@ def _size(fault: Fault) -> float:
 
 def _stands_out(alignment: Alignment, fault: Fault) -> bool:
     """Whether an error is a jump from all that were there before it."""
-    if fault.expectation is None or fault.expectation.ground not in ("owner", "fused"):
+    if fault.pair is None or fault.pair.ground not in ("owner", "fused"):
         return False
-    one = fault.expectation
+    one = fault.pair
     if len(one.reference) + len(one.port) > 2 or not shapes_meet(
         one.reference[0].value, one.port[0].value
     ):
         return False  # by sums an error is known too roughly
     earlier = (
         one.relation.error
-        for one in alignment.expectations
-        if one.time < fault.expectation.time and not one.right
+        for one in alignment.pairs
+        if one.time < fault.pair.time and not one.is_right
     )
     return _size(fault) > _JUMP * max(
         (error for error in earlier if error is not None), default=0.0
@@ -156,25 +156,21 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
 
 def _may_be_legal(fault: Fault) -> bool:
     # that of a fused output is known by its sums alone, and larger than these say
-    return (
-        _size(fault) < _MAY_BE_LEGAL
-        and fault.expectation is not None
-        and fault.expectation.ground != "fused"
-    )
+    return _size(fault) < _MAY_BE_LEGAL and fault.pair is not None and fault.pair.ground != "fused"
 
 
 def _forgive(alignment: Alignment, error: float) -> Alignment:
     """The same alignment, in which differences up to `error` are none."""
     expectations = [
         replace(one, relation=Relation("equal", one.relation.error, error))
-        if not one.right
+        if not one.is_right
         and one.relation.error is not None
         and one.relation.error <= error
         and one.relation.limit > 0
         else one
-        for one in alignment.expectations
+        for one in alignment.pairs
     ]
-    return replace(alignment, expectations=expectations)
+    return replace(alignment, pairs=expectations)
 
 
 class _Judge:
@@ -188,34 +184,34 @@ class _Judge:
         self._alignment = alignment
         self._never_called = never_called
         self._comparer = alignment.comparer
-        self._by_call: dict[Call, list[Expectation]] = {}
-        self._right: tuple[set[Value], set[Value]] = set(), set()
-        self._known: dict[Value, int] = {}
-        self._by_size: dict[int, list[Value]] = {}
+        self._by_call: dict[ModuleCall, list[TensorPair]] = {}
+        self._right: tuple[set[TensorValue], set[TensorValue]] = set(), set()
+        self._known: dict[TensorValue, int] = {}
+        self._by_size: dict[int, list[TensorValue]] = {}
         self._slots: dict[tuple[str, str, str], list[Role]] = {}
         for role in alignment.port.roles:
             self._slots.setdefault(_slot(role), []).append(role)
         for value in alignment.reference.values:
             self._by_size.setdefault(value.numel, []).append(value)
         self._let_grow()
-        for one in alignment.expectations:
+        for one in alignment.pairs:
             for role in (*one.reference, *one.port):
                 self._by_call.setdefault(role.call, []).append(one)
-            if one.right:
+            if one.is_right:
                 self._right[0].update(role.value for role in one.reference)
                 self._right[1].update(role.value for role in one.port)
 
-    def judge(self) -> Judgement:
-        wrong = [one for one in self._alignment.expectations if not one.right]
+    def judge(self) -> Judgment:
+        wrong = [one for one in self._alignment.pairs if not one.is_right]
         if not wrong and not self._missing:
-            return Judgement(False)
+            return Judgment(False)
         if self._ends_right():
-            return Judgement(False, healed=wrong)
+            return Judgment(False, healed=wrong)
         live = [one for one in wrong if not self._exonerated(one)]
         first = self._first(live)
         if first is None:
-            return Judgement(bool(live), healed=wrong)
-        found = Judgement(True, [first], [one for one in wrong if one not in live], live)
+            return Judgment(bool(live), healed=wrong)
+        found = Judgment(True, [first], [one for one in wrong if one not in live], live)
         found.faults += self._independent(first, live)
         return found
 
@@ -224,11 +220,11 @@ class _Judge:
         adds to a tensor's limit.
         """
         largest = 0.0
-        for one in self._alignment.expectations:
+        for one in self._alignment.pairs:
             relation = one.relation
             if relation.error is None or not math.isfinite(relation.error) or relation.limit == 0:
                 continue
-            if one.right:
+            if one.is_right:
                 largest = max(largest, relation.error)
             elif relation.state == "different" and not any(
                 role.value in self._comparer.floors for role in one.reference
@@ -247,7 +243,7 @@ class _Judge:
         """
         finals = [
             one
-            for one in self._alignment.expectations
+            for one in self._alignment.pairs
             if one.ground == "outermost" and self._is_output(one)
         ]
         if not finals:
@@ -267,27 +263,27 @@ class _Judge:
                 return True
         return False
 
-    def _is_right_at_the_end(self, one: Expectation) -> bool:
+    def _is_right_at_the_end(self, one: TensorPair) -> bool:
         """Errors on the way average out in the end, where less is chance."""
         if (
             one.relation.state != "equal"
             or one.relation.error is None
             or len(one.reference) + len(one.port) > 2
         ):
-            return one.right
+            return one.is_right
         first, second = one.reference[0].value, one.port[0].value
         if first not in self._comparer.floors:
             return True
         return one.relation.error <= self._comparer.limit(first, second, END_FACTOR)
 
     @staticmethod
-    def _is_output(one: Expectation) -> bool:
+    def _is_output(one: TensorPair) -> bool:
         return one.reference[0].side == "output"
 
     # -- what does not count
     # -------------------------------------------------------------------------------------------
 
-    def _exonerated(self, one: Expectation) -> bool:
+    def _exonerated(self, one: TensorPair) -> bool:
         """Whether somebody uses the wrong value and is right all the same."""
         if self._made_wrong_from_right(one) or self._harms(one):
             return False
@@ -301,11 +297,11 @@ class _Judge:
                     for other in self._by_call.get(call, ())
                     if self._is_output(other) and call in _calls(other)
                 ]
-                if outputs and all(other.right for other in outputs) and not self._scaled(one):
+                if outputs and all(other.is_right for other in outputs) and not self._scaled(one):
                     return True
         return self._is_output(one) and self._born_later(one)
 
-    def _harms(self, one: Expectation) -> bool:
+    def _harms(self, one: TensorPair) -> bool:
         """Whether the very module that is given the wrong value, though the value may be right
         elsewhere, makes a wrong one.
         """
@@ -319,9 +315,9 @@ class _Judge:
             for other in self._by_call.get(call, ())
             if self._is_output(other) and call in _calls(other)
         ]
-        return bool(outputs) and not any(other.right for other in outputs)
+        return bool(outputs) and not any(other.is_right for other in outputs)
 
-    def _only_input(self, one: Expectation) -> bool:
+    def _only_input(self, one: TensorPair) -> bool:
         """Whether it is all that both modules are given of this size: it is the same thing to
         both.
         """
@@ -338,15 +334,15 @@ class _Judge:
         ]
         return len(rivals) == len(others) == 1
 
-    def _made_wrong_from_right(self, one: Expectation) -> bool:
+    def _made_wrong_from_right(self, one: TensorPair) -> bool:
         """A leaf with right inputs and another output."""
         call = one.port[0].call
         if not self._is_output(one) or call.children or one.ground not in ("owner", "alike"):
             return False
         inputs = [other for other in self._by_call.get(call, ()) if not self._is_output(other)]
-        return bool(inputs) and all(other.right for other in inputs)
+        return bool(inputs) and all(other.is_right for other in inputs)
 
-    def _scaled(self, one: Expectation) -> bool:
+    def _scaled(self, one: TensorPair) -> bool:
         """Whether the wrong value is the right one times a number: a norm behind it hides that."""
         first, second = _together(one.reference), _together(one.port)
         if first is None or second is None:
@@ -356,7 +352,7 @@ class _Judge:
         size = float(second @ second)
         return bool(size) and float(rest @ rest) <= (4 * one.relation.limit) ** 2 * size
 
-    def _born_later(self, one: Expectation) -> bool:
+    def _born_later(self, one: TensorPair) -> bool:
         """Whether the right value comes a little later: an activation was moved across a module's
         boundary.
         """
@@ -368,7 +364,7 @@ class _Judge:
         later = [
             other
             for sibling in call.parent.children
-            if sibling.entered >= call.left
+            if sibling.entered >= call.exited
             for other in (*sibling.inputs, *sibling.outputs)
         ]
         return any(
@@ -381,7 +377,7 @@ class _Judge:
     # -- the first
     # ----------------------------------------------------------------------------------------------
 
-    def _first(self, live: list[Expectation]) -> Fault | None:
+    def _first(self, live: list[TensorPair]) -> Fault | None:
         first = min(live, key=lambda one: (one.time, one.relation.limit > 0), default=None)
         missing = self._missing
         if missing is not None and (first is None or self._time_of(missing) <= first.time):
@@ -417,8 +413,8 @@ class _Judge:
                 found.append((call.entered, len(place[1]), skipped))
                 continue
             spots = (
-                Spot(one, "output", None, call if side == 1 else None),
-                Spot(other, "output", None, call if side == 0 else None),
+                Location(one, "output", None, call if side == 1 else None),
+                Location(other, "output", None, call if side == 0 else None),
             )
             found.append((call.entered, len(place[1]), Fault("missing", *spots, None, None)))
         return min(found, key=lambda item: item[:2])[2] if found else None
@@ -440,11 +436,11 @@ class _Judge:
             if call.children or not module or not outputs:
                 return None
             partner = self._alignment.partner.get(call)
-            mine = spot_of(outputs[0])
+            mine = location_of(outputs[0])
             if partner is not None and partner.outputs:
-                theirs = spot_of(partner.outputs[0])
+                theirs = location_of(partner.outputs[0])
             else:
-                theirs = Spot(
+                theirs = Location(
                     self._alignment.modules.matched.get((model, module), (model, module)),
                     "output",
                     None,
@@ -473,7 +469,7 @@ class _Judge:
         ]
         return bool(owners) and all(owner in idle for owner in owners)
 
-    def _order_fault(self, first: Expectation) -> Fault | None:
+    def _order_fault(self, first: TensorPair) -> Fault | None:
         """An earlier value that holds the right numbers in another order: seen only where both
         programs have it.
         """
@@ -485,7 +481,7 @@ class _Judge:
         ]
         for value in sorted(earlier, key=lambda value: value.birth.time):
             for other in self._alignment.reference.values:
-                if other.numel != value.numel or other.birth.time > first.time or other.constant:
+                if other.numel != value.numel or other.birth.time > first.time or other.is_constant:
                     continue
                 if value.birth.side == other.birth.side == "output" and not self._are_one(
                     other.birth.call, value.birth.call
@@ -493,26 +489,26 @@ class _Judge:
                     continue
                 relation = self._comparer.relation(other, value)
                 if relation.state == "order":
-                    one = Expectation([other.birth], [value.birth], "alike", relation)
+                    one = TensorPair([other.birth], [value.birth], "alike", relation)
                     return Fault(
                         "layout", self._born(other.birth), self._born(value.birth), one, relation
                     )
         return None
 
-    def _are_one(self, one: Call, other: Call) -> bool:
+    def _are_one(self, one: ModuleCall, other: ModuleCall) -> bool:
         """Whether two calls are of modules that correspond, or go by one name."""
         names = (call.module.rpartition(".")[2] for call in (one, other))
         return self._alignment.partner.get(one) is other or len(set(names)) == 1
 
-    def _may_be_an_order_fault(self, value: Value) -> bool:
+    def _may_be_an_order_fault(self, value: TensorValue) -> bool:
         return (
             value.numel > 1
-            and not value.constant
-            and not value.exact
+            and not value.is_constant
+            and not value.is_integer
             and value not in self._right[1]
         )
 
-    def _unlike_its_sisters(self, first: Expectation) -> Fault | None:
+    def _unlike_its_sisters(self, first: TensorPair) -> Fault | None:
         """An earlier value that only the port has, where the same module of other blocks has what
         the reference has too (or keeps the size of what it is given): what the first wrong pair of
         tensors was made from.
@@ -542,11 +538,11 @@ class _Judge:
             ):
                 reference = self._born(self._wrong_role(first.reference, 0))
                 return Fault(
-                    kind_of(first.relation), reference, spot_of(role), first, first.relation
+                    kind_of(first.relation), reference, location_of(role), first, first.relation
                 )
         return None
 
-    def _was_right_behind(self, call: Call | None, until: int) -> bool:
+    def _was_right_behind(self, call: ModuleCall | None, until: int) -> bool:
         """Whether something right was made of what a call returned: after it, and before the first
         wrong pair.
         """
@@ -554,16 +550,16 @@ class _Judge:
             return False
         behind = (
             role.value.birth
-            for one in self._alignment.expectations
+            for one in self._alignment.pairs
             if one.relation.state == "equal"
             for role in one.port
             if self._counts(role)
         )
-        return any(call.left < birth.time < until for birth in behind)
+        return any(call.exited < birth.time < until for birth in behind)
 
     @staticmethod
     def _counts(role: Role) -> bool:
-        return not role.value.constant and not role.value.exact and role.value.numel > 1
+        return not role.value.is_constant and not role.value.is_integer and role.value.numel > 1
 
     def _breaks_a_habit(self, role: Role, sisters: Sequence[Role]) -> bool:
         """Whether the port makes something of another size than what it is made from, though
@@ -586,7 +582,7 @@ class _Judge:
             for name in kept
         )
 
-    def _sisters(self, call: Call) -> list[Call]:
+    def _sisters(self, call: ModuleCall) -> list[ModuleCall]:
         """The calls of the same module in other blocks, and its own other calls."""
         name = pattern(call.module)
         return [
@@ -595,7 +591,7 @@ class _Judge:
             if other is not call and other.cls == call.cls and pattern(other.module) == name
         ]
 
-    def _kinship(self, value: Value) -> int:
+    def _kinship(self, value: TensorValue) -> int:
         """Whether the reference has this value too, or one of the same numbers in the order of
         another layout.
         """
@@ -609,7 +605,7 @@ class _Judge:
             self._known[value] = known
         return known
 
-    def _fault(self, one: Expectation) -> Fault:
+    def _fault(self, one: TensorPair) -> Fault:
         reference, port = self._wrong_role(one.reference, 0), self._wrong_role(one.port, 1)
         weights: list[ParameterPair] = []
         if self._is_output(one):
@@ -620,7 +616,7 @@ class _Judge:
         if self._made_wrong_from_right(
             one
         ):  # whatever else the value is: a module that hands on its input, too
-            spots = spot_of(reference), spot_of(port)
+            spots = location_of(reference), location_of(port)
         else:
             spots = self._born(reference), self._passed(port)
         return Fault(
@@ -632,10 +628,10 @@ class _Judge:
         return next((role for role in roles if role.value not in self._right[side]), roles[0])
 
     @staticmethod
-    def _born(role: Role) -> Spot:
-        return spot_of(role.value.birth)
+    def _born(role: Role) -> Location:
+        return location_of(role.value.birth)
 
-    def _passed(self, port: Role) -> Spot:
+    def _passed(self, port: Role) -> Location:
         """Where the port's value comes from. If it was right where it was made, the module that
         handed it on unchanged, or the code that took it, is wrong.
         """
@@ -651,12 +647,12 @@ class _Judge:
         ]
         for role in handed_on:
             if self._is_skipped(role.call):
-                return spot_of(role)
+                return location_of(role)
         if value not in self._right[1]:
             return self._born(port)
-        return spot_of(next(iter(handed_on), port))
+        return location_of(next(iter(handed_on), port))
 
-    def _is_skipped(self, call: Call) -> bool:
+    def _is_skipped(self, call: ModuleCall) -> bool:
         """Whether a call hands its input on though its sisters make something of theirs."""
         sisters = [sister for sister in self._sisters(call) if sister.outputs and sister.inputs]
         return (
@@ -666,13 +662,13 @@ class _Judge:
     # -- further ones
     # ----------------------------------------------------------------------------------------------
 
-    def _independent(self, first: Fault, live: list[Expectation]) -> Iterator[Fault]:
+    def _independent(self, first: Fault, live: list[TensorPair]) -> Iterator[Fault]:
         """Modules that make a wrong output of right inputs, and such as were loaded with other
         numbers, besides the first.
         """
         seen = {first.port.module if first.port else None}
         for one in live:
-            if one is first.expectation or not self._is_output(one):
+            if one is first.pair or not self._is_output(one):
                 continue
             if self._made_wrong_from_right(one) or (
                 one.ground == "owner" and self._loaded_wrong(one)
@@ -682,7 +678,7 @@ class _Judge:
                     seen.add(fault.port.module)
                     yield fault
 
-    def _loaded_wrong(self, one: Expectation) -> list[ParameterPair]:
+    def _loaded_wrong(self, one: TensorPair) -> list[ParameterPair]:
         """The parameters of a pair of modules that are known to hold other numbers."""
         places = one.reference[0].call.module_path, one.port[0].call.module_path
         return [
@@ -728,7 +724,7 @@ def _sources(role: Role) -> dict[tuple[str, str], float]:
         makers = (
             []
             if above is None
-            else [out for one in above.children if one.left < call.entered for out in one.outputs]
+            else [out for one in above.children if one.exited < call.entered for out in one.outputs]
         )
     found = {}
     for one in makers:
@@ -738,5 +734,5 @@ def _sources(role: Role) -> dict[tuple[str, str], float]:
     return found
 
 
-def _calls(one: Expectation) -> Iterable[Call]:
+def _calls(one: TensorPair) -> Iterable[ModuleCall]:
     return [role.call for role in (*one.reference, *one.port)]

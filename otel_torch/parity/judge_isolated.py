@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from otel_torch.parity.align import Alignment, Expectation
-from otel_torch.parity.call_graph import Call, Role, Value
-from otel_torch.parity.judge import Fault, Judgement, Spot, kind_of, spot_of
+from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
+from otel_torch.parity.judge import Fault, Judgment, Location, kind_of, location_of
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import pattern
 from otel_torch.recording.isolation_pairing import Slot
@@ -41,7 +41,7 @@ def judge_isolated(
     alignment: Alignment,
     stayed: set[Slot],
     never_called: Sequence[tuple[ModulePath, ModulePath, int]] = (),
-) -> Judgement:
+) -> Judgment:
     """Judge one stretch of an isolated run. Its faults are those of every module, in the
     reference's order; of modules alike (the same one in other blocks) the first stand in front, all
     others behind.
@@ -57,17 +57,17 @@ class _Isolated:
         self._alignment, self._stayed = alignment, stayed
         self._right = {
             role.value
-            for one in alignment.expectations
-            if one.right
+            for one in alignment.pairs
+            if one.is_right
             for role in (*one.reference, *one.port)
         }
         # the calls in whose code a wrong value is at large, with the time since when
-        self._at_large: dict[Call | None, int] = {}
+        self._at_large: dict[ModuleCall | None, int] = {}
 
-    def judge(self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]) -> Judgement:
-        wrong = sorted((one for one in self._alignment.expectations if not one.right), key=_time)
+    def judge(self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]) -> Judgment:
+        wrong = sorted((one for one in self._alignment.pairs if not one.is_right), key=_time)
         found: list[Fault] = list(self._missing(never_called))
-        named: set[Value] = set()
+        named: set[TensorValue] = set()
         healed, inherited = [], []
         for one in wrong:
             if self._is_another_thing(one):
@@ -80,22 +80,22 @@ class _Isolated:
             named.update(role.value for role in one.port)
             self._let_loose(one)
         found.sort(key=lambda fault: _spot_time(fault))
-        return Judgement(
+        return Judgment(
             bool(found),
             _first_of_each_kind(found),
             healed,
-            [*inherited, *(f.expectation for f in found if f.expectation)],
+            [*inherited, *(f.pair for f in found if f.pair)],
         )
 
     # -- what is inherited
     # ---------------------------------------------------------------------------------------------
 
-    def _is_inherited(self, one: Expectation) -> bool:
+    def _is_inherited(self, one: TensorPair) -> bool:
         role = one.port[0]
         since = self._at_large.get(self._code(role))
         return since is not None and since < role.time
 
-    def _let_loose(self, one: Expectation) -> None:
+    def _let_loose(self, one: TensorPair) -> None:
         """Note where a wrong value may be used from here on: what enters a module is put right for
         it, not for others.
         """
@@ -107,14 +107,12 @@ class _Isolated:
             if stays and role.side == "input":
                 self._at_large.setdefault(role.call, role.time)
 
-    def _let_loose_without(self, missing: Call) -> None:
+    def _let_loose_without(self, missing: ModuleCall) -> None:
         """Note that from where the reference makes a call that the port does not make, the code
         around it has another value.
         """
         around = self._paired_above(missing)
-        before = [
-            one.port[0].time for one in self._alignment.expectations if one.time < missing.entered
-        ]
+        before = [one.port[0].time for one in self._alignment.pairs if one.time < missing.entered]
         self._at_large.setdefault(
             None if around is None else self._alignment.partner[around], max(before, default=-1)
         )
@@ -122,19 +120,19 @@ class _Isolated:
     def _stays(self, role: Role) -> bool:
         return (role.call.model, role.call.module, role.tensor) in self._stayed
 
-    def _code(self, role: Role) -> Call | None:
+    def _code(self, role: Role) -> ModuleCall | None:
         """The call whose own code made the tensor: of an output, the module's; of an input, that of
         what encloses it.
         """
         return role.call if role.side == "output" else self._paired_above(role.call)
 
-    def _paired_above(self, call: Call) -> Call | None:
+    def _paired_above(self, call: ModuleCall) -> ModuleCall | None:
         above = call.parent
         while above is not None and above not in self._alignment.partner:
             above = above.parent
         return above
 
-    def _is_another_thing(self, one: Expectation) -> bool:
+    def _is_another_thing(self, one: TensorPair) -> bool:
         """Whether two modules are alike in name only: these are given and keep their own values,
         and if they were what they seem, the next tensor in the same code would be wrong too.
         """
@@ -144,17 +142,17 @@ class _Isolated:
         around = self._paired_above(role.call)
         later = [
             other
-            for other in self._alignment.expectations
+            for other in self._alignment.pairs
             if other.ground != "alike"
             and self._code(other.port[0]) is around
             and other.port[0].time > role.time
         ]
-        return all(other.right for other in later)
+        return all(other.is_right for other in later)
 
     # -- faults
     # ----------------------------------------------------------------------------------------------
 
-    def _fault(self, one: Expectation) -> Fault:
+    def _fault(self, one: TensorPair) -> Fault:
         reference, port = one.reference[0], self._wrong_role(one.port)
         weights = []
         if port.side == "output":
@@ -171,9 +169,9 @@ class _Isolated:
     def _wrong_role(self, roles: list[Role]) -> Role:
         return next((role for role in roles if role.value not in self._right), roles[0])
 
-    def _made(self, role: Role) -> Spot:
+    def _made(self, role: Role) -> Location:
         """Where the tensor was made, unless it is a right one that is used wrongly."""
-        return spot_of(role if role.value in self._right else role.value.birth)
+        return location_of(role if role.value in self._right else role.value.birth)
 
     def _disordered_before(self, role: Role) -> tuple[Role, Role] | None:
         """The first tensor in the same code that holds the reference's numbers in another order:
@@ -184,8 +182,8 @@ class _Isolated:
             value
             for value in self._alignment.port.values
             if value.numel > 1
-            and not value.constant
-            and not value.exact
+            and not value.is_constant
+            and not value.is_integer
             and value not in self._right
             if value.birth.time < role.time and self._paired_above(value.birth.call) is code
         ]
@@ -193,7 +191,7 @@ class _Isolated:
             for other in self._alignment.reference.values:
                 if (
                     other.numel == value.numel
-                    and not other.constant
+                    and not other.is_constant
                     and comparer.relation(other, value).state == "order"
                 ):
                     return other.birth, value.birth
@@ -217,8 +215,8 @@ class _Isolated:
                 if side:
                     self._let_loose_without(call)
                 spots = (
-                    Spot(one, "output", None, call if side else None),
-                    Spot(other, "output", None, None if side else call),
+                    Location(one, "output", None, call if side else None),
+                    Location(other, "output", None, None if side else call),
                 )
                 yield Fault("missing", *spots, None, None)
 
@@ -229,14 +227,14 @@ def _holders(module: str) -> Iterable[str]:
         yield module
 
 
-def _time(one: Expectation) -> tuple[int, int]:
+def _time(one: TensorPair) -> tuple[int, int]:
     """Port's order: what was made earlier there, inputs before outputs."""
     return one.port[0].time, one.time
 
 
 def _spot_time(fault: Fault) -> int:
-    if fault.expectation is not None:
-        return fault.expectation.time
+    if fault.pair is not None:
+        return fault.pair.time
     calls = [
         spot.call
         for spot in (fault.reference, fault.port)

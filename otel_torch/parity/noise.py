@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from otel_torch.parity.call_graph import Program, Role, Value
+from otel_torch.parity.call_graph import Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import sketch_error, statistics_error
 
 
-def floors_of(reference: Program, noise: Program) -> dict[Value, float]:
+def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
     """How far each value of the reference moved when it was run again under noise: relative L2, by
     value.
     """
     again = {_key(role): role for role in noise.roles}
-    floors: dict[Value, float] = {}
+    floors: dict[TensorValue, float] = {}
     for role in reference.roles:
         other = again.get(_key(role))
         if other is None or other.value.numel != role.value.numel:
@@ -38,11 +38,11 @@ def _key(role: Role) -> tuple[Any, ...]:
 
 def coarseness(
     program: Program, parameter_types: dict[ModulePath, set[str]], tolerance: Tolerance
-) -> dict[Value, float]:
+) -> dict[TensorValue, float]:
     """For each value the limit that the coarsest type sets of all that was there before it: what
     enters is passed on.
     """
-    found: dict[Value, float] = {}
+    found: dict[TensorValue, float] = {}
     coarsest = 0.0
     for role in program.roles:
         types = {str(role.row.get("dtype", ""))} | parameter_types.get(role.call.module_path, set())

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.forwards import Episode
-from otel_torch.parity.row_batches import Line
+from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.row_batches import RowRecord
 
 # how many forwards are looked at for one with equal inputs, and at how many rows in all
 _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000
@@ -23,10 +23,10 @@ _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000
 # step by step
 _SAME, _ALIKE = 1e-3, 0.05
 
-Sketched = Callable[[Line], bytes | None]
+Sketched = Callable[[RowRecord], bytes | None]
 
 
-class Turns:
+class ForwardPairer:
     """Pairs the episodes of two recordings.
 
     models: reference's model -> port's. by_turn: reference's models of which both sides are known
@@ -38,7 +38,7 @@ class Turns:
 
     def __init__(
         self,
-        streams: Sequence[Iterator[Episode]],
+        streams: Sequence[Iterator[ForwardRows]],
         models: Mapping[str, str],
         by_turn: frozenset[str],
         sketch_of: tuple[Sketched, Sketched],
@@ -50,12 +50,12 @@ class Turns:
         self._models = models, {other: one for one, other in models.items()}
         self._by_turn, self._by_moment = by_turn, by_moment
         self._sketch_of = sketch_of
-        self._waiting: tuple[deque[Episode], deque[Episode]] = deque(), deque()
+        self._waiting: tuple[deque[ForwardRows], deque[ForwardRows]] = deque(), deque()
         self._apart: dict[
             str, tuple[int, int] | None
         ] = {}  # how far the port's loops and steps are ahead, by model
 
-    def pairs(self) -> Iterator[tuple[Episode, Episode]]:
+    def pairs(self) -> Iterator[tuple[ForwardRows, ForwardRows]]:
         """The pairs, in order."""
         while self._look_ahead(1):
             if self._heads() is None:
@@ -103,7 +103,7 @@ class Turns:
         self.left_out[side][(one, other)[side].model] += 1
         return True
 
-    def _next(self) -> tuple[Episode, Episode] | None:
+    def _next(self) -> tuple[ForwardRows, ForwardRows] | None:
         """The next pair: the first two of a model, or those near them whose inputs meet better."""
         first = self._heads()
         if first is None:
@@ -149,7 +149,7 @@ class Turns:
         one, other = self._waiting[0][at], self._waiting[1][there]
         return not self._strays(one, other) and self._score(one, other, _SAME) in (None, 1.0)
 
-    def _strays(self, one: Episode, other: Episode) -> bool:
+    def _strays(self, one: ForwardRows, other: ForwardRows) -> bool:
         """Whether the steps of two episodes are further apart, or less far, than those of the pair
         before.
         """
@@ -172,7 +172,7 @@ class Turns:
 
         return min(candidates, key=rank, default=first)
 
-    def _score(self, one: Episode, other: Episode, limit: float) -> float | None:
+    def _score(self, one: ForwardRows, other: ForwardRows, limit: float) -> float | None:
         """How much of what enters two forwards is alike, from 0 to 1; None where nothing is known
         of it.
         """
@@ -187,7 +187,7 @@ class Turns:
                 left.remove(partner)
         return alike / min(map(len, sides))
 
-    def _meet(self, one: Line, other: Line, limit: float) -> bool:
+    def _meet(self, one: RowRecord, other: RowRecord, limit: float) -> bool:
         if one.numel != other.numel or (one.shape != other.shape and one.numel is None):
             return False
         sketches = [
@@ -211,7 +211,7 @@ class Turns:
         )
 
 
-def _inputs(episode: Episode) -> list[Line]:
+def _inputs(episode: ForwardRows) -> list[RowRecord]:
     """What enters the outermost call, fillings of one number left out."""
     first = episode.line(0)
     found = []
@@ -228,12 +228,12 @@ def _inputs(episode: Episode) -> list[Line]:
     return found
 
 
-def _place(episode: Episode) -> tuple[int, int, str, int]:
+def _place(episode: ForwardRows) -> tuple[int, int, str, int]:
     """Where it stands in its run, in order but for the phases of a step."""
     return episode.loop or 0, episode.step or 0, episode.moment[3], episode.line(0).call or 0
 
 
-def _ahead(one: Episode, other: Episode) -> tuple[int, int] | None:
+def _ahead(one: ForwardRows, other: ForwardRows) -> tuple[int, int] | None:
     """How far the other's loop and step are ahead."""
     if one.step is None or other.step is None:
         return None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from otel_torch.parity.align import Alignment, Expectation
+from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.parameters import pattern
 from otel_torch.recording.isolation_pairing import CallIndex, Pairing, Slot
@@ -46,24 +46,24 @@ class PairingFinder:
         self._equal: Counter[tuple[_SlotPattern, _SlotPattern]] = Counter()
         self._matched: set[_SlotPattern] = set()
 
-    def learn(self, alignment: Alignment, harmless: Iterable[Expectation] = ()) -> None:
+    def learn(self, alignment: Alignment, harmless: Iterable[TensorPair] = ()) -> None:
         """Count the votes of one forward.
 
         Args:
             harmless: Pairs that differ legally; the port keeps its own values there.
         """
         skipped = {id(pair) for pair in harmless}
-        for pair in alignment.expectations:
+        for pair in alignment.pairs:
             if id(pair) not in skipped and _can_exchange(pair):
                 self._vote(pair)
 
-    def _vote(self, pair: Expectation) -> None:
+    def _vote(self, pair: TensorPair) -> None:
         reference, port = pair.reference[0], pair.port[0]
         slot, patterns = _slot(port), (_slot_pattern(port), _slot_pattern(reference))
-        if pair.right and not port.value.constant:
+        if pair.is_right and not port.value.is_constant:
             self._equal[patterns] += 1
             self._matched.add(patterns[0])
-        vote = _Vote(_slot(reference), pair.right, _is_sure(pair), *patterns)
+        vote = _Vote(_slot(reference), pair.is_right, _is_sure(pair), *patterns)
         self._votes.setdefault(slot, Counter())[vote] += 1
         port_index, reference_index = _call_index(port), _call_index(reference)
         loop, step, call = (a - b for a, b in zip(port_index, reference_index, strict=True))
@@ -91,15 +91,15 @@ class PairingFinder:
         return self._equal[vote.port_pattern, vote.reference_pattern]
 
 
-def _can_exchange(pair: Expectation) -> bool:
+def _can_exchange(pair: TensorPair) -> bool:
     """Return whether the reference's tensor fits into the port: one for one, same size and kind."""
     if len(pair.reference) != 1 or len(pair.port) != 1:
         return False
     reference, port = pair.reference[0].value, pair.port[0].value
-    return reference.numel == port.numel and reference.exact == port.exact
+    return reference.numel == port.numel and reference.is_integer == port.is_integer
 
 
-def _is_sure(pair: Expectation) -> bool:
+def _is_sure(pair: TensorPair) -> bool:
     """Return whether the two tensors correspond even if their numbers differ.
 
     Modules of one name may do different work, and a container may return another part of what its
@@ -120,7 +120,7 @@ def _computed_count(role: Role) -> int:
     A block that also receives a residual receives a different first input than one that does not.
     """
     return sum(
-        not sibling.value.exact and not sibling.value.constant
+        not sibling.value.is_integer and not sibling.value.is_constant
         for sibling in role.call.roles(role.side)
     )
 

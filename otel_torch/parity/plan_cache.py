@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.cached_comparison import Checked, Numbers, Plan, floors_of_rows
+from otel_torch.parity.cached_comparison import CheckedPairs, Measurements, PairPlan, floors_of_rows
 from otel_torch.parity.call_graph import Parameter, sketch_bytes
-from otel_torch.parity.columns import Columns, Sketches, Structure, Structures, Unusual
-from otel_torch.parity.forwards import Episode
+from otel_torch.parity.columns import Columns, Sketches, Structure, Structures, IrregularRows
+from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.row_batches import Floats, Indices
 from otel_torch.recording.rows import Row
 
@@ -22,18 +22,18 @@ _MOST = 64
 
 
 @dataclass(slots=True)
-class Look:
+class CacheLookup:
     """A pair of episodes at first sight. numbers: None where rows are unusual. plan, checked: None
     where no plan fits.
     """
 
-    numbers: tuple[Numbers, Numbers] | None = None
+    numbers: tuple[Measurements, Measurements] | None = None
     floors: Floats | None = None
-    plan: Plan | None = None
-    checked: Checked | None = None
+    plan: PairPlan | None = None
+    checked: CheckedPairs | None = None
 
 
-class Steady:
+class PlanCache:
     """Makes plans of what was analysed in full, and finds the one for a pair of episodes.
 
     parameters: the reference's and the port's: of tensors that were sketched at attach. off: make
@@ -45,19 +45,19 @@ class Steady:
         self.sketches = Sketches(lasting[0]), Sketches(lasting[1])
         self.noise_sketches = Sketches(lasting[0])
         self._structures = Structures()
-        self._plans: dict[tuple[Structure, Structure], Plan | None] = {}
+        self._plans: dict[tuple[Structure, Structure], PairPlan | None] = {}
         self._partners: dict[tuple[Structure, Structure], Indices] = {}
         self._off = off
 
-    def look(self, one: Episode, other: Episode, noise: Episode | None) -> Look:
+    def look(self, one: ForwardRows, other: ForwardRows, noise: ForwardRows | None) -> CacheLookup:
         """What can be said of two episodes without analysing them."""
         if self._off:
-            return Look()
+            return CacheLookup()
         try:
             numbers = self._numbers(one, self.sketches[0]), self._numbers(other, self.sketches[1])
             again = None if noise is None else self._numbers(noise, self.noise_sketches)
-        except Unusual:
-            return Look()
+        except IrregularRows:
+            return CacheLookup()
         floors = (
             None
             if again is None
@@ -65,13 +65,13 @@ class Steady:
         )
         plan = self._plans.get((numbers[0].structure, numbers[1].structure))
         checked = None if plan is None else plan.check(*numbers, floors)
-        return Look(numbers, floors, plan, checked)
+        return CacheLookup(numbers, floors, plan, checked)
 
-    def _numbers(self, episode: Episode, earlier: Sketches) -> Numbers:
+    def _numbers(self, episode: ForwardRows, earlier: Sketches) -> Measurements:
         columns = Columns(episode)
-        return Numbers.of(columns, self._structures.of(columns), earlier)
+        return Measurements.of(columns, self._structures.of(columns), earlier)
 
-    def _partners_of(self, reference: Numbers, noise: Numbers) -> Indices:
+    def _partners_of(self, reference: Measurements, noise: Measurements) -> Indices:
         """For each row of the reference the same one under noise, -1 where there is none."""
         key = reference.structure, noise.structure
         found = self._partners.get(key)
@@ -87,7 +87,11 @@ class Steady:
         return found
 
     def learn(
-        self, look: Look, alignment: Alignment, rows: tuple[list[Row], list[Row]], missing: bool
+        self,
+        look: CacheLookup,
+        alignment: Alignment,
+        rows: tuple[list[Row], list[Row]],
+        missing: bool,
     ) -> None:
         """Make a plan of an analysis that was not judged yet, if there is none and it finds the
         same. missing: whether one side never calls what the other does.
@@ -100,22 +104,24 @@ class Steady:
             for side, part in zip(rows, look.numbers, strict=True)
         ):
             return
-        plan = Plan(alignment, rows, missing)
+        plan = PairPlan(alignment, rows, missing)
         if len(self._plans) >= _MOST:
             self._plans.clear()
         self._plans[key] = None
-        if plan.agrees(alignment.expectations, *look.numbers, look.floors):
+        if plan.agrees(alignment.pairs, *look.numbers, look.floors):
             self._plans[key] = look.plan = plan
             look.checked = plan.check(*look.numbers, look.floors)
 
-    def forget(self, look: Look) -> None:
+    def forget(self, look: CacheLookup) -> None:
         """Make no use of a plan that found other than the full analysis: episodes of its structures
         are analysed in full.
         """
         if look.numbers is not None:
             self._plans[look.numbers[0].structure, look.numbers[1].structure] = None
 
-    def remember(self, look: Look, one: Episode, other: Episode, noise: Episode | None) -> None:
+    def remember(
+        self, look: CacheLookup, one: ForwardRows, other: ForwardRows, noise: ForwardRows | None
+    ) -> None:
         """Take in what was seen of values in two episodes: later ones name them by number alone."""
         for sketches, episode in zip(
             (*self.sketches, self.noise_sketches), (one, other, noise), strict=True

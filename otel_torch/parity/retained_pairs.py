@@ -24,7 +24,7 @@ _CELLS, _MOST_STRETCHES, _FEWEST_STRETCHES = 40_000, 64, 8
 
 
 @dataclass(slots=True)
-class Compared:
+class ComparedForward:
     """The pairs of one episode: how large each error is, and how to get a pair as it is shown.
 
     modules: the reference's module of each pair. make: its place among the pairs, and whether with
@@ -49,7 +49,7 @@ class _Stretch:
     pairs: list[ComparedPair]
 
 
-class Kept:
+class RetainedPairs:
     """Takes the episodes one after the other."""
 
     def __init__(self) -> None:
@@ -57,13 +57,15 @@ class Kept:
         self._whole: dict[int, list[ComparedPair]] = {}
         self._stretches: list[_Stretch] = []
         self._length, self._in_last = 1, 0
-        self._worst: tuple[float, int, Compared] | None = None  # of the stretch that is going on
+        self._worst: tuple[float, int, ComparedForward] | None = (
+            None  # of the stretch that is going on
+        )
         self._modules = 1
         self._count = 0
-        self._last: tuple[int, Compared] | None = None
+        self._last: tuple[int, ComparedForward] | None = None
         self._went_wrong = False
 
-    def take(self, compared: Compared) -> None:
+    def take(self, compared: ComparedForward) -> None:
         """Take in the pairs of the next episode."""
         number = self._count
         self._count += 1
@@ -88,10 +90,10 @@ class Kept:
         found.update((stretch.episode, stretch.pairs) for stretch in self._stretches)
         return [pair for number in sorted(found) for pair in found[number]]
 
-    def _keep(self, number: int, compared: Compared) -> None:
+    def _keep(self, number: int, compared: ComparedForward) -> None:
         self._whole[number] = [compared.make(at, True) for at in range(len(compared.modules))]
 
-    def _summarise(self, number: int, compared: Compared) -> None:
+    def _summarise(self, number: int, compared: ComparedForward) -> None:
         excess = float(_excess(compared.error, compared.limit).max(initial=0.0))
         if self._worst is None or excess > self._worst[0]:
             self._worst = excess, number, compared

@@ -31,7 +31,7 @@ STATISTICS = ("abs_mean", "mean", "std", "rms", "sum", "l2", "min", "max")
 _PIECE = 1 << 18
 
 
-class Named(msgspec.Struct, gc=False, rename={"cls": "class"}):
+class RowHeader(msgspec.Struct, gc=False, rename={"cls": "class"}):
     """What names a record, and the numbers that are looked at where sketches decide. The fields
     mean what they mean in a row; `sketch` is decoded: little-endian float32.
     """
@@ -53,7 +53,7 @@ class Named(msgspec.Struct, gc=False, rename={"cls": "class"}):
     sketch: bytes | None = None
 
 
-class Line(Named, gc=False, rename={"cls": "class"}):
+class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     """A whole record. odd: a field was not of its type, and is left out here; the row as a dict has
     it.
     """
@@ -71,7 +71,7 @@ class Line(Named, gc=False, rename={"cls": "class"}):
     odd: bool = False
 
 
-class Kind(NamedTuple):
+class RowKind(NamedTuple):
     """What names a row's place, and does not change from step to step."""
 
     module: str
@@ -83,10 +83,10 @@ class Kind(NamedTuple):
     dtype: str
 
 
-_decode = msgspec.json.Decoder(Line).decode
-_decode_named = msgspec.json.Decoder(Named).decode
+_decode = msgspec.json.Decoder(RowRecord).decode
+_decode_named = msgspec.json.Decoder(RowHeader).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-_kind = attrgetter(*Kind._fields)
+_kind = attrgetter(*RowKind._fields)
 _numbers = attrgetter("value", "parent", "nonfinite", "numel", "l2")
 _statistics = attrgetter(*STATISTICS)
 _order = attrgetter("order")
@@ -95,22 +95,22 @@ _odd = attrgetter("odd")
 _NOWHERE = (-1, -1)
 
 
-class Kinds(dict[tuple[Any, ...], int]):
+class RowKinds(dict[tuple[Any, ...], int]):
     """The kinds of rows that were seen, numbered; asked for a new one it gives it a number. known:
     by number.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: list[Kind] = []
+        self.known: list[RowKind] = []
 
     def __missing__(self, kind: tuple[Any, ...]) -> int:
-        self.known.append(Kind(*kind))
+        self.known.append(RowKind(*kind))
         number = self[kind] = len(self.known) - 1
         return number
 
 
-class Batch:
+class RowBatch:
     """Some neighbouring lines.
 
     kinds: the number of each line's kind. value, parent, nonfinite, numel, l2: NaN where there is
@@ -122,7 +122,11 @@ class Batch:
     __slots__ = ("_rows", "_whole", "kinds", "numbers", "odd", "order", "sketched", "sketches")
 
     def __init__(
-        self, lines: Sequence[Named], rows: list[Row] | list[bytes], kinds: Kinds, whole: bool
+        self,
+        lines: Sequence[RowHeader],
+        rows: list[Row] | list[bytes],
+        kinds: RowKinds,
+        whole: bool,
     ) -> None:
         self._rows = rows  # as they were read, where that is enough
         self._whole: Sequence[Any] | None = lines if whole else None
@@ -144,10 +148,10 @@ class Batch:
         self.sketched = [at for at, sketch in enumerate(sketches) if sketch is not None]
         self.sketches: list[bytes] = [sketch for sketch in sketches if sketch is not None]
 
-    def line(self, at: int) -> Line:
+    def line(self, at: int) -> RowRecord:
         """A whole line."""
         if self._whole is not None:
-            line: Line = self._whole[at]
+            line: RowRecord = self._whole[at]
             return line
         row = self._rows[at]
         return _decode(row) if isinstance(row, bytes) else line_of(row)
@@ -170,10 +174,10 @@ class Batch:
 
 def iterate_batches(
     path: str | Path,
-    kinds: Kinds,
+    kinds: RowKinds,
     problem: Callable[[str], None] = lambda message: None,
     read: Callable[[int], None] = lambda count: None,
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     """The lines of a recording, batch by batch. read: is told how many bytes each has. Raises
     RecordingError.
     """
@@ -182,10 +186,10 @@ def iterate_batches(
         read(sum(map(len, texts)))
         try:
             lines: list[Any] = list(map(_decode if whole else _decode_named, texts))
-            batch = Batch(lines, texts, kinds, whole)
+            batch = RowBatch(lines, texts, kinds, whole)
         except _UNREADABLE:
             rows = tolerant()
-            batch = Batch([line_of(row) for row in rows], rows, kinds, True)
+            batch = RowBatch([line_of(row) for row in rows], rows, kinds, True)
         if len(batch.kinds):
             whole = not batch.sketches
             yield batch
@@ -199,23 +203,23 @@ def _table(rows: list[Any]) -> Floats:
         return np.array([list(map(_float, row)) for row in rows]).T
 
 
-def line_of(row: Row) -> Line:
+def line_of(row: Row) -> RowRecord:
     """A row as a whole line.
 
     >>> line_of({"module": "a", "tensor": "out", "step": 0, "sum": "<error>", "order": "?"}).odd
     True
     """
     try:
-        return msgspec.convert(row, Line)
+        return msgspec.convert(row, RowRecord)
     except _UNREADABLE:
         kept: dict[str, Any] = {name: row[name] for name in ("module", "tensor", "step")}
         for name, value in row.items():
             try:
-                msgspec.convert({**kept, name: value}, Line)
+                msgspec.convert({**kept, name: value}, RowRecord)
             except _UNREADABLE:
                 continue
             kept[name] = value
-        return msgspec.convert({**kept, "odd": True}, Line)
+        return msgspec.convert({**kept, "odd": True}, RowRecord)
 
 
 def _float(value: Any) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.parity.call_graph import Value
+from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 
 # equal: within the limit. order: the same numbers in another order, though of one shape. layout:
@@ -41,7 +41,7 @@ class Relation:
     limit: float
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether the two values are what they should be."""
         return self.state in RIGHT
 
@@ -53,25 +53,27 @@ class Comparer:
     """
 
     tolerance: Tolerance
-    floors: dict[Value, float] = field(default_factory=dict)
-    coarse: dict[Value, float] = field(default_factory=dict)
-    reordered: set[Value] = field(default_factory=set)
-    _known: dict[tuple[Value, Value], Relation] = field(default_factory=dict)
+    floors: dict[TensorValue, float] = field(default_factory=dict)
+    coarse: dict[TensorValue, float] = field(default_factory=dict)
+    reordered: set[TensorValue] = field(default_factory=set)
+    _known: dict[tuple[TensorValue, TensorValue], Relation] = field(default_factory=dict)
 
-    def relation(self, reference: Value, port: Value) -> Relation:
+    def relation(self, reference: TensorValue, port: TensorValue) -> Relation:
         """How the two compare."""
         known = self._known.get((reference, port))
         if known is None:
             known = self._known[reference, port] = self._compare(reference, port)
         return known
 
-    def equal(self, reference: Value, port: Value) -> bool:
+    def equal(self, reference: TensorValue, port: TensorValue) -> bool:
         """Whether the two hold the same numbers in the same order."""
         return reference.numel == port.numel and self.relation(reference, port).state == "equal"
 
-    def limit(self, reference: Value, port: Value, factor: float = NOISE_FACTOR) -> float:
+    def limit(
+        self, reference: TensorValue, port: TensorValue, factor: float = NOISE_FACTOR
+    ) -> float:
         """How far the two may be apart."""
-        if reference.exact and port.exact:
+        if reference.is_integer and port.is_integer:
             return 0.0
         base = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
         base = max(
@@ -81,12 +83,14 @@ class Comparer:
             return max(base, factor * self.floors.get(reference, 0.0))
         return self.tolerance.with_noise(base, self.floors.get(reference), factor)
 
-    def _compare(self, one: Value, other: Value) -> Relation:
+    def _compare(self, one: TensorValue, other: TensorValue) -> Relation:
         limit = self.limit(one, other)
         if one.numel != other.numel:
             return Relation("repeated" if _repeats(one, other, limit) else "shape", None, limit)
-        if one.finite != other.finite or not one.finite:
-            return Relation("equal" if one.finite == other.finite else "nonfinite", math.inf, limit)
+        if one.is_finite != other.is_finite or not one.is_finite:
+            return Relation(
+                "equal" if one.is_finite == other.is_finite else "nonfinite", math.inf, limit
+            )
         error = sketch_error(one, other)
         if error is None:
             error = statistics_error(one.row, other.row)
@@ -110,7 +114,7 @@ class Comparer:
         return Relation("layout" if permuted or error <= 4 * limit else "different", error, limit)
 
 
-def sketch_error(one: Value, other: Value) -> float | None:
+def sketch_error(one: TensorValue, other: TensorValue) -> float | None:
     """The estimated relative L2 distance, None without sketches."""
     if one.sketch is None or other.sketch is None:
         return None
@@ -124,7 +128,7 @@ def sketch_error(one: Value, other: Value) -> float | None:
     return difference / size if size else math.inf
 
 
-def _norm(value: Value) -> float:
+def _norm(value: TensorValue) -> float:
     norm = value.row.get("l2")
     return float(norm) if isinstance(norm, int | float) else float(np.linalg.norm(value.sketch))  # type: ignore[arg-type]
 
@@ -170,7 +174,7 @@ def _numel(row: dict[str, Any]) -> int:
     return math.prod(shape) if isinstance(shape, list) else 1
 
 
-def shapes_meet(one: Value, other: Value) -> bool:
+def shapes_meet(one: TensorValue, other: TensorValue) -> bool:
     """Whether the two have a shape in common, or shapes of which one only splits the dimensions of
     the other: their elements should then be in one order.
     """
@@ -185,7 +189,7 @@ def _ends(shape: tuple[int, ...]) -> frozenset[int]:
     return frozenset(math.prod(shape[: index + 1]) for index in range(len(shape))) - {1}
 
 
-def _repeats(one: Value, other: Value, limit: float) -> bool:
+def _repeats(one: TensorValue, other: TensorValue, limit: float) -> bool:
     """Whether the larger value is the smaller one several times: a table that one program expands
     and the other does not.
     """
@@ -207,5 +211,5 @@ def _repeats(one: Value, other: Value, limit: float) -> bool:
     )
 
 
-def _averaged(limit: float, value: Value) -> float:
+def _averaged(limit: float, value: TensorValue) -> float:
     return SINGLE + 2 * limit / math.sqrt(max(value.numel, 1))
