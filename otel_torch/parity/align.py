@@ -149,7 +149,7 @@ def _in_turn(
 def _meet(comparer: Comparer, one: ModuleCall, other: ModuleCall) -> bool:
     """Whether an input of one call is an input of the other."""
     return any(
-        comparer.equal(first.value, second.value)
+        comparer.is_equal(first.value, second.value)
         for first in one.inputs
         for second in other.inputs
         if not first.value.is_constant
@@ -193,7 +193,7 @@ def pair_roles(
             others.remove(role)
 
     for one in left:
-        partners = [other for other in others if comparer.equal(one.value, other.value)]
+        partners = [other for other in others if comparer.is_equal(one.value, other.value)]
         if partners:
             best = max(
                 partners, key=lambda other: (_same_name(one, other), other.tensor == one.tensor)
@@ -286,7 +286,9 @@ def _uncross(comparer: Comparer, found: list[TensorPair], ground: Ground) -> Non
             if first is second or first not in found or second not in found:
                 continue
             a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
-            crossed = _same_name(a, d) and _same_name(c, b) and not comparer.equal(a.value, d.value)
+            crossed = (
+                _same_name(a, d) and _same_name(c, b) and not comparer.is_equal(a.value, d.value)
+            )
             if crossed and not _same_name(a, b):
                 found.remove(first)
                 found.remove(second)

@@ -26,7 +26,7 @@ from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, State
 from otel_torch.parity.judge import GROWTH, Judgment
 from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
 from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
-from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_meet
+from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_match
 
 _ABS_MEAN, _RMS, _SUM, _L2 = (STATISTICS.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
 _ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rms", "sum", "l2")]
@@ -180,7 +180,7 @@ class PairPlan:
                 pairs.append((at, mine[0], theirs[0]))
                 self._base[at] = bare.limit(first, second)
                 self._one_order[at] = (
-                    shapes_meet(first, second) and first not in alignment.comparer.reordered
+                    shapes_match(first, second) and first not in alignment.comparer.reordered
                 )
                 self._like[at] = (
                     _Like.of(first, alignment.comparer),
@@ -328,9 +328,7 @@ class PairPlan:
             good[plain] = np.isnan(error[plain]) | (
                 error[plain] <= STATISTICS_FACTOR * limit[plain]
             )
-        usual = (
-            one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
-        )
+        usual = one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
         found.error[at], found.right[at] = error, good & usual
         different[at] = ~good & usual
         # elements whose order is another one may be right all the same: by the rules for a single

@@ -41,7 +41,7 @@ from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_pu
 from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
-from otel_torch.parity.noise import coarseness, floors_of, types_by_place
+from otel_torch.parity.noise import coarseness, floors_of, dtypes_by_module
 from otel_torch.parity.pair_forwards import ForwardPairer
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
@@ -187,7 +187,7 @@ class _Comparison:
             key=lambda one: one.module_path in uncalled
         )  # of a tensor with two names, that of the module that runs
         return LoadedRecording(
-            path, meta, parameters, list(modules), uncalled, types_by_place(parameters)
+            path, meta, parameters, list(modules), uncalled, dtypes_by_module(parameters)
         )
 
     # -- the run

@@ -21,7 +21,7 @@ from otel_torch.parity.finding import Kind
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair, pattern
 from otel_torch.parity.tolerance import END_FACTOR
-from otel_torch.parity.values import Relation, State, shapes_meet
+from otel_torch.parity.values import Relation, RelationState, shapes_match
 
 # how much larger than all error so far an error may be, beyond the constant of its dtype, where no
 # noise was recorded
@@ -34,7 +34,7 @@ _FORGIVEN, _MOST_FAULTS = 20.0, 20
 _JUMP, _MAY_BE_LEGAL = 5.0, 2e-3
 
 # what a fault is called by how its tensors compare; the others have other values
-_KINDS: dict[State, Kind] = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}
+_KINDS: dict[RelationState, Kind] = {"order": "layout", "shape": "shape", "nonfinite": "nonfinite"}
 _KINSHIP = {"equal": 2, "layout": 1}
 _SAME = 2
 
@@ -140,7 +140,7 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
     if fault.pair is None or fault.pair.ground not in ("owner", "fused"):
         return False
     one = fault.pair
-    if len(one.reference) + len(one.port) > 2 or not shapes_meet(
+    if len(one.reference) + len(one.port) > 2 or not shapes_match(
         one.reference[0].value, one.port[0].value
     ):
         return False  # by sums an error is known too roughly
@@ -369,7 +369,7 @@ class _Judge:
         ]
         return any(
             other.value is not role.value
-            and self._comparer.equal(wanted, other.value)
+            and self._comparer.is_equal(wanted, other.value)
             and other.value.birth is other
             for other in later[:4]
         )

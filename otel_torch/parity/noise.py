@@ -1,60 +1,74 @@
-"""What is known of legal error before two programs are compared: the floor of every value, and how
-coarse its making was.
-"""
+"""The legal error of each value: its floor under noise, and the coarsest dtype it was made with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from otel_torch.parity.call_graph import Program, Role, TensorValue
+import numpy as np
+
+from otel_torch.parity.call_graph import Parameter, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.rules import largest_errors
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import sketch_error, statistics_error
 
 
 def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
-    """How far each value of the reference moved when it was run again under noise: relative L2, by
-    value.
+    """Return how far each value of the reference moved under noise, as relative L2.
+
+    Args:
+        noise: The same forward of the reference, recorded under noise.
     """
-    again = {_key(role): role for role in noise.roles}
-    floors: dict[TensorValue, float] = {}
+    noise_roles = {_role_key(role): role for role in noise.roles}
+    index_of = {id(value): index for index, value in enumerate(reference.values)}
+    errors: list[float] = []
+    values: list[int] = []
     for role in reference.roles:
-        other = again.get(_key(role))
-        if other is None or other.value.numel != role.value.numel:
+        match = noise_roles.get(_role_key(role))
+        if match is None or match.value.numel != role.value.numel:
             continue
-        error = sketch_error(role.value, other.value)
+        error = sketch_error(role.value, match.value)
         if error is None:
-            error = statistics_error(role.row, other.row)
+            error = statistics_error(role.row, match.row, role.value.numel)
         if error is not None:
-            floors[role.value] = max(floors.get(role.value, 0.0), error)
-    return floors
+            errors.append(error)
+            values.append(index_of[id(role.value)])
+    largest = largest_errors(
+        np.array(errors), np.array(values, dtype=np.int64), len(reference.values)
+    )
+    return {
+        value: floor
+        for value, floor in zip(reference.values, largest.tolist(), strict=True)
+        if not np.isnan(floor)
+    }
 
 
-def _key(role: Role) -> tuple[Any, ...]:
+def _role_key(role: Role) -> tuple[Any, ...]:
     call = role.call
     return call.model, call.module, call.loop, call.step, call.number, call.phase, role.tensor
 
 
 def coarseness(
-    program: Program, parameter_types: dict[ModulePath, set[str]], tolerance: Tolerance
+    program: Program, parameter_dtypes: dict[ModulePath, set[str]], tolerance: Tolerance
 ) -> dict[TensorValue, float]:
-    """For each value the limit that the coarsest type sets of all that was there before it: what
-    enters is passed on.
+    """Return, for each value, the limit of the coarsest dtype seen before it in the program.
+
+    Error passes downstream, so a float32 tensor behind a bfloat16 one is no more exact.
     """
-    found: dict[TensorValue, float] = {}
+    limits: dict[TensorValue, float] = {}
     coarsest = 0.0
     for role in program.roles:
-        types = {str(role.row.get("dtype", ""))} | parameter_types.get(role.call.module_path, set())
-        coarsest = max(coarsest, tolerance.base(types))
-        if role.value not in found:
-            found[role.value] = coarsest
-    return found
+        dtypes = parameter_dtypes.get(role.call.module_path, set())
+        coarsest = max(coarsest, tolerance.base({str(role.row.get("dtype", ""))} | dtypes))
+        limits.setdefault(role.value, coarsest)
+    return limits
 
 
-def types_by_place(parameters: Iterable[Any]) -> dict[ModulePath, set[str]]:
-    """The types of each module's own parameters."""
-    found: dict[ModulePath, set[str]] = {}
-    for one in parameters:
-        found.setdefault(one.module_path, set()).add(str(one.row.get("dtype", "")))
-    return found
+def dtypes_by_module(parameters: Iterable[Parameter]) -> dict[ModulePath, set[str]]:
+    """Return the dtypes of the parameters that each module owns."""
+    dtypes: dict[ModulePath, set[str]] = {}
+    for parameter in parameters:
+        dtype = str(parameter.row.get("dtype", ""))
+        dtypes.setdefault(parameter.module_path, set()).add(dtype)
+    return dtypes

@@ -1,8 +1,8 @@
-"""How much two tensors may differ and still be the same: what legal arithmetic does by itself.
+"""How much two tensors may differ and still be equal: what legal arithmetic does by itself.
 
 A fixed threshold fails in bf16, where rounding alone is as large as many bugs. The floor of a
-tensor is what the reference does to itself under half an ulp of noise, and never less than its
-dtype can resolve.
+tensor is the error of the reference under half an ulp of noise, and never less than its dtype can
+resolve.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# the relative L2 error that another kernel may cause at once, by the coarsest type that took part
-SINGLE = 1e-6  # of single precision, and as small as one can be
+# the relative L2 error that another kernel alone may cause, by the coarsest dtype that took part
+SINGLE = 1e-6  # of single precision, and the smallest limit
 BASES = {
     "torch.float64": SINGLE,
     "torch.float32": SINGLE,
@@ -20,21 +20,21 @@ BASES = {
     "torch.bfloat16": 1.2e-2,
 }
 _COARSE = {name: base for name, base in BASES.items() if base > SINGLE} | {
-    # numbers of eight bits and fewer: half the distance of neighbours, and some for what is scaled
+    # eight bits and fewer: half the distance of neighbors, and some more for scaling
     "torch.float8_e4m3fn": 6e-2,
     "torch.float8_e5m2": 1.2e-1,
 }
-# how far beyond the error under noise a difference on the way is still chance (on clean ports it is
-# 1.0 at the most), and how far one at the end, where many roundings average out (0.55)
+# how far beyond its error under noise a difference is still chance: on the way (at most 1.0 on
+# clean ports) and at the end, where many roundings average out (0.55)
 NOISE_FACTOR, END_FACTOR = 1.5, 1.0
-# noise of at least this share of a type's constant shows what that type does; the constant then is
-# only a lower bound, half as large. Less noise is that of a reference which computes more finely
-# than the port
+# noise of at least this share of a dtype's constant shows what that dtype does; the constant is
+# then a lower bound, this much smaller. Less noise is that of a reference which computes in a finer
+# dtype than the port
 SHOWN, LOWERED = 0.1, 0.5
 
 
-class Typed(Protocol):
-    """What has a row with a dtype."""
+class HasRow(Protocol):
+    """An object with a recorded row, which has a dtype."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -43,14 +43,16 @@ class Typed(Protocol):
 
 @dataclass(slots=True)
 class Tolerance:
-    """The limits of one comparison. rtol: what a person gave instead of the dtype constants, None
-    for those.
+    """The limits of one comparison.
+
+    Args:
+        rtol: The user's limit, which replaces the constants of the dtypes, or None.
     """
 
     rtol: float | None = None
 
     def base(self, dtypes: Iterable[str]) -> float:
-        """The limit for tensors in which numbers of these types took part.
+        """Return the limit for tensors computed from numbers of these dtypes.
 
         >>> Tolerance().base(["torch.float32", "torch.bfloat16"])
         0.012
@@ -58,18 +60,6 @@ class Tolerance:
         coarsest = max((_COARSE.get(dtype, 0.0) for dtype in dtypes), default=0.0)
         return max(coarsest, BASES["torch.float32"] if self.rtol is None else self.rtol)
 
-    @staticmethod
-    def with_noise(base: float, floor: float | None, factor: float = NOISE_FACTOR) -> float:
-        """The limit for a tensor of which the error under noise is known: `floor`, None if it is
-        not.
-
-        >>> Tolerance.with_noise(0.012, 0.03), Tolerance.with_noise(0.012, None), Tolerance.with_noise(0.012, 1e-7)
-        (0.045, 0.012, 0.012)
-        """
-        if floor is None:
-            return base
-        return max(base * LOWERED if floor >= SHOWN * base else base, factor * floor)
-
-    def of_parameters(self, parameters: Iterable[Typed]) -> float:
-        """The limit for parameters that were loaded, not computed."""
-        return self.base(str(one.row.get("dtype", "")) for one in parameters)
+    def of_parameters(self, parameters: Iterable[HasRow]) -> float:
+        """Return the limit for parameters, which are loaded and not computed."""
+        return self.base(str(parameter.row.get("dtype", "")) for parameter in parameters)
