@@ -1,8 +1,7 @@
-"""One program's run, put together from the rows of its recording: calls, the values that pass
-between them, parameters.
+"""Rebuild a forward from its rows: the tree of module calls, and the values passed between them.
 
-Rows say which tensor of which call; to see where a value was made and who used it, one needs the
-calls as a tree and the tensors that are the same number for number as one value.
+A row names a tensor of a call. To see which module made a value and which modules used it, calls
+are nested by their recorded parents, and rows with equal numbers become one value.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import base64
 import binascii
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -24,16 +23,15 @@ from otel_torch.recording.rows import Row
 Sketch = NDArray[np.float64]
 RoleSide = Literal["input", "output"]
 
-_INTEGERS = ("torch.int", "torch.uint", "torch.bool")
+_INTEGER_DTYPES = ("torch.int", "torch.uint", "torch.bool")
 
 
 @dataclass(slots=True, eq=False)
 class TensorValue:
-    """What a tensor holds, whatever it is called, viewed or passed on as: rows of equal numbers are
-    one value.
+    """The content of a tensor, however it is named, viewed or passed on.
 
-    roles: in time order; the first is its birth. sketch: float64, shape (64,), None where the
-    recording has none.
+    roles: Its rows in time order; the first is its birth. sketch: float64, shape (64,), or None.
+    shapes: Every shape in which it was seen.
     """
 
     numel: int
@@ -44,14 +42,12 @@ class TensorValue:
 
     @property
     def birth(self) -> Role:
-        """Where the value first was seen: born as an output it was made by that module, as an input
-        by the code before it.
-        """
+        """The first role: as an output, its module made it; as an input, the code before it did."""
         return self.roles[0]
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of it is."""
+        """Whether it has no NaN and no Inf."""
         return not self.row.get("nonfinite") and all(
             not isinstance(x := self.row.get(name), float) or math.isfinite(x)
             for name in ("sum", "abs_mean", "min", "max")
@@ -59,21 +55,22 @@ class TensorValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is one number many times (zeros, ones, an open mask): equal to others by
-        chance.
-        """
+        """Whether all elements are one number (zeros, ones, an open mask), so equality is chance."""
         low, high = self.row.get("min"), self.row.get("max")
         return low is not None and low == high
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds whole numbers or truth values."""
-        return str(self.row.get("dtype", "")).startswith(_INTEGERS)
+        """Whether it holds integers or booleans."""
+        return str(self.row.get("dtype", "")).startswith(_INTEGER_DTYPES)
 
 
 @dataclass(slots=True, eq=False)
 class Role:
-    """One row: a value as the input or output of one call. `time` orders the roles of a program."""
+    """One row: a value as an input or output of one call.
+
+    time: Orders the roles of a program.
+    """
 
     call: ModuleCall
     side: RoleSide
@@ -86,8 +83,9 @@ class Role:
 
 @dataclass(slots=True, eq=False)
 class ModuleCall:
-    """One call of a module. entered, left: in the program's order of events; parent: the enclosing
-    call, as recorded.
+    """One call of a module.
+
+    entered, exited: Positions in the program's order of events. parent: The enclosing call.
     """
 
     model: str
@@ -110,14 +108,16 @@ class ModuleCall:
         return self.model, self.module
 
     def roles(self, side: RoleSide) -> list[Role]:
-        """Its inputs or its outputs."""
+        """Return its inputs or its outputs."""
         return self.inputs if side == "input" else self.outputs
 
 
 @dataclass(slots=True, eq=False)
 class Parameter:
-    """A parameter or buffer as it was before the first forward. `module` and `name` make its full
-    name.
+    """A parameter or buffer before the first forward; `module` and `name` make its full name.
+
+    sketch: float64, shape (64,), or None. row_sketch: Sketch over rows, which finds the parts of a
+    fused weight; the real parts of its numbers, then the imaginary parts.
     """
 
     model: str
@@ -143,8 +143,9 @@ class Parameter:
 
 @dataclass(slots=True)
 class Program:
-    """A stretch of a run, usually one outermost forward: its calls in order of entering, its
-    values, and every role of these in time order.
+    """A stretch of a run, usually one outermost forward.
+
+    calls: In order of entering. roles: In time order.
     """
 
     calls: list[ModuleCall]
@@ -153,13 +154,13 @@ class Program:
 
     @property
     def outermost(self) -> list[ModuleCall]:
-        """The calls that no recorded call encloses."""
+        """The calls without a recorded enclosing call."""
         return [call for call in self.calls if call.parent is None]
 
 
 @dataclass(slots=True)
 class ModuleEntry:
-    """A line of a model's table of modules."""
+    """An entry of a model's table of modules, from a recording's metadata."""
 
     model: str
     module: str
@@ -169,18 +170,18 @@ class ModuleEntry:
     aliases: list[str]
 
 
-def decode(text: Any) -> Sketch | None:
-    """A sketch from a recording's base64; None for anything else.
+def decode_sketch(text: Any) -> Sketch | None:
+    """Return a sketch from a recording's base64, None for anything else.
 
-    >>> decode("AACAPwAAAAA=")
+    >>> decode_sketch("AACAPwAAAAA=")
     array([1., 0.])
     """
     sketch = sketch_bytes(text)
-    return None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
+    return None if sketch is None else _sketch_of(sketch)
 
 
 def sketch_bytes(text: Any) -> bytes | None:
-    """What base64 spells, None where it spells no float32 numbers."""
+    """Return the bytes of a sketch in base64, None if they are not float32 numbers."""
     if not isinstance(text, str):
         return None
     try:
@@ -190,110 +191,159 @@ def sketch_bytes(text: Any) -> bytes | None:
     return None if len(sketch) % 4 else sketch
 
 
+def _sketch_of(sketch: bytes) -> Sketch:
+    return np.frombuffer(sketch, dtype="<f4").astype(np.float64)
+
+
+# -- calls and values
+# --------------------------------------------------------------------------------------------------
+
+
 def build_program(
     rows: Iterable[Row], sketches: Mapping[int, bytes] = MappingProxyType({})
 ) -> Program:
-    """Put calls and values together from the rows of one stretch, in the recording's order.
+    """Build calls and values from the rows of one forward, in the recording's order.
 
-    sketches: of values that were seen before this stretch, by number: a row says a value's sketch
-    at first sight only. Of rows that say no call, those of one name within a step are further
-    calls.
+    Rows without a recorded call are grouped by name; a tensor that repeats within a step starts a
+    further call.
+
+    Args:
+        sketches: Sketches of values recorded earlier, by number. A row carries the sketch of its
+            value only the first time.
+
+    >>> rows = [
+    ...     {"module": "fc", "tensor": "in[0]", "step": 0, "order": [1, 2], "sum": 3.0},
+    ...     {"module": "fc", "tensor": "out", "step": 0, "order": [1, 2], "sum": 5.0},
+    ...     {"module": "act", "tensor": "in[0]", "step": 0, "order": [3, 4], "sum": 5.0},
+    ... ]
+    >>> program = build_program(rows)
+    >>> [call.module for call in program.calls], len(program.values)
+    (['fc', 'act'], 2)
+    >>> [(role.call.module, role.tensor) for role in program.values[1].roles]
+    [('fc', 'out'), ('act', 'in[0]')]
     """
-    calls: dict[Any, ModuleCall] = {}
-    values: dict[Any, TensorValue] = {}
-    by_number: dict[int, TensorValue] = {}
-    ordered: list[tuple[int, ModuleCall]] = []
-    parents: list[tuple[ModuleCall, int]] = []
-    entered: dict[int, ModuleCall] = {}
-    times: Counter[Any] = Counter()
+    builder = _ProgramBuilder(sketches)
     for position, row in enumerate(rows):
-        order = row.get("order") or (None, None)
-        key = order[0] if order[0] is not None else _call_key(row, times)
-        call = calls.get(key)
+        builder.add(position, row)
+    return builder.finish()
+
+
+class _ProgramBuilder:
+    def __init__(self, sketches: Mapping[int, bytes]) -> None:
+        self._sketches = sketches
+        self._calls: dict[Any, ModuleCall] = {}
+        self._values: dict[Any, TensorValue] = {}
+        self._value_by_number: dict[int, TensorValue] = {}
+        self._parents: list[tuple[ModuleCall, int]] = []
+        self._call_by_entry: dict[int, ModuleCall] = {}
+        self._occurrences: Counter[Any] = Counter()
+
+    def add(self, position: int, row: Row) -> None:
+        entered, exited = row.get("order") or (None, None)
+        key = entered if entered is not None else self._unordered_key(row)
+        call = self._calls.get(key)
         if call is None:
-            call = calls[key] = ModuleCall(
-                row.get("model") or "", row["module"], row.get("class") or "", row.get("loop"), row["step"], row.get("call"),
-                row.get("phase") or "forward", order[0] if order[0] is not None else position, position,
-            )  # fmt: skip
-            ordered.append((call.entered, call))
-            if order[0] is not None:
-                entered[order[0]] = call
-                if row.get("parent") is not None:
-                    parents.append((call, row["parent"]))
-        if order[1] is not None:
-            call.exited = order[1]
-        elif order[0] is None:
+            call = self._calls[key] = self._start_call(position, row, entered)
+        if exited is not None:
+            call.exited = exited
+        elif entered is None:
             call.exited = position
         side: RoleSide = "input" if row["tensor"].startswith("in") else "output"
-        value = _value_of(row, values, by_number, sketches)
+        value = self._value_of(row)
         role = Role(call, side, row["tensor"], row.get("argument"), value, row, 0)
         call.roles(side).append(role)
         value.roles.append(role)
         if isinstance(row.get("shape"), list):
             value.shapes.add(tuple(row["shape"]))
-    found = [call for _, call in sorted(ordered, key=lambda pair: pair[0])]
-    for call, parent in parents:
-        # a call without a tensor has no rows; then the one around it
-        call.parent = entered.get(parent) or _around(call, found)
-    if not entered:
-        _adopt_by_name(found)
-    for call in found:
-        if call.parent is not None:
-            call.parent.children.append(call)
-    for call in found:
-        for role in call.inputs:
-            role.time = call.entered
-        for role in call.outputs:
-            role.time = call.exited if call.exited >= 0 else call.entered
-    for value in values.values():
-        value.roles.sort(key=lambda role: role.time)
-    roles = sorted(
-        (role for value in values.values() for role in value.roles), key=lambda role: role.time
-    )
-    return Program(found, list(values.values()), roles)
 
-
-def _around(call: ModuleCall, calls: list[ModuleCall]) -> ModuleCall | None:
-    """The innermost recorded call during which another one was made."""
-    holders = [
-        other for other in calls if other.entered < call.entered and call.exited < other.exited
-    ]
-    return max(holders, key=lambda other: other.entered, default=None)
-
-
-def _value_of(
-    row: Row,
-    values: dict[Any, TensorValue],
-    by_number: dict[int, TensorValue],
-    sketches: Mapping[int, bytes],
-) -> TensorValue:
-    """The value of a row: known by its number, or by having the very numbers of one that is there."""
-    number = row.get("value")
-    if isinstance(number, int) and number in by_number:
-        return by_number[number]
-    numel = _numel(row)
-    sketch = sketch_bytes(row.get("sketch"))
-    if sketch is None and isinstance(number, int):
-        sketch = sketches.get(number)
-    content: Any
-    if row.get("nonfinite") or (
-        sketch is None and not any(name in row for name in ("sum", "abs_mean"))
-    ):
-        content = ("number", number) if number is not None else ("row", id(row))
-    elif sketch is not None:
-        content = (numel, sketch)
-    else:
-        content = (
-            numel,
-            *(row.get(name) for name in ("sum", "abs_mean", "min", "max", "l2", "std", "mean")),
+    def _start_call(self, position: int, row: Row, entered: int | None) -> ModuleCall:
+        call = ModuleCall(
+            model=row.get("model") or "",
+            module=row["module"],
+            cls=row.get("class") or "",
+            loop=row.get("loop"),
+            step=row["step"],
+            number=row.get("call"),
+            phase=row.get("phase") or "forward",
+            entered=position if entered is None else entered,
+            exited=position,
         )
-    value = values.get(content)
-    if value is None:
-        numbers = None if sketch is None else np.frombuffer(sketch, dtype="<f4").astype(np.float64)
-        value = values[content] = TensorValue(numel, numbers, row)
-    if isinstance(number, int):
-        by_number[number] = value
-    return value
+        if entered is not None:
+            self._call_by_entry[entered] = call
+            if row.get("parent") is not None:
+                self._parents.append((call, row["parent"]))
+        return call
+
+    def _unordered_key(self, row: Row) -> Hashable:
+        """Return a key that tells calls apart that were not recorded as such."""
+        names = tuple(
+            row.get(name) for name in ("model", "module", "loop", "step", "call", "phase")
+        )
+        self._occurrences[names, row["tensor"]] += 1
+        return names, self._occurrences[names, row["tensor"]]
+
+    def _value_of(self, row: Row) -> TensorValue:
+        """Return the value with this row's number, or with exactly its content."""
+        number = row.get("value")
+        if isinstance(number, int) and number in self._value_by_number:
+            return self._value_by_number[number]
+        numel = _numel(row)
+        sketch = sketch_bytes(row.get("sketch"))
+        if sketch is None and isinstance(number, int):
+            sketch = self._sketches.get(number)
+        content = _content(row, number, numel, sketch)
+        value = self._values.get(content)
+        if value is None:
+            numbers = None if sketch is None else _sketch_of(sketch)
+            value = self._values[content] = TensorValue(numel, numbers, row)
+        if isinstance(number, int):
+            self._value_by_number[number] = value
+        return value
+
+    def finish(self) -> Program:
+        calls = sorted(self._calls.values(), key=lambda call: call.entered)
+        self._nest(calls)
+        for call in calls:
+            for role in call.inputs:
+                role.time = call.entered
+            for role in call.outputs:
+                role.time = call.exited if call.exited >= 0 else call.entered
+        values = list(self._values.values())
+        for value in values:
+            value.roles.sort(key=lambda role: role.time)
+        roles = sorted(
+            (role for value in values for role in value.roles), key=lambda role: role.time
+        )
+        return Program(calls, values, roles)
+
+    def _nest(self, calls: list[ModuleCall]) -> None:
+        for call, parent in self._parents:
+            # a call without tensors has no rows; the next enclosing call takes its place
+            call.parent = self._call_by_entry.get(parent) or _enclosing(call, calls)
+        if not self._call_by_entry:
+            _nest_by_name(calls)
+        for call in calls:
+            if call.parent is not None:
+                call.parent.children.append(call)
+
+
+def _content(row: Row, number: Any, numel: int, sketch: bytes | None) -> Hashable:
+    """Return a key that two rows share if their values are equal."""
+    has_statistics = "sum" in row or "abs_mean" in row
+    if row.get("nonfinite") or (sketch is None and not has_statistics):
+        return ("number", number) if number is not None else ("row", id(row))
+    if sketch is not None:
+        return numel, sketch
+    names = ("sum", "abs_mean", "min", "max", "l2", "std", "mean")
+    return (numel, *(row.get(name) for name in names))
+
+
+def _enclosing(call: ModuleCall, calls: list[ModuleCall]) -> ModuleCall | None:
+    """Return the innermost recorded call that was running during the whole of `call`."""
+    enclosing = [
+        outer for outer in calls if outer.entered < call.entered and call.exited < outer.exited
+    ]
+    return max(enclosing, key=lambda outer: outer.entered, default=None)
 
 
 def _numel(row: Row) -> int:
@@ -305,49 +355,45 @@ def _numel(row: Row) -> int:
     return -1
 
 
-def _call_key(row: Row, times: Counter[Any]) -> Any:
-    """What tells calls apart that were not recorded as such; a tensor that comes again is of a
-    further call.
-    """
-    names = tuple(row.get(name) for name in ("model", "module", "loop", "step", "call", "phase"))
-    times[names, row["tensor"]] += 1
-    return names, times[names, row["tensor"]]
+def _nest_by_name(calls: list[ModuleCall]) -> None:
+    """Nest calls without recorded parents by the names of their modules.
 
-
-def _adopt_by_name(calls: list[ModuleCall]) -> None:
-    """Without recorded parents: a call lies in the next call, by time, of the module that its name
-    says holds it; where there is none, for rows may have been written in any order, in the last one
-    before it.
+    The parent is the next call, by exit time, of a module whose name is a prefix. Rows may be in
+    any order, so without a later one it is the last such call before.
     """
-    pending: dict[tuple[str, str], list[ModuleCall]] = defaultdict(
-        list
-    )  # by the names of the modules around them
+    pending: dict[tuple[str, str], list[ModuleCall]] = defaultdict(list)  # by enclosing module
     last: dict[tuple[str, str], ModuleCall] = {}
     for call in sorted(calls, key=lambda call: call.exited):
         for child in pending.pop(call.module_path, ()):
             if child.parent is None:
                 child.parent = call
         last[call.module_path] = call
-        for around in _names_around(call.module):
-            pending[call.model, around].append(call)
+        for prefix in enclosing_names(call.module):
+            pending[call.model, prefix].append(call)
     for call in calls:
         if call.parent is None:
-            holders = (last.get((call.model, around)) for around in _names_around(call.module))
-            call.parent = next((holder for holder in holders if holder is not None), None)
+            parents = (last.get((call.model, prefix)) for prefix in enclosing_names(call.module))
+            call.parent = next((parent for parent in parents if parent is not None), None)
 
 
-def _names_around(module: str) -> Iterator[str]:
-    """The names of the modules that hold it, the innermost first."""
+def enclosing_names(module: str) -> Iterator[str]:
+    """Yield the names of the modules that contain a module, the innermost first.
+
+    >>> list(enclosing_names("blocks.0.attn"))
+    ['blocks.0', 'blocks', '']
+    """
     while module:
         module = module.rpartition(".")[0]
         yield module
 
 
+# -- parameters and modules
+# --------------------------------------------------------------------------------------------------
+
+
 def build_parameters(rows: Iterable[Row]) -> list[Parameter]:
-    """The parameters and buffers among the rows of phase `attach`; one that goes by several names
-    once for each.
-    """
-    found = []
+    """Return the parameters and buffers among the rows of phase `attach`, one per name."""
+    parameters = []
     sketches: dict[int, tuple[Any, Any]] = {}
     for row in rows:
         kind, _, name = row["tensor"].partition(".")
@@ -357,28 +403,39 @@ def build_parameters(rows: Iterable[Row]) -> list[Parameter]:
         texts = row.get("sketch"), row.get("row_sketch")
         if isinstance(number, int):
             texts = sketches.setdefault(number, texts)
-        shape = tuple(row["shape"]) if isinstance(row.get("shape"), list) else ()
-        found.append(
-            Parameter(
-                row.get("model") or "", row["module"], name, row, decode(texts[0]), decode(texts[1]), shape, _numel(row),
-                kind == "buffer",
-            )
-        )  # fmt: skip
-    return found
+        parameter = Parameter(
+            model=row.get("model") or "",
+            module=row["module"],
+            name=name,
+            row=row,
+            sketch=decode_sketch(texts[0]),
+            row_sketch=decode_sketch(texts[1]),
+            shape=tuple(row["shape"]) if isinstance(row.get("shape"), list) else (),
+            numel=_numel(row),
+            is_buffer=kind == "buffer",
+        )
+        parameters.append(parameter)
+    return parameters
 
 
 def read_module_table(meta: dict[str, Any]) -> list[ModuleEntry]:
-    """The modules of every model, from a recording's metadata; empty where it has no table."""
-    found = []
+    """Return the modules of every model from a recording's metadata, [] without a table."""
+    entries = []
     models = meta.get("models")
     for model, facts in models.items() if isinstance(models, dict) else ():
         table = facts.get("table") if isinstance(facts, dict) else None
         for line in table if isinstance(table, list) else ():
             if isinstance(line, dict) and isinstance(line.get("module"), str):
-                found.append(
-                    ModuleEntry(
-                        model, line["module"], str(line.get("class", "")), line.get("called") is not False,
-                        [str(name) for name in line.get("parameters") or ()], [str(name) for name in line.get("aliases") or ()],
-                    )
-                )  # fmt: skip
-    return found
+                entries.append(_module_entry(model, line))
+    return entries
+
+
+def _module_entry(model: str, line: dict[str, Any]) -> ModuleEntry:
+    return ModuleEntry(
+        model,
+        line["module"],
+        cls=str(line.get("class", "")),
+        called=line.get("called") is not False,
+        parameters=[str(name) for name in line.get("parameters") or ()],
+        aliases=[str(name) for name in line.get("aliases") or ()],
+    )

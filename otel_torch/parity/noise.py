@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from otel_torch.parity.call_graph import Parameter, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.rules import largest_errors
 from otel_torch.parity.tolerance import Tolerance
-from otel_torch.parity.values import sketch_error, statistics_error
+from otel_torch.parity.values import errors_of_roles
 
 
 def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
@@ -21,26 +22,22 @@ def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
         noise: The same forward of the reference, recorded under noise.
     """
     noise_roles = {_role_key(role): role for role in noise.roles}
+    pairs = [(role, noise_roles.get(_role_key(role))) for role in reference.roles]
+    roles = [
+        (role, match)
+        for role, match in pairs
+        if match is not None and match.value.numel == role.value.numel
+    ]
+    if not roles:
+        return {}
+    errors = errors_of_roles([role for role, _ in roles], [match for _, match in roles])
     index_of = {id(value): index for index, value in enumerate(reference.values)}
-    errors: list[float] = []
-    values: list[int] = []
-    for role in reference.roles:
-        match = noise_roles.get(_role_key(role))
-        if match is None or match.value.numel != role.value.numel:
-            continue
-        error = sketch_error(role.value, match.value)
-        if error is None:
-            error = statistics_error(role.row, match.row, role.value.numel)
-        if error is not None:
-            errors.append(error)
-            values.append(index_of[id(role.value)])
-    largest = largest_errors(
-        np.array(errors), np.array(values, dtype=np.int64), len(reference.values)
-    )
+    values = np.array([index_of[id(role.value)] for role, _ in roles])
+    largest = largest_errors(errors, values, len(reference.values))
     return {
         value: floor
         for value, floor in zip(reference.values, largest.tolist(), strict=True)
-        if not np.isnan(floor)
+        if not math.isnan(floor)
     }
 
 

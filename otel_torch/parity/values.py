@@ -8,12 +8,13 @@ decide, because one unit in the last place of a maximum is 0.4 % in bf16.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from otel_torch.parity.call_graph import TensorValue
+from otel_torch.parity.call_graph import Role, TensorValue
 from otel_torch.parity.rules import (
     ORDER_BLIND,
     Floats,
@@ -22,6 +23,7 @@ from otel_torch.parity.rules import (
     statistics_errors,
 )
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
+from otel_torch.recording.rows import Row
 
 # equal: within the limit. order: the same numbers in another order, though the shapes agree.
 # layout: likewise, but the shapes already imply another order. repeated: one is the other several
@@ -134,22 +136,49 @@ def sketch_error(reference: TensorValue, port: TensorValue) -> float | None:
     """Return the estimated relative L2 distance, or None without sketches."""
     if reference.sketch is None or port.sketch is None:
         return None
-    norm = reference.row.get("l2")
-    norms = np.array([norm if isinstance(norm, int | float) else math.nan])
-    error = float(sketch_errors(reference.sketch[None], port.sketch[None], norms)[0])
+    error = float(sketch_errors(reference.sketch[None], port.sketch[None], _norms([reference]))[0])
     return None if math.isnan(error) else error
 
 
-def statistics_error(reference: dict[str, Any], port: dict[str, Any], numel: int) -> float | None:
+def statistics_error(reference: Row, port: Row, numel: int) -> float | None:
     """Return the largest difference of the order-blind statistics of two rows, or None."""
-    columns = _statistics_column(reference), _statistics_column(port)
+    columns = _statistics([reference]), _statistics([port])
     error = float(statistics_errors(*columns, np.array([float(numel)]))[0])
     return None if math.isnan(error) else error
 
 
-def _statistics_column(row: dict[str, Any]) -> Floats:
-    values = [row.get(name) for name in ORDER_BLIND]
-    return np.array([[value if _is_number(value) else math.nan] for value in values])
+def errors_of_roles(references: Sequence[Role], ports: Sequence[Role]) -> Floats:
+    """Return the errors of pairs of tensors: by sketches, by statistics, else NaN."""
+    errors = np.full(len(references), np.nan)
+    sketches = [
+        (index, reference.value.sketch, port.value.sketch)
+        for index, (reference, port) in enumerate(zip(references, ports, strict=True))
+        if reference.value.sketch is not None and port.value.sketch is not None
+    ]
+    if sketches:
+        indices, *sides = zip(*sketches, strict=True)
+        norms = _norms([references[index].value for index in indices])
+        errors[list(indices)] = sketch_errors(np.stack(sides[0]), np.stack(sides[1]), norms)
+    remaining = np.flatnonzero(np.isnan(errors)).tolist()
+    if remaining:
+        statistics = [
+            _statistics([side[index].row for index in remaining]) for side in (references, ports)
+        ]
+        numel = np.array([float(references[index].value.numel) for index in remaining])
+        errors[remaining] = statistics_errors(statistics[0], statistics[1], numel)
+    return errors
+
+
+def _norms(values: Sequence[TensorValue]) -> Floats:
+    """Return the recorded L2 norms, NaN where absent."""
+    norms = [value.row.get("l2") for value in values]
+    return np.array([norm if isinstance(norm, int | float) else math.nan for norm in norms])
+
+
+def _statistics(rows: Sequence[Row]) -> Floats:
+    """Return the order-blind statistics, shape (6, rows), NaN where absent."""
+    table = [[row.get(name) for row in rows] for name in ORDER_BLIND]
+    return np.array([[x if _is_number(x) else math.nan for x in line] for line in table])
 
 
 def _is_number(value: Any) -> bool:
