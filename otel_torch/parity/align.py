@@ -1,59 +1,82 @@
-"""Says which tensors of two programs should be equal: calls are paired, then what goes into them
-and comes out of them.
+"""Decide which tensors of two programs should be equal: pair their calls, then the calls' tensors.
 
-Two ports of one model name their modules differently and cut them at other places. What surely
-corresponds are the modules that own the same parameters; what encloses them, and what stands beside
-them under the same name, follows from these.
+Two ports of one model name their modules differently and cut them at other places. Modules that own
+the same parameters surely correspond. Their containers, and modules of the same name next to them,
+follow from these.
+
+For example, with `blocks.0.norm` paired with `layers.0.ln` by its weight, and the reference's
+rotation `blocks.0.rope` without parameters:
+
+    reference                         port                     basis
+    blocks.0.norm  in[0], out         layers.0.ln  x, out      owner: equal weights
+    blocks.0       in[0], out         layers.0     x, out      container of the paired modules
+    blocks.0.rope  in[0], out         layers.0.rope in[0], out alike: same name in paired containers
+    (root)         out                (root)       out         outermost
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from otel_torch.parity.call_graph import ModuleCall, Program, Role
+from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.parameters import pattern
+from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors, sum_errors
+from otel_torch.parity.sides import Sides
 from otel_torch.parity.values import Comparer, Relation
 
 # how far beyond the error of its parts under noise the error of a fused tensor is still chance
 FUSED_FACTOR = 2.0
 
-# why two roles should be equal, the surest first
-Ground = Literal["owner", "fused", "container", "outermost", "alike"]
+# why two tensors should be equal, the surest first
+Basis = Literal["owner", "fused", "container", "outermost", "alike"]
 
 
 @dataclass(slots=True, eq=False)
 class TensorPair:
-    """Two roles that should be equal. Several on one side: their sum, or their parts under each
-    other, is what is meant.
+    """Two tensors that should be equal.
+
+    One side may have several: their sum, or their concatenation, equals the other side's tensor.
     """
 
     reference: list[Role]
     port: list[Role]
-    ground: Ground
+    basis: Basis
     relation: Relation
 
     @property
     def is_right(self) -> bool:
-        """Whether they are."""
+        """Whether they are equal."""
         return self.relation.is_right
 
     @property
+    def is_output(self) -> bool:
+        """Whether the reference's tensor is an output of a module."""
+        return self.reference[0].side == "output"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one tensor on each side."""
+        return len(self.reference) == len(self.port) == 1
+
+    @property
     def time(self) -> int:
-        """When the reference comes to it."""
+        """When the reference reaches it."""
         return min(role.time for role in self.reference)
 
 
 @dataclass(slots=True)
 class Alignment:
-    """Two programs, laid side by side. calls: pairs; uncalled: calls of the reference (side 0) and
-    the port (side 1) whose module is paired, but that have no partner.
+    """Two programs with their calls and tensors paired.
+
+    calls: The reference's call -> the port's. partner: Likewise, in both directions. uncalled: Calls
+    whose module is paired, but that have no partner. pairs: In the reference's order.
     """
 
     reference: Program
@@ -61,490 +84,603 @@ class Alignment:
     modules: ModulePairs
     comparer: Comparer
     calls: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
-    uncalled: tuple[list[ModuleCall], list[ModuleCall]] = field(default_factory=lambda: ([], []))
+    uncalled: Sides[list[ModuleCall]] = field(
+        default_factory=lambda: Sides[list[ModuleCall]]([], [])
+    )
     pairs: list[TensorPair] = field(default_factory=list)
-    partner: dict[ModuleCall, ModuleCall] = field(default_factory=dict)  # of both sides
+    partner: dict[ModuleCall, ModuleCall] = field(default_factory=dict)
 
 
 def align(reference: Program, port: Program, modules: ModulePairs, comparer: Comparer) -> Alignment:
-    """Lay two stretches of run side by side."""
-    found = Alignment(reference, port, modules, comparer)
-    _pair_outermost(found)
-    _pair_calls(found)
-    _expect_of_pairs(found)
-    _expect_of_fused(found)
-    _expect_of_alike(found)
-    _expect_of_equal_inputs(found)
-    _expect_of_namesakes(found)
-    found.pairs.sort(key=lambda one: one.time)
-    return found
+    """Pair the calls and tensors of two forwards."""
+    alignment = Alignment(reference, port, modules, comparer)
+    _pair_outermost_calls(alignment)
+    _pair_calls_of_paired_modules(alignment)
+    _pair_tensors_of_paired_calls(alignment)
+    _pair_fused_modules(alignment)
+    _pair_modules_alike(alignment)
+    _pair_modules_with_equal_inputs(alignment)
+    _pair_inputs_of_namesakes(alignment)
+    alignment.pairs.sort(key=lambda pair: pair.time)
+    return alignment
 
 
 # -- calls
 # --------------------------------------------------------------------------------------------------
 
 
-def _pair_outermost(found: Alignment) -> None:
-    # modules that are known to correspond are paired as such: here only what encloses them,
-    # whatever it is called
-    known = set(found.modules.matched), set(found.modules.matched.values())
-    left, right = (
-        [
-            call
-            for call in program.outermost
-            if call.module_path not in places and (not call.module or call.number is not None)
-        ]
-        for program, places in zip((found.reference, found.port), known, strict=True)
-    )
-    for one, other in _in_turn(found, left, right):
-        _pair(found, one, other)
+def _pair_outermost_calls(alignment: Alignment) -> None:
+    """Pair the outermost calls of modules that are not paired, whatever their names."""
+    matched = alignment.modules.matched
+    reference = _unmatched_outermost(alignment.reference, set(matched))
+    port = _unmatched_outermost(alignment.port, set(matched.values()))
+    for call, match in _pair_in_order(alignment, reference, port):
+        _pair_calls(alignment, call, match)
 
 
-def _pair(found: Alignment, one: ModuleCall, other: ModuleCall) -> None:
-    if one not in found.partner and other not in found.partner:
-        found.calls[one] = other
-        found.partner[one], found.partner[other] = other, one
+def _unmatched_outermost(program: Program, matched: set[ModulePath]) -> list[ModuleCall]:
+    return [
+        call
+        for call in program.outermost
+        if call.module_path not in matched and (not call.module or call.number is not None)
+    ]
 
 
-def _pair_calls(found: Alignment) -> None:
-    mine, theirs = _by_place(found.reference.calls), _by_place(found.port.calls)
-    for one, other in found.modules.matched.items():
-        left, right = mine.get(one, []), theirs.get(other, [])
-        left = [call for call in left if call not in found.partner]
-        right = [call for call in right if call not in found.partner]
-        for first, second in _in_turn(found, left, right):
-            _pair(found, first, second)
-        found.uncalled[0].extend(call for call in left if call not in found.partner)
-        found.uncalled[1].extend(call for call in right if call not in found.partner)
+def _pair_calls(alignment: Alignment, reference: ModuleCall, port: ModuleCall) -> None:
+    if reference not in alignment.partner and port not in alignment.partner:
+        alignment.calls[reference] = port
+        alignment.partner[reference], alignment.partner[port] = port, reference
 
 
-def _by_place(calls: Iterable[ModuleCall]) -> dict[ModulePath, list[ModuleCall]]:
+def _pair_calls_of_paired_modules(alignment: Alignment) -> None:
+    calls = Sides(alignment.reference, alignment.port).map(lambda side: _by_module(side.calls))
+    partner = alignment.partner
+    for module, match in alignment.modules.matched.items():
+        reference = [call for call in calls.reference.get(module, []) if call not in partner]
+        port = [call for call in calls.port.get(match, []) if call not in partner]
+        for first, second in _pair_in_order(alignment, reference, port):
+            _pair_calls(alignment, first, second)
+        alignment.uncalled.reference.extend(call for call in reference if call not in partner)
+        alignment.uncalled.port.extend(call for call in port if call not in partner)
+
+
+def _by_module(calls: Iterable[ModuleCall]) -> dict[ModulePath, list[ModuleCall]]:
     groups: dict[ModulePath, list[ModuleCall]] = defaultdict(list)
     for call in calls:
         groups[call.module_path].append(call)
     return groups
 
 
-def _in_turn(
-    found: Alignment, left: Sequence[ModuleCall], right: Sequence[ModuleCall]
+def _pair_in_order(
+    alignment: Alignment, reference: Sequence[ModuleCall], port: Sequence[ModuleCall]
 ) -> list[tuple[ModuleCall, ModuleCall]]:
-    """Calls of one module on both sides, in order; where one side has more of them, first those
-    with equal inputs.
-    """
-    if len(left) == len(right):
-        return list(zip(left, right, strict=True))
-    pairs, rest = [], list(right)
+    """Pair calls of one module in order; if one side has more, first those with equal inputs."""
+    if len(reference) == len(port):
+        return list(zip(reference, port, strict=True))
+    pairs: list[tuple[ModuleCall, ModuleCall]] = []
+    remaining = list(port)
     unmatched = []
-    for call in left:
-        for other in rest:
-            if _meet(found.comparer, call, other):
-                pairs.append((call, other))
-                rest.remove(other)
-                break
-        else:
+    for call in reference:
+        match = next((c for c in remaining if _share_input(alignment.comparer, call, c)), None)
+        if match is None:
             unmatched.append(call)
-    return pairs + list(zip(unmatched, rest, strict=False))
+        else:
+            pairs.append((call, match))
+            remaining.remove(match)
+    return pairs + list(zip(unmatched, remaining, strict=False))
 
 
-def _meet(comparer: Comparer, one: ModuleCall, other: ModuleCall) -> bool:
-    """Whether an input of one call is an input of the other."""
+def _share_input(comparer: Comparer, reference: ModuleCall, port: ModuleCall) -> bool:
+    """Return whether an input of one call is an input of the other."""
     return any(
         comparer.is_equal(first.value, second.value)
-        for first in one.inputs
-        for second in other.inputs
+        for first in reference.inputs
+        for second in port.inputs
         if not first.value.is_constant
     )
 
 
-# -- tensors
+def _pair_tensors_of_paired_calls(alignment: Alignment) -> None:
+    for reference, port in alignment.calls.items():
+        basis: Basis = "owner"
+        if reference.parent is None or port.parent is None:
+            basis = "outermost"
+        elif reference.module_path in alignment.modules.containers:
+            basis = "container"
+        comparer = alignment.comparer
+        alignment.pairs += pair_roles(comparer, reference.inputs, port.inputs, basis)
+        alignment.pairs += pair_roles(comparer, reference.outputs, port.outputs, basis)
+
+
+# -- the inputs or outputs of two calls
 # --------------------------------------------------------------------------------------------------
 
 
-def _expect_of_pairs(found: Alignment) -> None:
-    """What goes into and comes out of paired calls."""
-    for one, other in found.calls.items():
-        ground: Ground = "owner"
-        if one.parent is None or other.parent is None:
-            ground = "outermost"
-        elif one.module_path in found.modules.containers:
-            ground = "container"
-        _expect_sides(found, one, other, ground)
-
-
-def _expect_sides(found: Alignment, one: ModuleCall, other: ModuleCall, ground: Ground) -> None:
-    for left, right in ((one.inputs, other.inputs), (one.outputs, other.outputs)):
-        found.pairs += pair_roles(found.comparer, left, right, ground)
-
-
 def pair_roles(
-    comparer: Comparer, left: Sequence[Role], right: Sequence[Role], ground: Ground
+    comparer: Comparer, reference: Sequence[Role], port: Sequence[Role], basis: Basis
 ) -> list[TensorPair]:
-    """Pair the tensors of one side of two calls: equal ones, equal names, then the only ones of a
-    size.
+    """Pair the inputs, or the outputs, of two calls by the passes in `_PASSES`, the surest first.
+
+    Args:
+        basis: Why the calls correspond.
+
+    >>> from otel_torch.parity.call_graph import build_program
+    >>> from otel_torch.parity.tolerance import Tolerance
+    >>> def inputs(**sums):
+    ...     rows = [
+    ...         {"module": "attn", "tensor": f"in.{name}", "step": 0, "order": [1, 2]}
+    ...         | {"shape": [4], "sum": total, "abs_mean": 1.0}
+    ...         for name, total in sums.items()
+    ...     ]
+    ...     return build_program(rows).calls[0].inputs
+    >>> reference, port = inputs(query=3.0, bias=1.0), inputs(x=3.0, bias=1.5)
+    >>> for pair in pair_roles(Comparer(Tolerance()), reference, port, "owner"):
+    ...     print(pair.reference[0].tensor, pair.port[0].tensor, pair.relation.state)
+    in.query in.x equal
+    in.bias in.bias different
     """
-    found: list[TensorPair] = []
-    ones, others = list(left), list(right)
+    pairing = _RolePairing(comparer, basis, tuple(reference), tuple(port))
+    for pair_by in _PASSES:
+        pair_by(pairing)
+    return pairing.pairs
 
-    def take(one: list[Role], other: list[Role], relation: Relation) -> None:
-        found.append(TensorPair(one, other, ground, relation))
-        for role in one:
-            ones.remove(role)
-        for role in other:
-            others.remove(role)
 
-    for one in left:
-        partners = [other for other in others if comparer.is_equal(one.value, other.value)]
-        if partners:
-            best = max(
-                partners, key=lambda other: (_same_name(one, other), other.tensor == one.tensor)
-            )
-            take([one], [best], comparer.relation(one.value, best.value))
-    _uncross(comparer, found, ground)
-    for one in list(ones):
-        for first, second in _pairs(others):
-            relation = _sum(comparer, one, first, second)
+class _RolePairing:
+    """The roles of two calls, the pairs so far and the roles that have none."""
+
+    def __init__(
+        self,
+        comparer: Comparer,
+        basis: Basis,
+        reference: tuple[Role, ...],
+        port: tuple[Role, ...],
+    ) -> None:
+        self.comparer = comparer
+        self.basis = basis
+        self.all = Sides(reference, port)
+        self.reference, self.port = list(reference), list(port)
+        self.pairs: list[TensorPair] = []
+
+    def relation(self, reference: Role, port: Role) -> Relation:
+        return self.comparer.relation(reference.value, port.value)
+
+    def take(self, reference: Role, port: Role) -> None:
+        self.take_several([reference], [port], self.relation(reference, port))
+
+    def take_several(self, reference: list[Role], port: list[Role], relation: Relation) -> None:
+        self.pairs.append(TensorPair(reference, port, self.basis, relation))
+        for role in reference:
+            self.reference.remove(role)
+        for role in port:
+            self.port.remove(role)
+
+
+def _pair_equal_values(pairing: _RolePairing) -> None:
+    """Pair equal tensors; if several are equal, those with the same name."""
+    for role in pairing.all.reference:
+        matches = [m for m in pairing.port if pairing.comparer.is_equal(role.value, m.value)]
+        if matches:
+            best = max(matches, key=lambda m: (_have_same_name(role, m), m.tensor == role.tensor))
+            pairing.take(role, best)
+
+
+def _undo_exchanges(pairing: _RolePairing) -> None:
+    """Pair equal tensors by name if two names are exchanged: q passed as k, and k as q.
+
+    Both are faults, though each tensor has an equal one on the other side.
+    """
+    pairs, comparer = pairing.pairs, pairing.comparer
+    for first, second in itertools.permutations(list(pairs), 2):
+        if first not in pairs or second not in pairs:
+            continue
+        a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
+        are_exchanged = _have_same_name(a, d) and _have_same_name(c, b)
+        if not are_exchanged or comparer.is_equal(a.value, d.value) or _have_same_name(a, b):
+            continue
+        pairs.remove(first)
+        pairs.remove(second)
+        pairs.append(TensorPair([a], [d], pairing.basis, pairing.relation(a, d)))
+        pairs.append(TensorPair([c], [b], pairing.basis, pairing.relation(c, b)))
+
+
+def _pair_sums(pairing: _RolePairing) -> None:
+    """Pair a tensor with the two tensors that add up to it: a residual not yet added."""
+    comparer = pairing.comparer
+    for whole in list(pairing.reference):
+        for parts in itertools.combinations(pairing.port, 2):
+            relation = _matching_sum(comparer, whole, parts)
             if relation is not None:
-                take([one], [first, second], relation)
+                pairing.take_several([whole], list(parts), relation)
                 break
-    for other in list(others):
-        for first, second in _pairs(ones):
-            relation = _sum(comparer, other, first, second)
+    for whole in list(pairing.port):
+        for parts in itertools.combinations(pairing.reference, 2):
+            relation = _matching_sum(comparer, whole, parts)
             if relation is not None:
-                take([first, second], [other], relation)
+                pairing.take_several(list(parts), [whole], relation)
                 break
-    if ground == "owner":  # a residual that is added inside, though not to what it should be
-        for one in list(ones):
-            fitting = [other for other in others if _fits(one, other)]
-            if (
-                one.side == "input"
-                and len(fitting) == 2
-                and len([rival for rival in ones if _fits(rival, fitting[0])]) == 1
-            ):
-                take([one], fitting, _sum_relation(comparer, one, *fitting))
-    for one in list(ones):
-        partners = [
-            other
-            for other in others
-            if _same_name(one, other) and (_fits(one, other) or _tell(one, other))
-        ]
-        if len(partners) == 1:
-            take([one], partners, comparer.relation(one.value, partners[0].value))
-    for one in list(ones):
-        partners = [other for other in others if _fits(one, other)]
-        rivals = [rival for rival in ones if _fits(one, rival)]
-        # a container may be given other things in each program, a module's result is its result
-        if partners and (
-            len(partners) == len(rivals) or (one.side == "output" and ground != "container")
-        ):
-            best = partners[min(rivals.index(one), len(partners) - 1)]
-            take([one], [best], comparer.relation(one.value, best.value))
-    for one in (
-        list(ones) if ground in ("owner", "outermost") else ()
-    ):  # indices of another number: not what they should be
-        partners = [
-            other
-            for other in others
-            if one.value.is_integer and other.value.is_integer and _same_name(one, other)
-        ]
-        if (
-            one.side == "input"
-            and len(partners) == 1
-            and one.value.numel != partners[0].value.numel
-        ):
-            take([one], partners, comparer.relation(one.value, partners[0].value))
-    if (
-        ground == "owner"
-        and len(left) == len(right) == 1
-        and ones
-        and others
-        and left[0].value.is_constant != right[0].value.is_constant
-    ):
-        take([ones[0]], [others[0]], comparer.relation(ones[0].value, others[0].value))
-    weighty = _weighty(ones), _weighty(others)
-    if (
-        ground == "owner" and len(weighty[0]) == len(weighty[1]) == 1
-    ):  # what it works on, whatever its shape
-        one, other = weighty[0][0], weighty[1][0]
-        take([one], [other], comparer.relation(one.value, other.value))
-    for one in list(ones):
-        partners = [
-            other
-            for other in others
-            if comparer.relation(one.value, other.value).state == "repeated"
-        ]
-        if partners and not one.value.is_constant:
-            take([one], [partners[0]], comparer.relation(one.value, partners[0].value))
-    return found
 
 
-def _uncross(comparer: Comparer, found: list[TensorPair], ground: Ground) -> None:
-    """Equal tensors whose names are exchanged (q given as k, and k as q) are no match of both, but
-    a fault of both.
+def _pair_wrong_sums(pairing: _RolePairing) -> None:
+    """Pair an input with the only two of its size, though they do not add up to it.
+
+    The port's module adds the residual itself, to a wrong input.
     """
-    for first in list(found):
-        for second in list(found):
-            if first is second or first not in found or second not in found:
-                continue
-            a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
-            crossed = (
-                _same_name(a, d) and _same_name(c, b) and not comparer.is_equal(a.value, d.value)
-            )
-            if crossed and not _same_name(a, b):
-                found.remove(first)
-                found.remove(second)
-                found.append(TensorPair([a], [d], ground, comparer.relation(a.value, d.value)))
-                found.append(TensorPair([c], [b], ground, comparer.relation(c.value, b.value)))
+    if pairing.basis != "owner":
+        return
+    for role in list(pairing.reference):
+        parts = [m for m in pairing.port if _have_same_size(role, m)]
+        if role.side != "input" or len(parts) != 2:
+            continue
+        if sum(_have_same_size(rival, parts[0]) for rival in pairing.reference) == 1:
+            pairing.take_several([role], parts, _sum_relation(pairing.comparer, role, parts))
 
 
-def _pairs(roles: Sequence[Role]) -> list[tuple[Role, Role]]:
-    return [(first, second) for index, first in enumerate(roles) for second in roles[index + 1 :]]
+def _pair_same_names(pairing: _RolePairing) -> None:
+    for role in list(pairing.reference):
+        matches = [
+            m
+            for m in pairing.port
+            if _have_same_name(role, m)
+            and (_have_same_size(role, m) or _are_meaningful_scalars(role, m))
+        ]
+        if len(matches) == 1:
+            pairing.take(role, matches[0])
 
 
-def _sum(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation | None:
-    """One value against the sum of two: a residual that one program has added and the other not
-    yet.
+def _pair_same_sizes(pairing: _RolePairing) -> None:
+    """Pair tensors of one size in order, if both sides have equally many.
+
+    Two containers may receive different inputs; the output of a module is always its output.
     """
-    values = one.value, first.value, second.value
-    if len({value.numel for value in values}) > 1 or any(
-        value.sketch is None or value.is_constant for value in values
-    ):
+    for role in list(pairing.reference):
+        matches = [m for m in pairing.port if _have_same_size(role, m)]
+        rivals = [rival for rival in pairing.reference if _have_same_size(role, rival)]
+        is_result = role.side == "output" and pairing.basis != "container"
+        if matches and (len(matches) == len(rivals) or is_result):
+            pairing.take(role, matches[min(rivals.index(role), len(matches) - 1)])
+
+
+def _pair_indices_of_other_size(pairing: _RolePairing) -> None:
+    """Pair integer inputs of one name whose sizes differ: wrong indices."""
+    if pairing.basis not in ("owner", "outermost"):
+        return
+    for role in list(pairing.reference):
+        matches = [
+            m
+            for m in pairing.port
+            if role.value.is_integer and m.value.is_integer and _have_same_name(role, m)
+        ]
+        if role.side != "input" or len(matches) != 1:
+            continue
+        if role.value.numel != matches[0].value.numel:
+            pairing.take(role, matches[0])
+
+
+def _pair_only_roles(pairing: _RolePairing) -> None:
+    """Pair the only tensors of two owners if just one of them is constant."""
+    reference, port = pairing.all
+    if pairing.basis != "owner" or not (len(reference) == len(port) == 1):
+        return
+    if not pairing.reference or not pairing.port:
+        return
+    if reference[0].value.is_constant != port[0].value.is_constant:
+        pairing.take(reference[0], port[0])
+
+
+def _pair_only_computed(pairing: _RolePairing) -> None:
+    """Pair the only computed tensors of two owners, whatever their shapes."""
+    reference, port = computed_roles(pairing.reference), computed_roles(pairing.port)
+    if pairing.basis == "owner" and len(reference) == len(port) == 1:
+        pairing.take(reference[0], port[0])
+
+
+def _pair_repeated(pairing: _RolePairing) -> None:
+    """Pair a tensor with one that repeats it: a table expanded by one program only."""
+    for role in list(pairing.reference):
+        matches = [m for m in pairing.port if pairing.relation(role, m).state == "repeated"]
+        if matches and not role.value.is_constant:
+            pairing.take(role, matches[0])
+
+
+_PASSES: tuple[Callable[[_RolePairing], None], ...] = (
+    _pair_equal_values,
+    _undo_exchanges,
+    _pair_sums,
+    _pair_wrong_sums,
+    _pair_same_names,
+    _pair_same_sizes,
+    _pair_indices_of_other_size,
+    _pair_only_roles,
+    _pair_only_computed,
+    _pair_repeated,
+)
+
+
+def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> Relation | None:
+    """Return how a tensor compares with the sum of two, None unless they are equal."""
+    values = [role.value for role in (whole, *parts)]
+    if len({value.numel for value in values}) > 1:
         return None
-    relation = _sum_relation(comparer, one, first, second)
+    if any(value.sketch is None or value.is_constant for value in values):
+        return None
+    relation = _sum_relation(comparer, whole, parts)
     return relation if relation.is_right else None
 
 
-def _sum_relation(comparer: Comparer, one: Role, first: Role, second: Role) -> Relation:
-    limit = 2 * comparer.limit(one.value, first.value)
-    whole, a, b = one.value.sketch, first.value.sketch, second.value.sketch
-    if whole is None or a is None or b is None:
+def _sum_relation(comparer: Comparer, whole: Role, parts: Sequence[Role]) -> Relation:
+    limit = 2 * comparer.limit(whole.value, parts[0].value)
+    sketches = [role.value.sketch for role in parts if role.value.sketch is not None]
+    if whole.value.sketch is None or len(sketches) < len(parts):
         return Relation("different", None, limit)
-    size = float(np.linalg.norm(whole))
-    error = float(np.linalg.norm(whole - (a + b))) / size if size else math.inf
+    error = float(sum_errors(whole.value.sketch[None], np.stack(sketches)[:, None])[0])
     return Relation("equal" if error <= limit else "different", error, limit)
 
 
-def _fits(one: Role, other: Role) -> bool:
-    return (
-        one.value.numel == other.value.numel
-        and not one.value.is_constant
-        and not other.value.is_constant
-    )
+def _have_same_size(role: Role, match: Role) -> bool:
+    """Return whether two tensors have as many elements and neither is constant."""
+    if role.value.is_constant or match.value.is_constant:
+        return False
+    return role.value.numel == match.value.numel
 
 
-def _tell(one: Role, other: Role) -> bool:
-    """Whether two constants are numbers of the program (a timestep, a guidance scale), and not
-    masks or nothing.
-    """
-    numbers = [role.row.get("min") for role in (one, other)]
-    return (
-        one.value.numel == other.value.numel
-        and one.value.is_constant
-        and other.value.is_constant
-        and all(
-            isinstance(number, int | float) and abs(number) not in (0, 1) and abs(number) < 1e9
-            for number in numbers
-        )
-    )
+def _are_meaningful_scalars(role: Role, match: Role) -> bool:
+    """Return whether two constants are numbers of the program, such as a timestep, and no masks."""
+    if role.value.numel != match.value.numel:
+        return False
+    return _is_meaningful_scalar(role) and _is_meaningful_scalar(match)
 
 
-def _same_name(one: Role, other: Role) -> bool:
-    """Whether both programs call it the same: the argument of forward, or the key of an output."""
-    name = one.argument or one.tensor.partition(".")[2]
-    return bool(name) and name == (other.argument or other.tensor.partition(".")[2])
+def _is_meaningful_scalar(role: Role) -> bool:
+    number = role.row.get("min")
+    if not role.value.is_constant or not isinstance(number, int | float):
+        return False
+    return abs(number) not in (0, 1) and abs(number) < 1e9
 
 
-def _expect_of_fused(found: Alignment) -> None:
-    """A fused module has the input of each of its parts, and its output is theirs put together."""
-    mine, theirs = _by_place(found.reference.calls), _by_place(found.port.calls)
-    for whole, parts in found.modules.parts.items():
-        _fuse(found, [mine.get(part, []) for part in parts], theirs.get(whole, []), False)
-    for whole, parts in found.modules.wholes.items():
-        _fuse(found, [theirs.get(part, []) for part in parts], mine.get(whole, []), True)
+def _have_same_name(role: Role, match: Role) -> bool:
+    """Return whether both programs use the same argument name or output key."""
+    name = _argument_name(role)
+    return bool(name) and name == _argument_name(match)
 
 
-def _fuse(
-    found: Alignment, parts: list[list[ModuleCall]], wholes: list[ModuleCall], turned: bool
+def _argument_name(role: Role) -> str:
+    return role.argument or role.tensor.partition(".")[2]
+
+
+# -- fused modules
+# --------------------------------------------------------------------------------------------------
+
+
+def _pair_fused_modules(alignment: Alignment) -> None:
+    """Pair a fused module with its parts: they share the input, and their outputs make its own."""
+    reference, port = _by_module(alignment.reference.calls), _by_module(alignment.port.calls)
+    for whole, parts in alignment.modules.parts.items():
+        part_calls = [reference.get(part, []) for part in parts]
+        _pair_fused(alignment, part_calls, port.get(whole, []), whole_is_reference=False)
+    for whole, parts in alignment.modules.wholes.items():
+        part_calls = [port.get(part, []) for part in parts]
+        _pair_fused(alignment, part_calls, reference.get(whole, []), whole_is_reference=True)
+
+
+def _pair_fused(
+    alignment: Alignment,
+    part_calls: list[list[ModuleCall]],
+    whole_calls: list[ModuleCall],
+    whole_is_reference: bool,
 ) -> None:
-    if not parts or any(len(calls) != len(wholes) for calls in parts):
+    if not part_calls or any(len(calls) != len(whole_calls) for calls in part_calls):
         return
-    for index, whole in enumerate(wholes):
-        calls = [part[index] for part in parts]
+    comparer = alignment.comparer
+    for index, whole in enumerate(whole_calls):
+        calls = [part[index] for part in part_calls]
         for call in calls:
-            pairs = (whole.inputs, call.inputs) if turned else (call.inputs, whole.inputs)
-            found.pairs += pair_roles(found.comparer, *pairs, "fused")
-        outs = [call.outputs[0] for call in calls if call.outputs]
-        if len(outs) == len(calls) and whole.outputs:
-            relation = _put_together(found.comparer, outs, whole.outputs[0], turned)
-            sides = ([whole.outputs[0]], outs) if turned else (outs, [whole.outputs[0]])
-            found.pairs.append(TensorPair(*sides, "fused", relation))
+            reference, port = (whole, call) if whole_is_reference else (call, whole)
+            alignment.pairs += pair_roles(comparer, reference.inputs, port.inputs, "fused")
+        parts = [call.outputs[0] for call in calls if call.outputs]
+        if len(parts) < len(calls) or not whole.outputs:
+            continue
+        output = whole.outputs[0]
+        relation = _fused_relation(comparer, parts, output, whole_is_reference)
+        sides = ([output], parts) if whole_is_reference else (parts, [output])
+        alignment.pairs.append(TensorPair(*sides, "fused", relation))
 
 
-def _put_together(comparer: Comparer, parts: list[Role], whole: Role, turned: bool) -> Relation:
-    """Whether parts make a whole, by the sums that add up whichever way they are laid together."""
-    first, second = (whole.value, parts[0].value) if turned else (parts[0].value, whole.value)
-    limit = max(
-        comparer.limit(first, second),
-        *(comparer.floors.get(part.value, 0.0) * FUSED_FACTOR for part in parts),
-    )
+def _fused_relation(
+    comparer: Comparer, parts: list[Role], whole: Role, whole_is_reference: bool
+) -> Relation:
+    """Compare parts with a whole by the sums that do not depend on how they are concatenated."""
+    limit = _fused_limit(comparer, parts, whole, whole_is_reference)
+    error = fused_errors(
+        _statistics_or_zero(whole)[:, None],
+        np.stack([_statistics_or_zero(part) for part in parts], axis=1)[:, :, None],
+        np.array([float(whole.value.numel)]),
+        np.array([[float(part.value.numel)] for part in parts]),
+    )[0]
     if sum(part.value.numel for part in parts) != whole.value.numel:
         return Relation("shape", None, limit)
-    squares = [float(role.row.get("l2") or 0.0) ** 2 for role in parts]
-    total = float(whole.row.get("l2") or 0.0) ** 2
-    error = abs(sum(squares) - total) / total if total else 0.0
-    scale = float(whole.row.get("abs_mean") or 0.0) * whole.value.numel
-    for name, weigh in (("abs_mean", True), ("sum", False)):
-        values = [
-            float(role.row.get(name) or 0.0) * (role.value.numel if weigh else 1) for role in parts
-        ]
-        other = float(whole.row.get(name) or 0.0) * (whole.value.numel if weigh else 1)
-        error = max(error, abs(sum(values) - other) / scale if scale else 0.0)
-    return Relation("equal" if error <= limit else "different", error, limit)
+    return Relation("equal" if error <= limit else "different", float(error), limit)
 
 
-def _expect_of_alike(found: Alignment) -> None:
-    """Modules without parameters, of one name in paired containers or of equal inputs."""
-    mine: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-    for call in _free_to_pair(found, 1):
-        if (
-            call not in found.partner
-            and call.parent is not None
-            and (above := _known_above(found, call)) is not None
-        ):
-            mine[above, _leaf(call)].append(call)
-    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-    for call in _free_to_pair(found, 0):
-        if (
-            call not in found.partner
-            and call.parent is not None
-            and (above := _known_above(found, call)) is not None
-        ):
-            groups[found.partner[above], _leaf(call)].append(call)
-    for key, calls in groups.items():
-        others = mine.get(key, [])
-        for one, other in (
-            zip(calls, others, strict=False)
-            if len(calls) == len(others)
-            else _in_turn(found, calls, others)
-        ):
-            _pair(found, one, other)
-            if any(call.module_path in found.modules.matched for call in (one,)):
+def _fused_limit(
+    comparer: Comparer, parts: list[Role], whole: Role, whole_is_reference: bool
+) -> float:
+    values: tuple[TensorValue, TensorValue] = parts[0].value, whole.value
+    limit = comparer.limit(*(reversed(values) if whole_is_reference else values))
+    return max(limit, *(FUSED_FACTOR * comparer.floors.get(part.value, 0.0) for part in parts))
+
+
+def _statistics_or_zero(role: Role) -> Floats:
+    return np.array([float(role.row.get(name) or 0.0) for name in ORDER_BLIND])
+
+
+# -- modules without parameters
+# --------------------------------------------------------------------------------------------------
+
+
+def _pair_modules_alike(alignment: Alignment) -> None:
+    """Pair calls of one name in paired containers; their outputs only if all inputs are equal."""
+    ports = _unpaired_by_container(alignment, alignment.port)
+    for key, calls in _unpaired_by_container(alignment, alignment.reference).items():
+        for reference, port in _pair_in_order(alignment, calls, ports.get(key, [])):
+            _pair_calls(alignment, reference, port)
+            if reference.module_path in alignment.modules.matched:
                 continue
-            inputs = pair_roles(found.comparer, one.inputs, other.inputs, "alike")
-            found.pairs += inputs
-            if (
-                inputs
-                and all(pair.relation.state == "equal" for pair in inputs)
-                and len(inputs) == len(one.inputs) == len(other.inputs)
-            ):
-                found.pairs += pair_roles(found.comparer, one.outputs, other.outputs, "alike")
-
-
-def _expect_of_namesakes(found: Alignment) -> None:
-    """What goes into modules of one name in paired containers, though one of them has parameters
-    and the other has not.
-    """
-    groups: list[dict[tuple[ModuleCall, str], list[ModuleCall]]] = []
-    for side in (0, 1):
-        group: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
-        for call in _free_to_pair(found, side):
-            above = _known_above(found, call)
-            if above is not None and call.inputs:
-                group[found.partner[above] if side == 0 else above, _leaf(call)].append(call)
-        groups.append(group)
-    for key, calls in groups[0].items():
-        others = groups[1].get(key, [])
-        if len(calls) == len(others):
-            for one, other in zip(calls, others, strict=True):
-                if found.partner.get(one) is not other and (
-                    one not in found.partner or other not in found.partner
-                ):
-                    found.pairs += pair_roles(
-                        found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike"
-                    )
-
-
-def _expect_of_equal_inputs(found: Alignment) -> None:
-    """Modules without parameters and with equal inputs, whatever they are called, that make
-    something of them.
-    """
-    left = [
-        [call for call in _free_to_pair(found, side) if _is_free(found, call)] for side in (0, 1)
-    ]
-    for one in left[0]:
-        fitting = [
-            other
-            for other in left[1]
-            if other not in found.partner
-            and len(_weighty(one.inputs)) == len(_weighty(other.inputs))
-            and _lie_alike(found, one, other)
-        ]
-        for other in fitting:
-            inputs = pair_roles(
-                found.comparer, _weighty(one.inputs), _weighty(other.inputs), "alike"
-            )
-            if len(inputs) == len(_weighty(one.inputs)) and all(
-                pair.relation.state == "equal" for pair in inputs
-            ):
-                outputs = pair_roles(
-                    found.comparer, _weighty(one.outputs), _weighty(other.outputs), "alike"
+            inputs = pair_roles(alignment.comparer, reference.inputs, port.inputs, "alike")
+            alignment.pairs += inputs
+            are_all_paired = len(inputs) == len(reference.inputs) == len(port.inputs)
+            if inputs and are_all_paired and _are_equal(inputs):
+                alignment.pairs += pair_roles(
+                    alignment.comparer, reference.outputs, port.outputs, "alike"
                 )
-                if outputs:
-                    _pair(found, one, other)
-                    found.pairs += outputs
-                    break
 
 
-def _free_to_pair(found: Alignment, side: int) -> list[ModuleCall]:
-    """The calls of a side but those that a map keeps apart."""
-    calls = (found.reference, found.port)[side].calls
-    return [call for call in calls if call.module_path not in found.modules.unpaired[side]]
+def _unpaired_by_container(
+    alignment: Alignment, program: Program
+) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
+    """Group unpaired calls by (the port's call of the innermost paired container, short name)."""
+    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
+    for call in _pairable_calls(alignment, program):
+        if call not in alignment.partner:
+            container = _paired_container(alignment, call)
+            if container is not None:
+                groups[_port_call(alignment, container), _short_name(call)].append(call)
+    return groups
 
 
-def _is_free(found: Alignment, call: ModuleCall) -> bool:
-    """Whether a call is a leaf without a partner, and not one that hands on what it is given by its
-    nature.
+def _port_call(alignment: Alignment, call: ModuleCall) -> ModuleCall:
+    """Return the port's call of a pair of calls, of which one is given."""
+    return alignment.calls.get(call, call)
+
+
+def _pair_inputs_of_namesakes(alignment: Alignment) -> None:
+    """Pair the computed inputs of modules of one name in paired containers.
+
+    One of them may have parameters and the other none.
     """
-    by_nature = any(word in call.cls.lower() for word in ("identity", "dropout", "droppath"))
-    return (
-        call not in found.partner
-        and not call.children
-        and not by_nature
-        and bool(_weighty(call.inputs))
-        and len(_weighty(call.outputs)) == 1
-    )
+    ports = _with_inputs_by_container(alignment, alignment.port)
+    partner = alignment.partner
+    for key, calls in _with_inputs_by_container(alignment, alignment.reference).items():
+        matches = ports.get(key, [])
+        if len(calls) != len(matches):
+            continue
+        for reference, port in zip(calls, matches, strict=True):
+            if reference in partner and port in partner:
+                continue
+            alignment.pairs += pair_roles(
+                alignment.comparer,
+                computed_roles(reference.inputs),
+                computed_roles(port.inputs),
+                "alike",
+            )
 
 
-def _weighty(roles: Sequence[Role]) -> list[Role]:
+def _with_inputs_by_container(
+    alignment: Alignment, program: Program
+) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
+    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
+    for call in _pairable_calls(alignment, program):
+        container = _paired_container(alignment, call)
+        if container is not None and call.inputs:
+            groups[_port_call(alignment, container), _short_name(call)].append(call)
+    return groups
+
+
+def _pair_modules_with_equal_inputs(alignment: Alignment) -> None:
+    """Pair leaf modules without parameters that compute from equal inputs, whatever their names."""
+    ports = [
+        call
+        for call in _pairable_calls(alignment, alignment.port)
+        if _is_unpaired_leaf(alignment, call)
+    ]
+    references = [
+        call
+        for call in _pairable_calls(alignment, alignment.reference)
+        if _is_unpaired_leaf(alignment, call)
+    ]
+    for reference in references:
+        inputs = computed_roles(reference.inputs)
+        candidates = [
+            port
+            for port in ports
+            if port not in alignment.partner
+            and len(inputs) == len(computed_roles(port.inputs))
+            and _are_in_paired_calls(alignment, reference, port)
+        ]
+        for port in candidates:
+            outputs = _outputs_of_equal_inputs(alignment, reference, port)
+            if outputs:
+                _pair_calls(alignment, reference, port)
+                alignment.pairs += outputs
+                break
+
+
+def _outputs_of_equal_inputs(
+    alignment: Alignment, reference: ModuleCall, port: ModuleCall
+) -> list[TensorPair]:
+    """Return the pairs of outputs of two calls, [] unless all their computed inputs are equal."""
+    inputs = computed_roles(reference.inputs)
+    pairs = pair_roles(alignment.comparer, inputs, computed_roles(port.inputs), "alike")
+    if len(pairs) != len(inputs) or not _are_equal(pairs):
+        return []
+    outputs = Sides(reference, port).map(lambda call: computed_roles(call.outputs))
+    return pair_roles(alignment.comparer, *outputs, "alike")
+
+
+def _are_equal(pairs: Iterable[TensorPair]) -> bool:
+    return all(pair.relation.state == "equal" for pair in pairs)
+
+
+def _pairable_calls(alignment: Alignment, program: Program) -> list[ModuleCall]:
+    """Return the calls of a program without those that the user's map keeps unpaired."""
+    unpaired = alignment.modules.unpaired[0 if program is alignment.reference else 1]
+    return [call for call in program.calls if call.module_path not in unpaired]
+
+
+def _is_unpaired_leaf(alignment: Alignment, call: ModuleCall) -> bool:
+    """Return whether a call is an unpaired leaf that computes one tensor, and no identity."""
+    if call in alignment.partner or call.children:
+        return False
+    if any(word in call.cls.lower() for word in ("identity", "dropout", "droppath")):
+        return False
+    return bool(computed_roles(call.inputs)) and len(computed_roles(call.outputs)) == 1
+
+
+def computed_roles(roles: Sequence[Role]) -> list[Role]:
+    """Return the roles whose values are neither constant nor integers."""
     return [role for role in roles if not role.value.is_constant and not role.value.is_integer]
 
 
-def _lie_alike(found: Alignment, one: ModuleCall, other: ModuleCall) -> bool:
-    """Whether two calls are made in a pair of calls, which for those of another class is more than
-    the whole model.
+def _are_in_paired_calls(alignment: Alignment, reference: ModuleCall, port: ModuleCall) -> bool:
+    """Return whether two calls are made in a pair of calls.
+
+    For modules of different classes, that pair must be a part of the model, not the whole.
     """
-    around = set(_above(other))
-    pairs = [call for call in _above(one) if found.partner.get(call) in around]
-    return bool(pairs) and (pairs[0].parent is not None or one.cls == other.cls)
+    enclosing = set(enclosing_calls(port))
+    pairs = (c for c in enclosing_calls(reference) if alignment.partner.get(c) in enclosing)
+    innermost = next(pairs, None)
+    if innermost is None:
+        return False
+    return innermost.parent is not None or reference.cls == port.cls
 
 
-def _above(call: ModuleCall) -> list[ModuleCall]:
-    """The calls around one, the innermost first."""
-    found = []
-    while call.parent is not None:
-        call = call.parent
-        found.append(call)
-    return found
+def enclosing_calls(call: ModuleCall) -> Iterator[ModuleCall]:
+    """Yield the calls around a call, the innermost first."""
+    parent = call.parent
+    while parent is not None:
+        yield parent
+        parent = parent.parent
 
 
-def _known_above(found: Alignment, call: ModuleCall) -> ModuleCall | None:
-    """The innermost enclosing call that has a partner."""
-    above = call.parent
-    while above is not None and above not in found.partner:
-        above = above.parent
-    return above
+def _paired_container(alignment: Alignment, call: ModuleCall) -> ModuleCall | None:
+    return paired_container(alignment.partner, call)
 
 
-def _leaf(call: ModuleCall) -> str:
-    """The last component of its name that says something."""
+def paired_container(partner: dict[ModuleCall, ModuleCall], call: ModuleCall) -> ModuleCall | None:
+    """Return the innermost enclosing call that has a partner, or None."""
+    return next((outer for outer in enclosing_calls(call) if outer in partner), None)
+
+
+def _short_name(call: ModuleCall) -> str:
+    """Return the last component of a module's name, with its parent's if it is an index."""
     parts = pattern(call.module).split(".")
     return parts[-1] if parts[-1] != "*" else ".".join(parts[-2:])

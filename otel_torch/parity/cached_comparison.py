@@ -189,7 +189,7 @@ class PairPlan:
             else:
                 turned = len(mine) == 1
                 whole, parts = (mine, theirs) if turned else (theirs, mine)
-                kind = fused if expectation.ground == "fused" else sums
+                kind = fused if expectation.basis == "fused" else sums
                 kind[turned, len(parts)].append((at, whole[0], *parts))
                 if kind is fused:
                     self._base[at] = bare.limit(first, second)
@@ -214,7 +214,7 @@ class PairPlan:
             [
                 at
                 for at, expectation in enumerate(expectations)
-                if expectation.ground == "outermost" and expectation.reference[0].side == "input"
+                if expectation.basis == "outermost" and expectation.reference[0].side == "input"
             ],
             dtype=np.int64,
         )
@@ -541,7 +541,7 @@ def _finals(alignment: Alignment) -> tuple[NDArray[np.int64] | None, NDArray[np.
     finals = {
         id(role): at
         for at, one in enumerate(alignment.pairs)
-        if one.ground == "outermost" and one.reference[0].side == "output"
+        if one.basis == "outermost" and one.reference[0].side == "output"
         for role in (*one.reference, *one.port)
     }
     sides = []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment, TensorPair, align
-from otel_torch.parity.cached_comparison import CheckedPairs, CachedJudgment, PairPlan
+from otel_torch.parity.cached_comparison import CachedJudgment, CheckedPairs, PairPlan
 from otel_torch.parity.call_graph import (
     ModuleCall,
     Parameter,
@@ -41,7 +41,7 @@ from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_pu
 from otel_torch.parity.mapping import Correspondence, Map
 from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
-from otel_torch.parity.noise import coarseness, floors_of, dtypes_by_module
+from otel_torch.parity.noise import coarseness, dtypes_by_module, floors_of
 from otel_torch.parity.pair_forwards import ForwardPairer
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
@@ -756,7 +756,7 @@ def _inputs_right(alignment: Alignment) -> bool:
     inputs = [
         one
         for one in alignment.pairs
-        if one.ground == "outermost" and one.reference[0].side == "input"
+        if one.basis == "outermost" and one.reference[0].side == "input"
     ]
     return bool(inputs) and all(one.is_right for one in inputs)
 

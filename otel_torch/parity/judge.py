@@ -137,7 +137,7 @@ def _size(fault: Fault) -> float:
 
 def _stands_out(alignment: Alignment, fault: Fault) -> bool:
     """Whether an error is a jump from all that were there before it."""
-    if fault.pair is None or fault.pair.ground not in ("owner", "fused"):
+    if fault.pair is None or fault.pair.basis not in ("owner", "fused"):
         return False
     one = fault.pair
     if len(one.reference) + len(one.port) > 2 or not shapes_match(
@@ -156,7 +156,7 @@ def _stands_out(alignment: Alignment, fault: Fault) -> bool:
 
 def _may_be_legal(fault: Fault) -> bool:
     # that of a fused output is known by its sums alone, and larger than these say
-    return _size(fault) < _MAY_BE_LEGAL and fault.pair is not None and fault.pair.ground != "fused"
+    return _size(fault) < _MAY_BE_LEGAL and fault.pair is not None and fault.pair.basis != "fused"
 
 
 def _forgive(alignment: Alignment, error: float) -> Alignment:
@@ -244,7 +244,7 @@ class _Judge:
         finals = [
             one
             for one in self._alignment.pairs
-            if one.ground == "outermost" and self._is_output(one)
+            if one.basis == "outermost" and self._is_output(one)
         ]
         if not finals:
             return False
@@ -307,7 +307,7 @@ class _Judge:
         """
         call = one.port[0].call
         if self._is_output(one) or (
-            one.ground not in ("owner", "fused") and not self._only_input(one)
+            one.basis not in ("owner", "fused") and not self._only_input(one)
         ):
             return False
         outputs = [
@@ -337,7 +337,7 @@ class _Judge:
     def _made_wrong_from_right(self, one: TensorPair) -> bool:
         """A leaf with right inputs and another output."""
         call = one.port[0].call
-        if not self._is_output(one) or call.children or one.ground not in ("owner", "alike"):
+        if not self._is_output(one) or call.children or one.basis not in ("owner", "alike"):
             return False
         inputs = [other for other in self._by_call.get(call, ()) if not self._is_output(other)]
         return bool(inputs) and all(other.is_right for other in inputs)
@@ -671,7 +671,7 @@ class _Judge:
             if one is first.pair or not self._is_output(one):
                 continue
             if self._made_wrong_from_right(one) or (
-                one.ground == "owner" and self._loaded_wrong(one)
+                one.basis == "owner" and self._loaded_wrong(one)
             ):
                 fault = self._fault(one)
                 if fault.port is not None and fault.port.module not in seen:

@@ -137,13 +137,13 @@ class _Isolated:
         and if they were what they seem, the next tensor in the same code would be wrong too.
         """
         role = one.port[0]
-        if one.ground != "alike" or not self._stays(role):
+        if one.basis != "alike" or not self._stays(role):
             return False
         around = self._paired_above(role.call)
         later = [
             other
             for other in self._alignment.pairs
-            if other.ground != "alike"
+            if other.basis != "alike"
             and self._code(other.port[0]) is around
             and other.port[0].time > role.time
         ]

@@ -105,11 +105,11 @@ def _is_sure(pair: TensorPair) -> bool:
     Modules of one name may do different work, and a container may return another part of what its
     children computed.
     """
-    if pair.ground == "alike":
+    if pair.basis == "alike":
         return False
-    if pair.ground == "owner":
+    if pair.basis == "owner":
         return True
-    if pair.ground == "fused":
+    if pair.basis == "fused":
         return pair.port[0].side == "input"
     return _computed_count(pair.reference[0]) == 1 and _computed_count(pair.port[0]) == 1
 

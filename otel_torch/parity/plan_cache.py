@@ -12,7 +12,7 @@ import numpy as np
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.cached_comparison import CheckedPairs, Measurements, PairPlan, floors_of_rows
 from otel_torch.parity.call_graph import Parameter, sketch_bytes
-from otel_torch.parity.columns import Columns, Sketches, Structure, Structures, IrregularRows
+from otel_torch.parity.columns import Columns, IrregularRows, Sketches, Structure, Structures
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.row_batches import Floats, Indices
 from otel_torch.recording.rows import Row
