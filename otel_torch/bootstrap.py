@@ -268,11 +268,12 @@ class RunningSession:
 
         The recorder calls this at the first scope or record: some processes learn their rank late.
         """
-        from otel_torch import telemetry
         from otel_torch.recording.disk_budget import DiskBudget
         from otel_torch.recording.jsonl_sink import JsonlSink
         from otel_torch.recording.tensor_sink import TensorSink
         from otel_torch.sources.nonfinite_sink import NonFiniteSink
+        from otel_torch.telemetry.run_trace import run_trace_id
+        from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
         self.session.job = job = this_job(os.environ | self._overrides)
         settings, losses = self.settings, self.session.recorder.losses
@@ -291,12 +292,12 @@ class RunningSession:
                     budget=budget,
                     settings=chosen,
                     facts=self._metadata,
-                    trace_id=telemetry.trace_id(job),
+                    trace_id=run_trace_id(job),
                 )
             )
         if writes and settings.tensors is not None and self.activations.keeps_tensors:
             sinks.append(TensorSink(settings.tensors, job, losses, budget))
-        sinks += telemetry.build_sinks(settings, job, losses, stop, budget)
+        sinks += build_telemetry_sinks(settings, job, losses, stop, budget)
         if self.step_tracker.cadence is not None:
             sinks.append(NonFiniteSink(self.step_tracker.cadence.saw))
         return sinks

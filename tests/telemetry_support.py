@@ -14,12 +14,12 @@ from tests.support import run_python
 # a child's program begins with this: a recorder whose sinks are those of the environment
 DRIVER = """
 import os, time
-from otel_torch import telemetry
 from otel_torch.console import say
 from otel_torch.job import this_job
 from otel_torch.recorder import Recorder
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
+from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
 job, losses = this_job(), Losses()
 settings = Settings.from_env(problem=say)
@@ -34,7 +34,7 @@ class Arrived:
     def records(self):
         return self.pending
 
-recorder = Recorder(Arrived, lambda: telemetry.build_sinks(settings, job, losses), losses)
+recorder = Recorder(Arrived, lambda: build_telemetry_sinks(settings, job, losses), losses)
 
 def record(module="layer", step=0, call=0, tensor="out", **stats):
     stats = stats or {"abs_mean": 0.5, "mean": 0.25, "shape": [2, 3], "dtype": "float32"}

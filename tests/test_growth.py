@@ -21,8 +21,8 @@ import yaml
 
 import otel_torch
 from otel_torch.settings import Ranks, Settings
-from otel_torch.telemetry import queue, trace_size
-from otel_torch.telemetry.attributes import gauges
+from otel_torch.telemetry import export_queue, trace_size
+from otel_torch.telemetry.attributes import gauge_values
 from tests.benchmarks.__main__ import rewritten
 from tests.benchmarks.growth import SIGNALS, records_of
 
@@ -322,7 +322,7 @@ def one_rank(given: Mapping[str, float]) -> list[tuple[str, str, float, float, s
         ("a trace, which is a step of a rank", "our own", trace_size.TRACE_BYTES / 1e6, records * events_b / 1e6, "MB"),
         ("Tempo `max_bytes_per_trace`", "`tempo.yaml`", shipped(*tempo, "global", "max_bytes_per_trace") / 1e6,
          records * events_b / 1e6, "MB"),
-        ("what waits in a process", "our own", queue.QUEUE_BYTES / 1e6, records * given[f"{DEFAULT}, B"] / 1e6, "MB"),
+        ("what waits in a process", "our own", export_queue.QUEUE_BYTES / 1e6, records * given[f"{DEFAULT}, B"] / 1e6, "MB"),
         ("Loki `per_stream_rate_limit`; a rank is a stream", "`loki.yaml`", shipped(*loki, "per_stream_rate_limit") / 1e6,
          records / seconds * given["loki, count"] / 1e6, "MB/s"),
         ("Loki `per_stream_rate_limit_burst`", "`loki.yaml`", shipped(*loki, "per_stream_rate_limit_burst") / 1e6,
@@ -333,7 +333,7 @@ def one_rank(given: Mapping[str, float]) -> list[tuple[str, str, float, float, s
         ("Loki `max_structured_metadata_size` of a line", "Loki's own", given["Loki's own `max_structured_metadata_size`, kB"],
          given["loki, count"] / 1e3, "kB"),
         ("gRPC `max_recv_msg_size_mib`; our messages", "`collector-agent.yaml`", shipped("collector-agent.yaml", *receiver),
-         queue.BATCH_BYTES / 2**20, "MiB"),
+         export_queue.BATCH_BYTES / 2**20, "MiB"),
         ("the same; an agent's batches, `max_size`", "`collector-gateway.yaml`", shipped("collector-gateway.yaml", *receiver),
          shipped("collector-agent.yaml", *batch) / 2**20, "MiB"),
     ]  # fmt: skip
@@ -439,8 +439,8 @@ def test_what_a_record_becomes_is_what_the_code_makes_of_it() -> None:
     (record,) = records_of(0, 1, random.Random(0))
     statistics = set(Settings.from_env({}).stats)
     assert set(record.stats) == statistics
-    assert given["gauges a record"] == len(gauges(record))
-    assert given["series a record"] == len(gauges(record)) + 1  # the histogram of magnitudes
+    assert given["gauges a record"] == len(gauge_values(record))
+    assert given["series a record"] == len(gauge_values(record)) + 1  # the histogram of magnitudes
 
 
 def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
@@ -472,7 +472,7 @@ def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
 def test_the_prose_computes_nothing() -> None:
     """Figures stand in tables, where they are checked; sentences have names, and limits of ours."""
     assert (
-        queue.QUEUE_BYTES == 64 * 2**20
+        export_queue.QUEUE_BYTES == 64 * 2**20
         and senders(16, "auto", 8) == 16
         and senders(24, "auto", 8) == 3
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from otel_torch.telemetry.otlp_json import NotOtlp, count_items, read_line, take_items, write_line
+from otel_torch.telemetry.otlp_json import NotOtlp, read_line, write_line
+from otel_torch.telemetry.otlp_requests import count_items, take_items
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
 from tests.support import environment, lines, run_python
@@ -222,8 +223,8 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_counted_and_everything_
             **receiver.environment(),
         )
     assert [line for line in done.stderr.splitlines() if "OTLP files" in line] == [
-        "otel_torch: no OTLP files: otlp cannot be written (Not a directory); name another in OTEL_TORCH_OTLP_FILE. "
-        "What is not written is counted; the program goes on"
+        "otel_torch: no OTLP files: otlp cannot be written (Not a directory); set OTEL_TORCH_OTLP_FILE to another folder. "
+        "Items that are not written are counted as lost; the program continues"
     ]
     counts = lost(done)
     assert (
@@ -253,7 +254,7 @@ def test_a_full_disk_leaves_whole_lines_and_everything_arrives(tmp_path: Path) -
             OTEL_TORCH_SIGNALS="log_events",
             **receiver.environment(),
         )
-    assert "the disk takes no more (File too large)" in done.stderr
+    assert "the disk is full or failed (File too large)" in done.stderr
     text = (tmp_path / "otlp" / "logs.jsonl").read_bytes()
     assert not text or text.endswith(b"\n")
     written = sum(count_items("logs", parse("logs", line)) for line in text.splitlines())

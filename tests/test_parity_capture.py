@@ -19,8 +19,8 @@ from torch._dynamo.utils import counters
 
 from otel_torch.records import Record
 from otel_torch.settings import PARITY_STATISTICS
-from otel_torch.telemetry.attributes import describe_activation
-from otel_torch.telemetry.otlp_protobuf import span_events
+from otel_torch.telemetry.attributes import event_attributes
+from otel_torch.telemetry.otlp_protobuf import encode_span_events
 from tests.support import ListSink, lines, metadata, recording, run_python, run_ranks
 from tests.test_neutral import ALL_STATS, assert_neutral, train
 
@@ -597,7 +597,7 @@ def test_sketches_stay_out_of_the_table_and_of_what_is_sent(tmp_path: Path) -> N
     with parity(stats="abs_mean,histogram") as sink:
         nn.Linear(2, 2)(torch.ones(1, 2))
     for record in sink.records:
-        assert not [name for name in describe_activation(record) if "sketch" in name]
-        event = b"".join(span_events([record]))
+        assert not [name for name in event_attributes(record) if "sketch" in name]
+        event = b"".join(encode_span_events([record]))
         assert b"sketch" not in event and b"torch.stat.histogram" in event
         assert json.dumps(record.stats["histogram"]) == str(record.stats["histogram"])

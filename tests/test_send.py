@@ -242,7 +242,7 @@ def test_a_receiver_that_goes_away_half_way_gets_the_rest_later_and_nothing_twic
         first = bodies(receiver)
         receiver.mode = "accept"
         again = run_send(tmp_path, path, "--json", **receiver.environment(protocol))
-    assert done.returncode == 1 and "cannot take what is sent" in done.stderr
+    assert done.returncode == 1 and "cannot take the data" in done.stderr
     assert 0 < len(first) < 30
     assert (
         f"{len(first)} log records accepted; {30 - len(first)} lines not delivered" in done.stdout
@@ -416,7 +416,7 @@ def test_what_a_receiver_refuses_is_counted_and_tried_next_time(
         receiver.mode = "accept"
         again = run_send(tmp_path, path, **receiver.environment(protocol))
     assert done.returncode == 1 and f"{path}: 2 log records refused" in done.stdout
-    assert "refuses what is sent" in done.stderr
+    assert "refuses the data" in done.stderr
     assert again.returncode == 0 and bodies(receiver) == all_of(2)
 
 
@@ -453,7 +453,7 @@ def test_a_receiver_that_speaks_no_tls_is_not_asked_for_long(tmp_path: Path, pro
     assert done.returncode == 1 and "1 line not delivered" in done.stdout
     assert (
         len(done.stderr.splitlines()) == 1
-        and "it speaks no TLS" in done.stderr
+        and "it does not use TLS" in done.stderr
         and "Trying again" not in done.stderr
     )
 
@@ -494,7 +494,7 @@ def test_lines_in_between_that_cannot_be_read_are_said_and_the_others_arrive(
         done = run_send(tmp_path, path, **receiver.environment())
     assert done.returncode == 2 and bodies(receiver) == all_of(2)
     assert "2 lines unreadable" in done.stdout
-    assert len(done.stderr.splitlines()) == 1 and f"{path}, line 2: it is not JSON" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and f"{path}, line 2: not JSON" in done.stderr
 
 
 # -- bad input
@@ -646,7 +646,7 @@ def test_a_receiver_that_asks_for_time_gets_it_by_grpc(monkeypatch: pytest.Monke
 
 
 def test_what_is_repeated_without_an_answer_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from otel_torch.telemetry.transport import Answer
+    from otel_torch.telemetry.answer import Answer
 
     class Silent:
         endpoint, protocol = "somewhere", "grpc"

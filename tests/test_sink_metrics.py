@@ -171,11 +171,11 @@ def test_series_are_found_and_counted_in_the_thread_that_sends(tmp_path, receive
     done = drive(tmp_path, """
 import threading
 from otel_torch.telemetry import metric_sink
-threads, take = set(), metric_sink.MetricSink._take
+threads, take = set(), metric_sink.MetricSink._count_step
 def taking(*arguments):
     threads.add(threading.current_thread().name)
     return take(*arguments)
-metric_sink.MetricSink._take = taking
+metric_sink.MetricSink._count_step = taking
 for n in range(3): run_step(n, [record(step=n, mean=float(n), abs_mean=1.0)])
 finish()
 print(threads)
@@ -192,7 +192,7 @@ def test_magnitudes_are_counted_as_the_sdk_would(spread):
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-    from otel_torch.telemetry.magnitudes import Magnitudes
+    from otel_torch.telemetry.histograms import MagnitudeMetric
 
     draw = random.Random(0)
     values = [0.0, *(draw.lognormvariate(0, spread) for _ in range(1000)), 0.0]
@@ -203,7 +203,7 @@ def test_magnitudes_are_counted_as_the_sdk_would(spread):
         .get_meter("t")
         .create_histogram("m")
     )
-    ours = Magnitudes("m", "", 0, delta=False)
+    ours = MagnitudeMetric("m", "", 0, delta=False)
     for value in values:
         histogram.record(value)
         ours.add_all(["one"], [value])
@@ -234,7 +234,7 @@ def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
     from opentelemetry.sdk.metrics import Histogram, MeterProvider
     from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 
-    from otel_torch.telemetry.magnitudes import Durations
+    from otel_torch.telemetry.histograms import DurationMetric
 
     bounds = [0.01, 0.1, 1]
     kinds = {
@@ -245,7 +245,7 @@ def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
     histogram = meter.create_histogram(
         "d", "s", "how long", explicit_bucket_boundaries_advisory=bounds
     )
-    ours = Durations("d", "how long", "torch.region", bounds, 0, delta=delta)
+    ours = DurationMetric("d", "how long", "torch.region", bounds, 0, delta=delta)
     assert ours.collect(1) is None
     values = [0.0, 0.01, 0.05, 1.0, 7.0] * 1000
 

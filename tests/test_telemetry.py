@@ -13,7 +13,8 @@ import pytest
 from otel_torch.job import Job
 from otel_torch.records import Losses
 from otel_torch.settings import Settings
-from otel_torch.telemetry import build_sinks, outlets
+from otel_torch.telemetry.exporters import exporters_by_signal
+from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 from tests.otlp_receiver import Receiver
 from tests.support import JOB
 from tests.telemetry_support import drive, make_record
@@ -32,12 +33,15 @@ NAN, INF = float("nan"), float("inf")
       "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf"}, {"traces": ["otlp_proto_grpc"], "logs": ["otlp_proto_http"]}),
 ])  # fmt: skip
 def test_outlets_are_what_the_standard_variables_name(environ, expected):
-    assert outlets(environ) == expected
+    assert exporters_by_signal(environ) == expected
 
 
 def test_an_unknown_protocol_is_named(capsys):
     assert (
-        outlets({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}) == {}
+        exporters_by_signal(
+            {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
+        )
+        == {}
     )
     assert "OTEL_EXPORTER_OTLP_PROTOCOL='http/json'" in capsys.readouterr().err
 
@@ -57,8 +61,13 @@ def test_a_rank_that_does_not_export_has_no_sink(monkeypatch, capsys):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     settings = Settings.from_env({})
     ranks = [Job("r", rank, rank % 8, 32, "h", 1) for rank in range(32)]
-    assert [job.rank for job in ranks if build_sinks(settings, job, Losses())] == [0, 8, 16, 24]
-    assert capsys.readouterr().err.count("only the first of each node exports") == 1
+    assert [job.rank for job in ranks if build_telemetry_sinks(settings, job, Losses())] == [
+        0,
+        8,
+        16,
+        24,
+    ]
+    assert capsys.readouterr().err.count("only the first rank of each node exports") == 1
 
 
 def test_ids_leave_the_programs_random_numbers_alone(tmp_path):
@@ -149,7 +158,7 @@ def from_sdk(signal, item):
     from otel_torch.telemetry.transport import encode_head
 
     resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
-    readable = item.readable(resource, scope)
+    readable = item.to_sdk_objects(resource, scope)
     if signal == "metrics":
         readable = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, readable, "")], "")])
     expected = {"trace": encode_spans, "logs": encode_logs, "metrics": encode_metrics}[signal](
@@ -264,11 +273,11 @@ def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step, records, po
 
 
 def test_bytes_of_a_number_are_what_the_sdk_would_have_sent():
-    from otel_torch.telemetry.queue_items import NumberItem
+    from otel_torch.telemetry.queue_items import IntegerGaugeItem
 
     for item in (
-        NumberItem("torch.step", {"torch.model": "Net"}, 7, 2**40),
-        NumberItem("torch.step", {}, 7, -1),
+        IntegerGaugeItem("torch.step", {"torch.model": "Net"}, 7, 2**40),
+        IntegerGaugeItem("torch.step", {}, 7, -1),
     ):
         expected, sent = from_sdk("metrics", item)
         assert sent == expected
@@ -276,7 +285,7 @@ def test_bytes_of_a_number_are_what_the_sdk_would_have_sent():
 
 def test_the_estimate_of_an_event_is_never_too_small():
     from otel_torch.telemetry import otlp_protobuf
-    from otel_torch.telemetry.attributes import estimate, estimate_all
+    from otel_torch.telemetry.attributes import estimate_event_bytes, estimate_total_bytes
 
     every = dict.fromkeys(
         (
@@ -305,19 +314,19 @@ def test_the_estimate_of_an_event_is_never_too_small():
         sizes = [
             sum(map(len, pieces))
             for pieces in (
-                otlp_protobuf.span_events([record]),
-                otlp_protobuf.log_records([record], 1, 1, 1, 1),
+                otlp_protobuf.encode_span_events([record]),
+                otlp_protobuf.encode_log_records([record], 1, 1, 1, 1),
             )
         ]
-        assert max(sizes) <= estimate(record)
-    assert estimate_all([]) == 0
-    assert estimate_all(SAME) >= sum(map(len, otlp_protobuf.span_events(SAME)))
+        assert max(sizes) <= estimate_event_bytes(record)
+    assert estimate_total_bytes([]) == 0
+    assert estimate_total_bytes(SAME) >= sum(map(len, otlp_protobuf.encode_span_events(SAME)))
 
 
 def test_what_is_kept_of_encoded_names_is_bounded():
-    from otel_torch.telemetry.otlp_protobuf import _Remembered
+    from otel_torch.telemetry.otlp_protobuf import _EncodedCache
 
-    kept = _Remembered(str.encode, limit=10)
+    kept = _EncodedCache(str.encode, limit=10)
     assert [kept[str(n)] for n in range(25)] == [str(n).encode() for n in range(25)]
     assert len(kept) == 5
 
@@ -361,7 +370,7 @@ finish()
         == len(receiver.metric_points("torch.module.activation.mean"))
         == 1
     )
-    assert "accepts only in part cannot be known" in done.stderr
+    assert "partial success cannot be detected" in done.stderr
 
 
 @pytest.mark.parametrize(

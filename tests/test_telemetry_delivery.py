@@ -114,7 +114,7 @@ def test_what_a_receiver_rejects_is_counted_and_said(tmp_path, protocol):
         done = drive(tmp_path, "run_step(0, [record(f'layer.{n}') for n in range(9)]); finish()",
                      OTEL_TORCH_SIGNALS="log_events", **receiver.environment(protocol))  # fmt: skip
     assert lost(done) == {("log_event", "rejected"): 2}
-    assert "accepts only in part (2 of the logs rejected: not all of it)" in done.stderr
+    assert "accepts only a part of the data (2 of the logs rejected: not all of it)" in done.stderr
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -127,7 +127,7 @@ def test_a_receiver_that_refuses_is_not_asked_again(tmp_path, protocol):
             **receiver.environment(protocol),
         )
     assert lost(done) == {("log_event", "refused"): 1}
-    assert "refuses what is sent" in done.stderr and "Traceback" not in done.stderr
+    assert "refuses the data" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -156,7 +156,7 @@ def test_a_tls_mismatch_is_explained(tmp_path, protocol):
         ).replace("http:", "https:")
         done = drive(tmp_path, "run_step(0, [record()]); finish(1.8)", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                      OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
-    assert "speaks no TLS" in done.stderr or "TLS handshake" in done.stderr
+    assert "does not use TLS" in done.stderr or "TLS handshake" in done.stderr
     assert lost(done)["span_event", "refused"] == 1
 
 
@@ -176,9 +176,9 @@ def test_a_full_queue_drops_the_new_and_counts_them():
     import time
 
     from otel_torch.records import Losses
-    from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.answer import Answer
+    from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
     from otel_torch.telemetry.queue_items import LogItem
-    from otel_torch.telemetry.transport import Answer
     from tests.telemetry_support import make_record
 
     started, release, sent = threading.Event(), threading.Event(), []
@@ -199,9 +199,9 @@ def test_a_full_queue_drops_the_new_and_counts_them():
     losses = Losses()
     queue = ExportQueue("logs", Stuck, losses, limit=1000)
     items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(30)]
-    queue.put(items[:1], Patience())
+    queue.put(items[:1], BackpressureBudget())
     assert started.wait(60)
-    queue.put(items[1:], Patience())
+    queue.put(items[1:], BackpressureBudget())
     assert losses.items() == [("log_event", "queue_full", 19)]
     release.set()
     queue.close(time.monotonic() + 30)
@@ -214,9 +214,9 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
     import time
 
     from otel_torch.records import Losses
-    from otel_torch.telemetry.queue import ExportQueue, Patience
+    from otel_torch.telemetry.answer import Answer
+    from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
     from otel_torch.telemetry.queue_items import LogItem
-    from otel_torch.telemetry.transport import Answer
     from tests.telemetry_support import make_record
 
     sent = []
@@ -237,7 +237,7 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
     losses = Losses()
     queue = ExportQueue("logs", Small, losses)
     items = [LogItem([make_record(f"{n}")], 100, 0, None) for n in range(20)]
-    queue.put(items, Patience())
+    queue.put(items, BackpressureBudget())
     queue.close(time.monotonic() + 30)
     queue.wait()
     assert sent == items[:7] + items[8:]
@@ -292,10 +292,10 @@ class Sized:
     def counts(self):
         return {"log_event": len(self.records)}
 
-    def parts(self):
+    def expand(self):
         return (self,)
 
-    def halves(self):
+    def split(self):
         middle = len(self.records) // 2
         return (Sized(self.records[:middle]), Sized(self.records[middle:])) if middle else ()
 
@@ -306,8 +306,8 @@ class Sized:
 def queue_with(encoded, send=None, **options):
     """A queue, and what its sender was given. encoded: the bytes of an item."""
     from otel_torch.records import Losses
-    from otel_torch.telemetry.queue import ExportQueue
-    from otel_torch.telemetry.transport import Answer
+    from otel_torch.telemetry.answer import Answer
+    from otel_torch.telemetry.export_queue import ExportQueue
 
     sent = []
 
@@ -334,12 +334,12 @@ def end(queue):
 
 
 def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
-    from otel_torch.telemetry.queue import Patience
+    from otel_torch.telemetry.export_queue import BackpressureBudget
 
     queue, sent, losses = queue_with(
         lambda item: len(item.records) * 2**20 + ("4" in item.records) * 2**23
     )
-    queue.put([Sized([str(n) for n in range(10)])], Patience())
+    queue.put([Sized([str(n) for n in range(10)])], BackpressureBudget())
     end(queue)
     assert [record for payload in sent for record in payload] == list("012356789")
     assert losses.items() == [("log_event", "too_large", 1)]
@@ -352,8 +352,8 @@ def test_records_that_are_encoded_are_let_go_before_they_are_sent():
     import threading
     import weakref
 
-    from otel_torch.telemetry.queue import Patience
-    from otel_torch.telemetry.transport import Answer
+    from otel_torch.telemetry.answer import Answer
+    from otel_torch.telemetry.export_queue import BackpressureBudget
 
     started, release = threading.Event(), threading.Event()
 
@@ -365,7 +365,7 @@ def test_records_that_are_encoded_are_let_go_before_they_are_sent():
     queue, _, losses = queue_with(lambda item: 10, send)
     items = [Sized([str(n)]) for n in range(20)]
     kept = [weakref.ref(item) for item in items]
-    queue.put(items, Patience())
+    queue.put(items, BackpressureBudget())
     items.clear()
     assert started.wait(60)
     gc.collect()
@@ -382,8 +382,8 @@ def test_what_was_encoded_and_never_sent_is_counted_as_such():
     import threading
     import time
 
-    from otel_torch.telemetry.queue import BATCH_BYTES, Patience
-    from otel_torch.telemetry.transport import Answer
+    from otel_torch.telemetry.answer import Answer
+    from otel_torch.telemetry.export_queue import BATCH_BYTES, BackpressureBudget
 
     started, release = threading.Event(), threading.Event()
 
@@ -393,7 +393,7 @@ def test_what_was_encoded_and_never_sent_is_counted_as_such():
         return Answer("unconfirmed")
 
     queue, _, losses = queue_with(lambda item: BATCH_BYTES // 2 - 1, send)
-    queue.put([Sized([str(n)]) for n in range(5)], Patience())
+    queue.put([Sized([str(n)]) for n in range(5)], BackpressureBudget())
     queue.close(time.monotonic() + 0.5)
     assert started.wait(60)
     queue.wait()
@@ -402,8 +402,8 @@ def test_what_was_encoded_and_never_sent_is_counted_as_such():
 
 
 def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
-    from otel_torch.telemetry.queue import Patience
-    from otel_torch.telemetry.queue_items import Deferred
+    from otel_torch.telemetry.export_queue import BackpressureBudget
+    from otel_torch.telemetry.queue_items import DeferredItems
 
     made = []
 
@@ -411,11 +411,11 @@ def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
         made.append(1)
         return [Sized(["a", "b"]), Sized(["c"])]
 
-    late = Deferred(2000, make)
+    late = DeferredItems(2000, make)
     queue, sent, losses = queue_with(lambda item: 10, limit=1000)
     other, sent_by_other, _ = queue_with(lambda item: 10)
-    queue.put([late], Patience())
-    other.put([late], Patience())
+    queue.put([late], BackpressureBudget())
+    other.put([late], BackpressureBudget())
     end(queue), end(other)
     assert sent == [] and losses.items() == [("log_event", "queue_full", 3)]
     assert sent_by_other == [["a", "b", "c"]]

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from otel_torch.job import this_job
 from otel_torch.settings import Settings, Unusable, misspelt
-from otel_torch.telemetry import NEEDS
+from otel_torch.telemetry.exporters import CARRIERS
 
 Environ = Mapping[str, str]
 
@@ -236,7 +236,7 @@ def find_delivery(environ: Environ) -> Iterator[Finding]:
         yield Finding("delivery", False, f"not tried: {error}")
         return
     settings = _usable_settings(environ)
-    asked = {NEEDS[signal] for signal in (settings or Settings.from_env({})).signals}
+    asked = {CARRIERS[signal] for signal in (settings or Settings.from_env({})).signals}
     for result in probe(environ):
         text = f"{result.signal}: {result.detail}"
         if result.signal in asked:

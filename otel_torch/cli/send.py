@@ -26,10 +26,10 @@ from otel_torch.cli.send_progress import Sent
 from otel_torch.console import say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import escape
-from otel_torch.telemetry import TRACE_SIGNALS, otlp_exporter
+from otel_torch.telemetry.exporters import OTEL_SIGNALS, find_otlp_exporter
 
 if TYPE_CHECKING:
-    from otel_torch.telemetry.transport import Answer
+    from otel_torch.telemetry.answer import Answer
 
 SCHEMA = "otel_torch.send/1"
 # a message, uncompressed: receivers take 4 MiB where nobody has changed it
@@ -109,7 +109,7 @@ class Part:
 
     def halves(self) -> Sequence[Part]:
         """Two smaller ones; none of a single item."""
-        from otel_torch.telemetry.otlp_json import take_items
+        from otel_torch.telemetry.otlp_requests import take_items
 
         if self.last - self.first < 2:
             return ()
@@ -222,7 +222,9 @@ class Endpoint:
         self._rate, self._give_up_s, self._tell, self._pause = rate, give_up_s, tell, pause
         self._transports: dict[str, Any] = {}
         self._exporters = {
-            signal: name for signal in TRACE_SIGNALS if (name := otlp_exporter(signal)) is not None
+            signal: name
+            for signal in OTEL_SIGNALS
+            if (name := find_otlp_exporter(signal)) is not None
         }
         self._where = {
             signal: _name(signal, exporter) for signal, exporter in self._exporters.items()
@@ -312,13 +314,13 @@ class Endpoint:
         return self._transports[signal]
 
     def _explain(self, transport: Any, answer: Answer) -> str:
-        from otel_torch.telemetry.transport import explain
+        from otel_torch.telemetry.answer import explain
 
-        return explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0]
+        return explain(transport.endpoint, transport.protocol, answer)
 
 
 def _name(signal: str, exporter: str) -> str:
-    from otel_torch.telemetry.transport import name_endpoint
+    from otel_torch.telemetry.answer import name_endpoint
 
     return name_endpoint(signal, "grpc" if exporter.endswith("grpc") else "http")
 
@@ -448,7 +450,8 @@ class Delivery:
             yield number, start, end, line
 
     def _take(self, number: int, start: int, end: int, line: bytes) -> None:
-        from otel_torch.telemetry.otlp_json import NotOtlp, count_items, read_line, take_items
+        from otel_torch.telemetry.otlp_json import NotOtlp, read_line
+        from otel_torch.telemetry.otlp_requests import count_items, take_items
 
         try:
             signal, request = read_line(line)

@@ -141,10 +141,10 @@ def _add_up(model: str, planned: Sequence[_Planned], settings: Settings) -> Cost
     points = list(
         {(record.module, record.tensor, record.phase): record for record in records}.values()
     )
-    metrics, _ = otlp_protobuf.gauge_metrics(points, with_step=settings.metric_step != "time")
+    metrics, _ = otlp_protobuf.encode_gauges(points, with_step=settings.metric_step != "time")
     events, logs = (
-        otlp_protobuf.span_events(records),
-        otlp_protobuf.log_records(records, _NOW, _TRACE, _SPAN, 1),
+        otlp_protobuf.encode_span_events(records),
+        otlp_protobuf.encode_log_records(records, _NOW, _TRACE, _SPAN, 1),
     )
     return Cost(
         records=len(records),
@@ -154,7 +154,7 @@ def _add_up(model: str, planned: Sequence[_Planned], settings: Settings) -> Cost
         metric_bytes=_length(metrics),
         # events are no message of their own: they stand in a span
         span_event_file_bytes=_length_in_file(
-            "traces", [otlp_protobuf.part(otlp_protobuf.ITEM, b"".join(events))]
+            "traces", [otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, b"".join(events))]
         ),
         log_event_file_bytes=_length_in_file("logs", logs),
         metric_file_bytes=_length_in_file("metrics", metrics),

@@ -1,6 +1,4 @@
-"""The contract's names: what a record and a scope are called in OpenTelemetry, and values that
-every backend can carry.
-"""
+"""OpenTelemetry attributes of records and scopes, with values that every backend can store."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from typing import Any
 from otel_torch.records import FINGERPRINTS, Record, spell
 
 ACTIVATION = "torch.module.activation"
-# statistics that are no gauges: counted elsewhere, or not a quantity that changes
-NO_GAUGE = frozenset({"nonfinite", "numel"})
+# statistics that are not gauges: counted elsewhere, or constant
+NOT_GAUGES = frozenset({"nonfinite", "numel"})
 
 
-def plain(value: Any) -> Any:
-    """A value as an attribute may hold it: no numpy or torch scalar, no non-finite double, no
-    integer beyond 64 bits.
+def to_attribute(value: Any) -> Any:
+    """Return a value as an attribute may hold it: no numpy or torch scalar, no NaN or Inf, no
+    integer beyond 64 bits, no list of mixed types.
 
-    >>> plain([1, float("nan")]), plain(2**70), plain(None)
+    >>> to_attribute([1, float("nan")]), to_attribute(2**70), to_attribute(None)
     (['1', 'NaN'], '1180591620717411303424', 'None')
     """
     kind = type(value)
@@ -31,95 +29,89 @@ def plain(value: Any) -> Any:
     if kind is int:
         return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, (list, tuple)):
-        items = [plain(item) for item in value]
-        return items if len({type(item) for item in items}) < 2 else [str(item) for item in items]
+        items = [to_attribute(item) for item in value]
+        has_one_type = len({type(item) for item in items}) < 2
+        return items if has_one_type else [str(item) for item in items]
     for base in (bool, int, float, str):
         if isinstance(value, base):
-            return plain(base(value))
+            return to_attribute(base(value))
     if hasattr(value, "item") and getattr(value, "size", 1) in (0, 1):
-        return plain(value.item())
+        return to_attribute(value.item())
     return str(value)
 
 
-def plain_all(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """`plain` for every value of a mapping; None is left out."""
-    return {key: plain(value) for key, value in attributes.items() if value is not None}
+def to_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `to_attribute` of every value; None values are dropped."""
+    return {key: to_attribute(value) for key, value in attributes.items() if value is not None}
 
 
-def identify(record: Record) -> dict[str, str]:
-    """The attributes of a record that make a metric series, without the step."""
-    found = {
+def series_attributes(record: Record) -> dict[str, str]:
+    """Return the attributes that identify a record's metric series, without the step."""
+    attributes = {
         "torch.model": record.model,
         "torch.module": record.module,
         "torch.tensor": record.tensor,
         "torch.phase": record.phase,
     }
     if record.branch is not None:
-        found["torch.branch"] = record.branch
-    return found
+        attributes["torch.branch"] = record.branch
+    return attributes
 
 
-def describe_activation(record: Record) -> dict[str, Any]:
-    """The attributes of a record's event: who, when, and `torch.stat.<statistic>`."""
-    found: dict[str, Any] = identify(record)
-    found |= {"torch.step": record.step, "torch.call": record.call, "torch.loop": record.loop}
+def event_attributes(record: Record) -> dict[str, Any]:
+    """Return the attributes of a record's event: module, step, and `torch.stat.<statistic>`."""
+    attributes: dict[str, Any] = series_attributes(record)
+    attributes |= {"torch.step": record.step, "torch.call": record.call, "torch.loop": record.loop}
     for name, value in record.stats.items():
         if name not in FINGERPRINTS:
-            found[f"torch.stat.{name}"] = plain(value)
-    return found
+            attributes[f"torch.stat.{name}"] = to_attribute(value)
+    return attributes
 
 
-def gauges(record: Record) -> list[tuple[str, float]]:
-    """(statistic, value) of a record's numeric statistics; non-finite ones are left out, the
-    counter has them.
-    """
+def gauge_values(record: Record) -> list[tuple[str, float]]:
+    """Return (statistic, value) of a record's gauges. NaN and Inf are left to the counter."""
     return [
         (name, float(value))
         for name, value in record.stats.items()
-        if isinstance(value, (int, float)) and name not in NO_GAUGE and math.isfinite(value)
+        if isinstance(value, (int, float)) and name not in NOT_GAUGES and math.isfinite(value)
     ]
 
 
 def count_nonfinite(record: Record) -> int:
-    """How many elements were not finite; 1 where only another statistic tells that there are some."""
-    counted = record.stats.get("nonfinite")
-    if isinstance(counted, (int, float)):
-        return int(counted)
-    return int(
-        any(
-            isinstance(value, float) and not math.isfinite(value) for value in record.stats.values()
-        )
-    )
+    """Return how many elements are NaN or Inf; 1 if that is only known from another statistic."""
+    count = record.stats.get("nonfinite")
+    if isinstance(count, (int, float)):
+        return int(count)
+    for value in record.stats.values():
+        if isinstance(value, float) and not math.isfinite(value):
+            return 1
+    return 0
 
 
 @lru_cache(1024)
-def _estimate_numbers(names: tuple[str, ...]) -> int:
+def _estimate_number_bytes(names: tuple[str, ...]) -> int:
     return sum(33 + len(name) for name in names)
 
 
-def estimate(record: Record) -> int:
-    """Bytes that a record takes as an event, no fewer than it really does."""
+def estimate_event_bytes(record: Record) -> int:
+    """Return an upper bound of a record's size as an event, in bytes."""
     names = record.module + record.model + record.tensor
-    size = (
-        310
-        + (len(names) if names.isascii() else 4 * len(names))
-        + _estimate_numbers(tuple(record.stats))
-    )
+    name_size = len(names) if names.isascii() else 4 * len(names)
+    size = 310 + name_size + _estimate_number_bytes(tuple(record.stats))
     for value in record.stats.values():
         kind = type(value)
-        if kind is not float and kind is not int:
-            size += (
-                14 * len(value)
-                if isinstance(value, list)
-                else len(value)
-                if isinstance(value, str)
-                else 0
-            )
+        if kind is float or kind is int:
+            continue
+        if isinstance(value, list):
+            size += 14 * len(value)
+        elif isinstance(value, str):
+            size += len(value)
     return size
 
 
-def estimate_all(records: Sequence[Record]) -> int:
-    """Bytes that records take as events, more or less: as many times the largest of a few as there
-    are.
+def estimate_total_bytes(records: Sequence[Record]) -> int:
+    """Return about the size of records as events, in bytes: the largest of a sample, times their
+    number.
     """
-    return len(records) * max(map(estimate, records[:: len(records) // 8 + 1]), default=0)
+    sample = records[:: len(records) // 8 + 1]
+    return len(records) * max(map(estimate_event_bytes, sample), default=0)

@@ -9,9 +9,9 @@ import time
 import otel_torch
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch
-from otel_torch.telemetry.attributes import estimate_all
+from otel_torch.telemetry.attributes import estimate_total_bytes
 from otel_torch.telemetry.pipeline import Pipelines
-from otel_torch.telemetry.queue_items import LogItem, log_record
+from otel_torch.telemetry.queue_items import LogItem, make_log_record
 from otel_torch.telemetry.span_sink import SpanSink
 
 
@@ -31,8 +31,8 @@ class EventSink(Sink):
         if provider is not None:
             logger = provider.get_logger("otel_torch", otel_torch.__version__)
             for record in batch.records:
-                logger.emit(log_record(record, span, now))
+                logger.emit(make_log_record(record, span, now))
         elif self._pipelines.exports("logs"):
             self._pipelines.put(
-                "logs", [LogItem(batch.records, estimate_all(batch.records), now, span)]
+                "logs", [LogItem(batch.records, estimate_total_bytes(batch.records), now, span)]
             )

@@ -37,7 +37,7 @@ from opentelemetry.trace import Span as AnySpan
 
 from otel_torch.regions.closer import DeviceTimer, RegionCloser, RegionEntry, RegionLabel
 from otel_torch.telemetry.ids import PrivateIds, private
-from otel_torch.telemetry.providers import always_samples, counts_spans
+from otel_torch.telemetry.providers import is_always_sampling, is_sdk_counting_spans
 
 # seconds that a thread which exports may wait for the device; a device that let it wait so long is
 # not waited for again
@@ -263,8 +263,8 @@ class LightTracer:
         self._draw_trace = (
             functools.partial(private.getrandbits, 128) if own else ids.generate_trace_id
         )
-        self._roots = always_samples(tracer.sampler, "root")
-        self._children = always_samples(tracer.sampler, "local_parent_sampled")
+        self._roots = is_always_sampling(tracer.sampler, "root")
+        self._children = is_always_sampling(tracer.sampler, "local_parent_sampled")
         self._known: tuple[Any, Trace] = (
             None,
             (0, self._root_flags, None),
@@ -295,7 +295,7 @@ class LightTracer:
                 return None
             if (
                 not tracer._tracer_config.is_enabled
-                or counts_spans()
+                or is_sdk_counting_spans()
                 or not _has_known_parts(tracer)
             ):
                 return None
@@ -348,7 +348,7 @@ class LightTracer:
         where = above.get_span_context()
         flags = where.trace_flags
         kind = f"{'remote' if where.is_remote else 'local'}_parent_{'' if flags.sampled else 'not_'}sampled"
-        if not where.is_valid or not always_samples(self.tracer.sampler, kind):
+        if not where.is_valid or not is_always_sampling(self.tracer.sampler, kind):
             return None
         random = flags & TraceFlags.RANDOM_TRACE_ID
         return where.trace_id, TraceFlags(random | TraceFlags.SAMPLED), where.trace_state or None

@@ -1,19 +1,16 @@
-"""Every signal as lines of OTLP JSON in a folder, for clusters that reach no collector: `otel-torch
-send` delivers them later.
+"""Writes every signal as lines of OTLP JSON, for clusters that reach no collector: `otel-torch send`
+delivers them later.
 
-A file stands in front of the exporters and not beside them: what is encoded is written first and
-then handed on, so that both hold the same, an endpoint that is slow or gone costs the file nothing,
-and encoding is paid once. It is written by the queue's thread, a line in one piece, twice a second
-at the latest: a process that is killed leaves its lines, of which only the last can be cut off.
+A file comes before the exporters: an item is encoded once, written, and then passed on. File and
+endpoint hold the same, and a slow or dead endpoint costs the file nothing. Lines are written by the
+queue's thread, each in one piece and at least twice a second, so a killed process leaves all but
+possibly its last line.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,52 +21,53 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_torch.console import say, say_once
 from otel_torch.job import Job
+from otel_torch.recording.append_file import AppendFile
 from otel_torch.recording.disk_budget import DiskBudget
-from otel_torch.recording.run_file import claim_path, replace_metadata, resolve_path
+from otel_torch.recording.metadata import describe_process
 from otel_torch.records import Losses
-from otel_torch.telemetry import otlp_protobuf, trace_id
-from otel_torch.telemetry.otlp_json import request_class, write_line
-from otel_torch.telemetry.queue import ExportQueue, Patience
-from otel_torch.telemetry.queue_items import Item
-from otel_torch.telemetry.transport import Answer, encode_head
+from otel_torch.telemetry import otlp_protobuf
+from otel_torch.telemetry.answer import Answer
+from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
+from otel_torch.telemetry.otlp_json import write_line
+from otel_torch.telemetry.otlp_requests import request_class
+from otel_torch.telemetry.queue_items import QueueItem
+from otel_torch.telemetry.run_trace import run_trace_id
+from otel_torch.telemetry.transport import encode_head
 
 SCHEMA = "otel_torch.otlp_file/1"
-# encoded bytes of a line, which become about two and a half times as many: the Collector's receiver
-# reads lines of 1 MiB where nobody has changed it. A span with all its events stays in one line,
+# encoded bytes of a line, which are about two and a half times as many as JSON: the Collector's
+# receiver reads lines up to 1 MiB by default. A span stays in one line with all its events,
 # whatever its size
 LINE_BYTES = 384 * 2**10
-_METADATA_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """An item whose bytes are made. item: itself, for exporters that take objects; None where there
-    are none.
+class EncodedItem:
+    """An item with its OTLP bytes. `source` is the item, for exporters that take objects, or None
+    if there are only exporters of bytes.
     """
 
     pieces: list[bytes]
     size: int
     counts: dict[str, int]
-    item: Item | None
+    source: QueueItem | None
 
-    def parts(self) -> Sequence[Item]:
+    def expand(self) -> Sequence[QueueItem]:
         return (self,)
 
-    def halves(self) -> Sequence[Item]:
+    def split(self) -> Sequence[QueueItem]:
         return ()
 
     def encode(self) -> list[bytes]:
         return self.pieces
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        return self.item.readable(resource, scope) if self.item is not None else []
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        return self.source.to_sdk_objects(resource, scope) if self.source is not None else []
 
 
 @dataclass(frozen=True)
 class OtlpFiles:
-    """The files of one process in the folder that OTEL_TORCH_OTLP_FILE names, opened when first
-    used.
-    """
+    """The files of one process in the folder that OTEL_TORCH_OTLP_FILE names."""
 
     folder: str
     job: Job
@@ -81,22 +79,24 @@ class OtlpFiles:
         signal: str,
         resource: Resource,
         scope: InstrumentationScope,
-        behind: Sequence[ExportQueue],
+        downstream: Sequence[ExportQueue],
         *,
         keep_items: bool,
     ) -> FileTransport:
-        """What writes a signal, and then puts it into the queues `behind`. keep_items: whether
-        these need more than bytes.
+        """Return the transport that writes a signal and then enqueues it for `downstream`.
+
+        Args:
+            keep_items: whether a downstream exporter takes objects and not bytes.
         """
-        request_class(signal)  # imported where a fork is waited for
-        return FileTransport(
-            self, signal, encode_head(resource, scope), behind, keep_items=keep_items
-        )
+        request_class(signal)  # import it now, while a fork waits for this thread
+        head = encode_head(resource, scope)
+        return FileTransport(self, signal, head, downstream, keep_items=keep_items)
 
 
 class FileTransport:
-    """A sender that writes a file. The file is made with the first message; what cannot be written
-    is counted, and handed on all the same.
+    """Writes one signal to its file. What cannot be written is counted as lost, and still passed on.
+
+    The file is created with the first message.
     """
 
     def __init__(
@@ -104,141 +104,106 @@ class FileTransport:
         files: OtlpFiles,
         signal: str,
         head: tuple[bytes, bytes],
-        behind: Sequence[ExportQueue],
+        downstream: Sequence[ExportQueue],
         *,
         keep_items: bool,
     ) -> None:
         self.signal = signal
-        self.path = resolve_path(os.path.join(files.folder, f"{signal}.jsonl"), files.job)
-        self.lines = 0
-        self._files, self._head, self._behind, self._keep_items = files, head, behind, keep_items
-        self._descriptor = -1
-        self._bytes = 0
+        self._files, self._head = files, head
+        self._downstream, self._keep_items = downstream, keep_items
+        template = os.path.join(files.folder, f"{signal}.jsonl")
+        self._file = AppendFile(template, files.job, files.budget, self._describe)
         self._written: Counter[str] = Counter()
-        self._ended: str | None = None
-        self._closed = False
-        self._started = datetime.datetime.now(datetime.UTC)
-        self._metadata_written = time.monotonic()
+        self._is_closed = False
         self._lock = threading.Lock()
 
-    def encode(self, item: Item) -> tuple[list[Any], int]:
+    def encode(self, item: QueueItem) -> tuple[list[Any], int]:
         pieces = item.encode()
         size = sum(map(len, pieces))
-        return [Encoded(pieces, size, item.counts, item if self._keep_items else None)], size
+        source = item if self._keep_items else None
+        return [EncodedItem(pieces, size, item.counts, source)], size
 
-    def send(self, payload: list[Encoded]) -> Answer:
-        """Write, and hand on. `accepted` even so: what could not be written is counted here, as it
-        may yet arrive elsewhere.
+    def send(self, payload: list[EncodedItem]) -> Answer:
+        """Write the items, then enqueue them downstream. Always accepts: what could not be written
+        is counted here, as it may still arrive at an endpoint.
         """
-        for line in _lines(payload):
+        for line_items in _split_into_lines(payload):
             with self._lock:
-                if self._closed:
-                    return Answer("shutdown")  # given up, and counted by the queue
-                self._write(line)
-        for queue in self._behind:
-            queue.put(payload, Patience())
+                if self._is_closed:
+                    return Answer("shutdown")  # the queue has counted these as lost
+                self._write(line_items)
+        for queue in self._downstream:
+            queue.put(payload, BackpressureBudget())
         return Answer("accepted")
 
     def shutdown(self) -> None:
         with self._lock:
-            if self._descriptor >= 0:
-                self._write_metadata(ended_cleanly=True)
-                os.close(self._descriptor)
-                self._descriptor = -1
-                say(f"{self.lines} line{'s' * (self.lines != 1)} of OTLP in {self.path}")
-            self._closed = True
+            if self._file.is_open:
+                self._file.close()
+                lines = self._file.items
+                say(f"{lines} line{'s' * (lines != 1)} of OTLP in {self._file.path}")
+            self._is_closed = True
 
-    def _write(self, line: Sequence[Encoded]) -> None:
-        if self._ended is None and self._files.budget.is_exhausted:
-            self._end(
-                "max_bytes",
-                f"OTEL_TORCH_MAX_BYTES ({self._files.budget.limit} bytes) is reached; nothing more is written to "
-                f"{self.path.parent}",
-            )
-        if self._ended is None and self._descriptor < 0:
-            self._open()
-        if self._ended is None:
-            pieces = [piece for item in line for piece in item.pieces]
-            self._append(write_line(self.signal, otlp_protobuf.request(*self._head, pieces)))
-        if self._ended is not None:
-            for item in line:
-                for what, number in item.counts.items():
-                    self._files.losses.count(what, self._ended, number)
+    def _write(self, line_items: Sequence[EncodedItem]) -> None:
+        if self._file.writing_ended is None:
+            self._append(line_items)
+        if self._file.writing_ended is not None:
+            for item in line_items:
+                for kind, count in item.counts.items():
+                    self._files.losses.count(kind, self._file.writing_ended, count)
             return
-        self.lines += 1
-        for item in line:
+        for item in line_items:
             self._written.update(item.counts)
-        if time.monotonic() - self._metadata_written > _METADATA_INTERVAL_S:
-            self._write_metadata(ended_cleanly=False)
+        self._file.write_metadata_if_due()
 
-    def _open(self) -> None:
+    def _append(self, line_items: Sequence[EncodedItem]) -> None:
+        budget, folder = self._files.budget, self._file.planned_path.parent
+        if budget.is_exhausted:
+            self._file.writing_ended = "max_bytes"
+            self._report_end(
+                f"OTEL_TORCH_MAX_BYTES ({budget.limit} bytes) is reached; "
+                f"nothing more is written to {folder}"
+            )
+            return
+        if not self._file.is_open:
+            try:
+                self._file.open()
+            except OSError as error:
+                self._report_end(
+                    f"no OTLP files: {folder} cannot be written ({error.strerror}); "
+                    "set OTEL_TORCH_OTLP_FILE to another folder"
+                )
+                return
+        pieces = [piece for item in line_items for piece in item.pieces]
+        line = write_line(self.signal, otlp_protobuf.request(*self._head, pieces))
         try:
-            self.path, self._descriptor = claim_path(
-                self.path, self._files.job, self._metadata(ended_cleanly=False)
-            )
+            self._file.append(line, 1)
         except OSError as error:
-            folder = self.path.parent
-            self._end(
-                "disk",
-                f"no OTLP files: {folder} cannot be written ({error.strerror}); name another in OTEL_TORCH_OTLP_FILE",
+            self._report_end(
+                f"OTLP files in {folder} end here: the disk is full or failed ({error.strerror})"
             )
 
-    def _append(self, data: bytes) -> None:
-        """Write a whole line or nothing."""
-        done = 0
-        try:
-            while done < len(data):
-                done += os.write(self._descriptor, memoryview(data)[done:])
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._bytes)
-            self._end(
-                "disk",
-                f"OTLP files in {self.path.parent} end here: the disk takes no more ({error.strerror})",
-            )
-        else:
-            self._bytes += done
-            self._files.budget.spend(done)
+    def _report_end(self, text: str) -> None:
+        say_once(f"{text}. Items that are not written are counted as lost; the program continues")
+        if self._file.is_open:
+            self._file.write_metadata()
 
-    def _end(self, reason: str, text: str) -> None:
-        self._ended = reason
-        say_once(f"{text}. What is not written is counted; the program goes on")
-        if self._descriptor >= 0:
-            self._write_metadata(ended_cleanly=False)
-
-    def _write_metadata(self, *, ended_cleanly: bool) -> None:
-        self._metadata_written = time.monotonic()
-        try:
-            self.path = replace_metadata(
-                self.path, self._descriptor, self._metadata(ended_cleanly=ended_cleanly)
-            )
-        except OSError as error:
-            if self._ended is None:
-                say_once(f"the metadata of {self.path} cannot be written ({error.strerror})")
-
-    def _metadata(self, *, ended_cleanly: bool) -> dict[str, Any]:
+    def _describe(self, ended_cleanly: bool) -> dict[str, Any]:
         job = self._files.job
         return {
             "schema": SCHEMA,
             "signal": self.signal,
-            "run_id": job.run_id,
-            "rank": job.rank,
-            "world_size": job.world_size,
-            "host": job.host,
-            "pid": job.pid,
-            "trace_id": trace_id(job),
-            "start": self._started.isoformat(),
-            "end": datetime.datetime.now(datetime.UTC).isoformat() if ended_cleanly else None,
-            "lines": self.lines,
+            **describe_process(job, run_trace_id(job)),
+            **self._file.describe_times(ended_cleanly),
+            "lines": self._file.items,
             "written": dict(sorted(self._written.items())),
-            "writing_ended": self._ended,
-            "ended_cleanly": ended_cleanly,
+            **self._file.describe_end(ended_cleanly),
         }
 
 
-def _lines(payload: Sequence[Encoded]) -> list[list[Encoded]]:
-    """Items in order, in lines of no more than LINE_BYTES where they are small enough."""
-    lines: list[list[Encoded]] = []
+def _split_into_lines(payload: Sequence[EncodedItem]) -> list[list[EncodedItem]]:
+    """Return the items in order, in groups of at most LINE_BYTES; a larger item is its own group."""
+    lines: list[list[EncodedItem]] = []
     size = LINE_BYTES
     for item in payload:
         if size + item.size > LINE_BYTES:

@@ -1,11 +1,13 @@
-"""OTLP messages as lines of JSON and back: the format of OpenTelemetry's file exporter, a request a
-line.
+"""Converts OTLP requests to lines of JSON and back: the format of OpenTelemetry's file exporter, one
+request per line.
 
-Written from the bytes that are sent, by the tables of opentelemetry-proto, because protobuf's own
-JSON takes fifty times as long as encoding them did, with the interpreter's lock held: the program
-would pay for it. What comes again every step (names, shapes, keys) is written once. Ids are
-hexadecimal and enumerations are numbers, as OTLP asks; for the rest the JSON is that of protobuf:
-64-bit numbers and what is not finite are strings, other bytes are base64.
+Written by hand because protobuf's JsonFormat takes @JSON@ times as long per request, in a thread
+that holds the interpreter's lock, so the program would wait for it.
+
+`write_line` works on the bytes that are sent, with the message types of opentelemetry-proto. Names,
+shapes and keys that repeat every step are converted once and cached. As OTLP requires, ids are
+hexadecimal and enumerations are numbers. The rest is protobuf's JSON: 64-bit integers, NaN and Inf
+are strings, other bytes are base64.
 """
 
 from __future__ import annotations
@@ -13,113 +15,99 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from importlib import import_module
 from math import isfinite
 from typing import Any
 
 import msgspec
 
-# (what a line of a signal holds, its service)
-SIGNALS = {
-    "traces": ("resourceSpans", "Trace"),
-    "metrics": ("resourceMetrics", "Metrics"),
-    "logs": ("resourceLogs", "Logs"),
-}
+from otel_torch.telemetry.otlp_requests import SHAPES, request_class
+
 _HEXADECIMAL = frozenset({"trace_id", "span_id", "parent_span_id"})
-# attributes: the messages of which most come again
-_REPEATING = "opentelemetry.proto.common.v1.KeyValue"
-_REMEMBERED = 65536
+# the message type of attributes, most of which repeat
+_ATTRIBUTE = "opentelemetry.proto.common.v1.KeyValue"
+_CACHE_SIZE = 65536
 
 
 class NotOtlp(ValueError):
-    """The text is no line of OTLP JSON; the message says why."""
+    """A text that is not a line of OTLP JSON; the message says why."""
 
 
-@cache
-def request_class(signal: str) -> Any:
-    """The protobuf class of a signal's Export…ServiceRequest."""
-    service = SIGNALS[signal][1]
-    module = import_module(
-        f"opentelemetry.proto.collector.{service.lower()}.v1.{service.lower()}_service_pb2"
-    )
-    return getattr(module, f"Export{service}ServiceRequest")
-
-
-_encode = msgspec.json.Encoder().encode  # which writes a double twenty times as fast as `repr`
+# writes a double twenty times as fast as `repr`
+_encode_json = msgspec.json.Encoder().encode
 _read_double = struct.Struct("<d").unpack_from
 
 # -- scalars
-# --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(4096)
-def _text(raw: bytes) -> str:
+def _write_text(raw: bytes) -> str:
     return json.dumps(raw.decode("utf-8", "backslashreplace"), ensure_ascii=False)
 
 
-def _number(value: float) -> str:
-    """A double as JSON; what JSON has no number for is a string."""
+def _write_double(value: float) -> str:
+    """Return a double as JSON; NaN and Inf as strings."""
     if isfinite(value):
-        return _encode(value).decode()
-    return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'
+        return _encode_json(value).decode()
+    if value != value:
+        return '"NaN"'
+    return '"Infinity"' if value > 0 else '"-Infinity"'
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     return number - 2**64 if number >> 63 else number
 
 
-def _zigzag(number: int) -> int:
+def _from_zigzag(number: int) -> int:
     return number >> 1 ^ -(number & 1)
 
 
-def _quoted(number: int) -> str:
+def _quote(number: int) -> str:
     return f'"{number}"'
 
 
-def _unpacked(form: str, write: Callable[[Any], str]) -> Callable[[bytes], str]:
+def _unpack_with(form: str, write: Callable[[Any], str]) -> Callable[[bytes], str]:
     unpack = struct.Struct(form).unpack
     return lambda raw: write(unpack(raw)[0])
 
 
 @dataclass(frozen=True)
 class _Scalar:
-    """A type of protobuf's: how it lies on the wire, and how it is written as JSON."""
+    """A scalar type of protobuf: its wire type, and the function that writes a value as JSON."""
 
     wire: int
     write: Callable[[Any], str]
 
 
-# by protobuf's numbers of types
+# by protobuf's type numbers
 _SCALARS = {
-    1: _Scalar(1, _unpacked("<d", _number)),
-    2: _Scalar(5, _unpacked("<f", _number)),
-    3: _Scalar(0, lambda number: _quoted(_signed(number))),  # int64
-    4: _Scalar(0, _quoted),  # uint64
-    5: _Scalar(0, lambda number: str(_signed(number))),  # int32
-    6: _Scalar(1, _unpacked("<Q", _quoted)),
-    7: _Scalar(5, _unpacked("<I", str)),
+    1: _Scalar(1, _unpack_with("<d", _write_double)),
+    2: _Scalar(5, _unpack_with("<f", _write_double)),
+    3: _Scalar(0, lambda number: _quote(_to_signed(number))),  # int64
+    4: _Scalar(0, _quote),  # uint64
+    5: _Scalar(0, lambda number: str(_to_signed(number))),  # int32
+    6: _Scalar(1, _unpack_with("<Q", _quote)),
+    7: _Scalar(5, _unpack_with("<I", str)),
     8: _Scalar(0, lambda number: "true" if number else "false"),
-    9: _Scalar(2, _text),
+    9: _Scalar(2, _write_text),
     12: _Scalar(2, lambda raw: f'"{base64.b64encode(raw).decode()}"'),
     13: _Scalar(0, str),  # uint32
-    14: _Scalar(0, lambda number: str(_signed(number))),  # enumerations
-    15: _Scalar(5, _unpacked("<i", str)),
-    16: _Scalar(1, _unpacked("<q", _quoted)),
-    17: _Scalar(0, lambda number: str(_zigzag(number))),  # sint32
-    18: _Scalar(0, lambda number: _quoted(_zigzag(number))),  # sint64
+    14: _Scalar(0, lambda number: str(_to_signed(number))),  # enumerations
+    15: _Scalar(5, _unpack_with("<i", str)),
+    16: _Scalar(1, _unpack_with("<q", _quote)),
+    17: _Scalar(0, lambda number: str(_from_zigzag(number))),  # sint32
+    18: _Scalar(0, lambda number: _quote(_from_zigzag(number))),  # sint64
 }
-_MESSAGE, _BYTES, _ENUM = 11, 12, 14
-_IDS = _Scalar(2, lambda raw: f'"{raw.hex()}"')
+_DOUBLE, _FLOAT, _BOOL, _STRING, _MESSAGE, _BYTES, _ENUM = 1, 2, 8, 9, 11, 12, 14
+_ID = _Scalar(2, lambda raw: f'"{raw.hex()}"')
 
 # -- bytes to JSON
-# --------------------------------------------------------------------------------------------------
 
 
-# a field as it is found on the wire: its name with quotes and colon, whether it is repeated, what
-# writes its value, and what writes those that follow at once, where there may be many
+# a field: its name with quotes and colon, whether it is repeated, the function that writes a value,
+# and the function that writes further values with the same tag, if there may be many
 _Field = tuple[str, bool, Callable[[Any], str], Callable[[bytes, int, int, list[str]], int] | None]
 
 
@@ -134,22 +122,22 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def _packed(data: bytes, scalar: _Scalar) -> str:
-    """The values of a repeated number that share one field."""
+def _write_packed(data: bytes, scalar: _Scalar) -> str:
+    """Return the values of a packed repeated field."""
     if scalar.wire == 0:
-        found, position = [], 0
+        texts, position = [], 0
         while position < len(data):
             number, position = _read_varint(data, position)
-            found.append(scalar.write(number))
-        return ",".join(found)
+            texts.append(scalar.write(number))
+        return ",".join(texts)
     width = 8 if scalar.wire == 1 else 4
     return ",".join(
         scalar.write(data[start : start + width]) for start in range(0, len(data), width)
     )
 
 
-class _Writer:
-    """Writes the messages of one type."""
+class _MessageWriter:
+    """Writes the messages of one type as JSON."""
 
     write_following: Callable[[bytes, int, int, list[str]], int] | None = None
 
@@ -158,23 +146,19 @@ class _Writer:
         self._fields: dict[int, _Field] | None = None
 
     def _make_fields(self) -> dict[int, _Field]:
-        """By the tags that stand before their values on the wire."""
+        """Return the fields of the message type by their tags on the wire."""
         fields = self._fields = {}
         for field in self._descriptor.fields:
             name, repeated = f'"{field.json_name}":', _is_repeated(field)
             if field.type == _MESSAGE:
-                writer = _writer(field.message_type)
+                writer = _message_writer(field.message_type)
                 fields[field.number << 3 | 2] = name, repeated, writer, writer.write_following
                 continue
-            scalar = _IDS if field.name in _HEXADECIMAL else _SCALARS[field.type]
+            scalar = _ID if field.name in _HEXADECIMAL else _SCALARS[field.type]
             fields[field.number << 3 | scalar.wire] = name, repeated, scalar.write, None
             if repeated and scalar.wire != 2:
-                fields[field.number << 3 | 2] = (
-                    name,
-                    repeated,
-                    partial(_packed, scalar=scalar),
-                    None,
-                )
+                write_packed = partial(_write_packed, scalar=scalar)
+                fields[field.number << 3 | 2] = name, repeated, write_packed, None
         return fields
 
     def __call__(self, data: bytes) -> str:
@@ -217,112 +201,116 @@ class _Writer:
         return f"{{{','.join(singles)}}}"
 
 
-class _AttributeWriter(_Writer):
-    """Writes attributes. One that has come before is remembered, of one that is a double the key."""
+class _AttributeWriter(_MessageWriter):
+    """Writes attributes. Whole attributes are cached; for those that hold a double, the text up to
+    the number is.
+    """
 
     def __init__(self, descriptor: Any) -> None:
         super().__init__(descriptor)
-        self._known: dict[bytes, str] = {}
-        self._doubles: dict[bytes, str] = {}
+        self._texts: dict[bytes, str] = {}
+        self._double_prefixes: dict[bytes, str] = {}
         self.write_following = self._write_following
 
     def __call__(self, data: bytes) -> str:
-        text = self._known.get(data)
+        text = self._texts.get(data)
         if text is not None:
             return text
         size = len(data)
-        # a key of so many bytes, then an AnyValue of nine bytes, which is a double
+        # a key, then an AnyValue of nine bytes, which is a double
         if size > 12 and data[1] == size - 13 and data[-11:-8] == b"\x12\x09\x21":
             key = data[:-8]
-            before = self._doubles.get(key)
-            if before is None:
-                before = _keep(
-                    self._doubles, key, super().__call__(key + bytes(8)).removesuffix("0.0}}")
-                )
-            return f"{before}{_number(_read_double(data, size - 8)[0])}}}}}"
-        return _keep(self._known, data, super().__call__(data))
+            prefix = self._double_prefixes.get(key)
+            if prefix is None:
+                prefix = super().__call__(key + bytes(8)).removesuffix("0.0}}")
+                _add_to_cache(self._double_prefixes, key, prefix)
+            return f"{prefix}{_write_double(_read_double(data, size - 8)[0])}}}}}"
+        return _add_to_cache(self._texts, data, super().__call__(data))
 
     def _write_following(self, data: bytes, position: int, tag: int, texts: list[str]) -> int:
-        """Write the attributes that follow with the same tag, and return where they end. The rare
-        long ones are left.
+        """Append the attributes that follow with the same tag, up to a long one, and return the
+        position after them.
         """
-        known, doubles, end = self._known.get, self._doubles.get, len(data) - 1
+        find_text, find_prefix = self._texts.get, self._double_prefixes.get
+        end = len(data) - 1
         while position < end and data[position] == tag:
             length = data[position + 1]
             if length > 0x7F:
                 break
             start = position + 2
             position = start + length
-            one = data[start:position]
-            text = known(one)
+            attribute = data[start:position]
+            text = find_text(attribute)
             if text is None:
-                before = doubles(one[:-8])
-                if before is not None and data[start + 1] == length - 13:
+                prefix = find_prefix(attribute[:-8])
+                if prefix is not None and data[start + 1] == length - 13:
                     value = _read_double(data, position - 8)[0]
-                    text = (
-                        f"{before}{_encode(value).decode()}}}}}" if isfinite(value) else self(one)
-                    )
+                    if isfinite(value):
+                        text = f"{prefix}{_encode_json(value).decode()}}}}}"
+                    else:
+                        text = self(attribute)
                 else:
-                    text = self(one)
+                    text = self(attribute)
             texts.append(text)
         return position
 
 
-def _keep(known: dict[bytes, str], key: bytes, text: str) -> str:
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[key] = text
+def _add_to_cache(texts: dict[bytes, str], key: bytes, text: str) -> str:
+    if len(texts) >= _CACHE_SIZE:
+        texts.clear()
+    texts[key] = text
     return text
 
 
 @cache
-def _writer(descriptor: Any) -> _Writer:
-    return (_AttributeWriter if descriptor.full_name == _REPEATING else _Writer)(descriptor)
+def _message_writer(descriptor: Any) -> _MessageWriter:
+    if descriptor.full_name == _ATTRIBUTE:
+        return _AttributeWriter(descriptor)
+    return _MessageWriter(descriptor)
 
 
 def _is_repeated(field: Any) -> bool:
-    """Of protobuf's descriptors: newer ones say it themselves."""
-    return bool(
-        field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
-    )
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)  # older versions of protobuf
 
 
 def write_line(signal: str, request: bytes) -> bytes:
-    """A request's bytes as a line of JSON, its end included. signal: `traces`, `metrics` or `logs`.
+    """Return the bytes of a request as a line of JSON.
 
-    >>> write_line("logs", request_class("logs")(resource_logs=[{"schema_url": "x"}]).SerializeToString())
+    >>> request = request_class("logs")(resource_logs=[{"schema_url": "x"}])
+    >>> write_line("logs", request.SerializeToString())
     b'{"resourceLogs":[{"schemaUrl":"x"}]}\\n'
     """
-    return _writer(request_class(signal).DESCRIPTOR)(request).encode() + b"\n"
+    return _message_writer(request_class(signal).DESCRIPTOR)(request).encode() + b"\n"
 
 
 # -- JSON to messages
-# --------------------------------------------------------------------------------------------------
 
 
 def _read_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
-def _read_whole(value: Any) -> int:
+def _read_integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         if isinstance(value, float) and value.is_integer():
             return int(value)
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return int(value)
 
 
 def _read_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return float(value)
 
 
-def _read_switch(value: Any) -> bool:
+def _read_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{value!r} is not true or false")
     return value
 
 
@@ -332,30 +320,34 @@ def _read_bytes(value: Any) -> bytes:
 
 
 def _read_enum(value: Any, *, values: Any) -> int:
-    """OTLP asks for numbers; protobuf's own JSON has names."""
-    return (
-        int(values[value].number)
-        if isinstance(value, str) and value in values
-        else _read_whole(value)
-    )
+    """Accept numbers, which OTLP requires, and names, which protobuf's JSON has."""
+    if isinstance(value, str) and value in values:
+        return int(values[value].number)
+    return _read_integer(value)
 
 
-def _reader_of(field: Any) -> Callable[[Any], Any]:
-    """What makes a value for a field, of one of JSON."""
+_SCALAR_READERS: dict[int, Callable[[Any], Any]] = {
+    _DOUBLE: _read_number,
+    _FLOAT: _read_number,
+    _BOOL: _read_bool,
+    _STRING: _read_text,
+}
+
+
+def _find_reader(field: Any) -> Callable[[Any], Any]:
+    """Return the function that converts a JSON value for a field."""
     if field.type == _MESSAGE:
-        return _reader(field.message_type)
+        return _message_reader(field.message_type)
     if field.type == _BYTES:
         return bytes.fromhex if field.name in _HEXADECIMAL else _read_bytes
     if field.type == _ENUM:
         return partial(_read_enum, values=field.enum_type.values_by_name)
-    return {1: _read_number, 2: _read_number, 8: _read_switch, 9: _read_text}.get(
-        field.type, _read_whole
-    )
+    return _SCALAR_READERS.get(field.type, _read_integer)
 
 
-class _Reader:
-    """Makes what the protobuf class of one type takes, out of an object of JSON. What is not known
-    is left out, as OTLP asks.
+class _MessageReader:
+    """Converts a JSON object to the arguments of one protobuf class. Unknown fields are ignored, as
+    OTLP requires.
     """
 
     def __init__(self, descriptor: Any) -> None:
@@ -365,136 +357,69 @@ class _Reader:
     def _make_fields(self) -> dict[str, tuple[str, bool, Callable[[Any], Any]]]:
         fields = self._fields = {}
         for field in self._descriptor.fields:
-            fields[field.json_name] = fields[field.name] = (
-                field.name,
-                _is_repeated(field),
-                _reader_of(field),
-            )
+            entry = field.name, _is_repeated(field), _find_reader(field)
+            fields[field.json_name] = fields[field.name] = entry
         return fields
 
     def __call__(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise TypeError(f"{_brief(value)} stands for {self._descriptor.name}")
+            raise TypeError(f"{_shorten(value)} in place of a {self._descriptor.name}")
         fields = self._fields or self._make_fields()
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for key, item in value.items():
             if item is None or key not in fields:
                 continue
             name, repeated, read = fields[key]
             if not repeated:
-                found[name] = read(item)
+                arguments[name] = read(item)
             elif isinstance(item, list):
-                found[name] = [read(one) for one in item]
+                arguments[name] = [read(element) for element in item]
             else:
-                raise TypeError(f"{_brief(item)} stands for the list {key}")
-        return found
+                raise TypeError(f"{_shorten(item)} in place of the list {key}")
+        return arguments
 
 
 @cache
-def _reader(descriptor: Any) -> _Reader:
-    return _Reader(descriptor)
+def _message_reader(descriptor: Any) -> _MessageReader:
+    return _MessageReader(descriptor)
 
 
-def _brief(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def read_line(line: bytes | str) -> tuple[str, Any]:
-    """The signal of a line and its Export…ServiceRequest, as opentelemetry-proto's message. Raises
-    NotOtlp.
+    """Return the signal of a line and its Export…ServiceRequest as a protobuf message.
 
-    >>> signal, request = read_line('{"resourceLogs": [{"schemaUrl": "x"}]}'); signal, len(request.resource_logs)
+    Raises:
+        NotOtlp: the line is not OTLP JSON.
+
+    >>> signal, request = read_line('{"resourceLogs": [{"schemaUrl": "x"}]}')
+    >>> signal, len(request.resource_logs)
     ('logs', 1)
     """
     try:
-        value = _decode(line)
+        value = _decode_json(line)
     except (ValueError, RecursionError) as error:
-        raise NotOtlp(f"it is not JSON: {error}") from None
+        raise NotOtlp(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise NotOtlp(f"{_brief(value)} is no object")
-    found = [signal for signal, (key, _) in SIGNALS.items() if key in value]
-    if len(found) != 1:
-        keys = ", ".join(key for key, _ in SIGNALS.values())
-        raise NotOtlp(
-            f"a line of OTLP JSON holds one of {keys}; this one {'none' if not found else 'several'}"
-        )
-    message = request_class(found[0])
+        raise NotOtlp(f"{_shorten(value)} is not an object")
+    signals = [signal for signal, shape in SHAPES.items() if shape.json_key in value]
+    if len(signals) != 1:
+        keys = ", ".join(shape.json_key for shape in SHAPES.values())
+        count = "several" if signals else "none"
+        raise NotOtlp(f"a line of OTLP JSON holds exactly one of {keys}; this line holds {count}")
+    signal = signals[0]
+    message = request_class(signal)
     try:
-        return found[0], message(**_reader(message.DESCRIPTOR)(value))
+        return signal, message(**_message_reader(message.DESCRIPTOR)(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise NotOtlp(f"its {found[0]} cannot be read: {error}") from None
+        raise NotOtlp(f"its {signal} cannot be read: {error}") from None
 
 
-def _decode(line: bytes | str) -> Any:
+def _decode_json(line: bytes | str) -> Any:
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError:
-        return json.loads(line)  # which takes the bare NaN that others write
-
-
-# -- parts of messages
-# -------------------------------------------------------------------------------------------------
-
-# what a request is nested of, down to what receivers count; of metrics that is one deeper
-_NESTING = {
-    "traces": ("resource_spans", "scope_spans", "spans"),
-    "metrics": ("resource_metrics", "scope_metrics", "metrics"),
-    "logs": ("resource_logs", "scope_logs", "log_records"),
-}
-
-
-def _counted(signal: str, request: Any) -> Iterator[Any]:
-    """The lists of spans, log records or data points of a request, in order."""
-    resources, scopes, things = _NESTING[signal]
-    for resource in getattr(request, resources):
-        for scope in getattr(resource, scopes):
-            if signal != "metrics":
-                yield getattr(scope, things)
-                continue
-            for metric in scope.metrics:
-                yield from _points(metric)
-
-
-def _points(metric: Any) -> Iterator[Any]:
-    kind = metric.WhichOneof("data")
-    if kind is not None:
-        yield getattr(metric, kind).data_points
-
-
-def count_items(signal: str, request: Any) -> int:
-    """How many spans, log records or data points a request holds."""
-    return sum(map(len, _counted(signal, request)))
-
-
-def take_items(signal: str, request: Any, first: int, last: int) -> Any:
-    """A request of the items from `first` up to, and without, `last`, each with its resource and
-    scope.
-
-    >>> logs = [{"log_records": [{"severity_number": n} for n in range(4)]}]
-    >>> request = request_class("logs")(resource_logs=[{"scope_logs": logs}, {"scope_logs": logs}])
-    >>> part = take_items("logs", request, 3, 5); len(part.resource_logs), count_items("logs", part)
-    (2, 2)
-    """
-    part = request_class(signal)()
-    part.CopyFrom(request)
-    before = 0
-    for items in _counted(signal, part):
-        here = len(items)
-        del items[max(0, min(here, last - before)) :]
-        del items[: max(0, first - before)]
-        before += here
-    resources, scopes, things = _NESTING[signal]
-    for resource in getattr(part, resources):
-        for scope in getattr(resource, scopes):
-            if signal == "metrics":
-                _drop(scope.metrics, lambda metric: not any(map(len, _points(metric))))
-        _drop(getattr(resource, scopes), lambda scope: not getattr(scope, things))
-    _drop(getattr(part, resources), lambda resource: not getattr(resource, scopes))
-    return part
-
-
-def _drop(messages: Any, unwanted: Callable[[Any], bool]) -> None:
-    for index in reversed(range(len(messages))):
-        if unwanted(messages[index]):
-            del messages[index]
+        return json.loads(line)  # accepts the bare NaN of other writers

@@ -1,5 +1,5 @@
-"""Sends one span, one log event and one metric where the standard variables say, and tells whether
-each was accepted: what `otel-torch doctor` asks, before a long run finds out.
+"""Sends one span, one log event and one metric point to the configured endpoints, so that
+`otel-torch doctor` finds a broken endpoint before a long run does.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from otel_torch.records import Record
-from otel_torch.telemetry import TRACE_SIGNALS, outlets
+from otel_torch.telemetry.exporters import OTEL_SIGNALS, exporters_by_signal
 
 TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What became of one signal's message. endpoint: without credentials; empty where the signal
-    goes nowhere.
-    """
+    """The answer to one signal's message. `endpoint` has no credentials."""
 
     signal: str
     endpoint: str
@@ -30,21 +28,23 @@ class ProbeResult:
 
 
 def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -> list[ProbeResult]:
-    """Send one item of each signal that has an exporter, all at once; returns after `timeout`
-    seconds at the latest.
+    """Send one item of each signal to each of its exporters, all at once, and return the results
+    within `timeout` seconds.
 
-    A signal that the variables send nowhere has no result. Exporters read the process's
-    environment, which is `environ` meanwhile.
+    Exporters read the process's environment, so it is replaced by `environ` meanwhile.
     """
-    chosen = outlets(environ)
-    if not chosen:
+    exporters = exporters_by_signal(environ)
+    if not exporters:
         return []
     results: dict[tuple[str, str], ProbeResult] = {}
-    pairs = [(signal, name) for signal in TRACE_SIGNALS for name in chosen.get(signal, ())]
-    with _as_environment(environ):
+    pairs = [(signal, name) for signal in OTEL_SIGNALS for name in exporters.get(signal, ())]
+    with _environment(environ):
         threads = [
             threading.Thread(
-                target=_try, args=(*pair, results), name=f"otel_torch-{pair[0]}", daemon=True
+                target=_try_exporter,
+                args=(*pair, results),
+                name=f"otel_torch-{pair[0]}",
+                daemon=True,
             )
             for pair in pairs
         ]
@@ -53,20 +53,18 @@ def probe(environ: Mapping[str, str] = os.environ, timeout: float = TIMEOUT_S) -
         deadline = time.monotonic() + timeout
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-    unanswered = "no answer in time"
     return [
-        results.get(pair) or ProbeResult(pair[0], "", False, f"{pair[1]}: {unanswered}")
-        for pair in pairs
+        results.get((signal, name)) or ProbeResult(signal, "", False, f"{name}: no answer in time")
+        for signal, name in pairs
     ]
 
 
-def _try(signal: str, name: str, results: dict[tuple[str, str], ProbeResult]) -> None:
+def _try_exporter(signal: str, name: str, results: dict[tuple[str, str], ProbeResult]) -> None:
     try:
         results[signal, name] = _send(signal, name)
     except Exception as error:
-        results[signal, name] = ProbeResult(
-            signal, "", False, f"{name}: {type(error).__name__}: {error}"
-        )
+        detail = f"{name}: {type(error).__name__}: {error}"
+        results[signal, name] = ProbeResult(signal, "", False, detail)
 
 
 def _send(signal: str, name: str) -> ProbeResult:
@@ -76,21 +74,17 @@ def _send(signal: str, name: str) -> ProbeResult:
 
     from otel_torch import __version__
     from otel_torch.job import this_job
+    from otel_torch.telemetry.answer import Answer, explain
     from otel_torch.telemetry.ids import PrivateIds
-    from otel_torch.telemetry.queue_items import GaugeItem, Item, LogItem, SpanItem
-    from otel_torch.telemetry.resource import describe
-    from otel_torch.telemetry.transport import Answer, explain, open_transport
+    from otel_torch.telemetry.queue_items import GaugeItem, LogItem, QueueItem, SpanItem
+    from otel_torch.telemetry.resource import build_resource
+    from otel_torch.telemetry.transport import open_transport
 
     now = time.time_ns()
     record = Record("", "out", 0, 0, 0, "doctor", "forward", None, {"mean": 0.0}, now)
-    ids, resource, scope = (
-        PrivateIds(),
-        describe(this_job()),
-        InstrumentationScope("otel_torch", __version__),
-    )
-    context = SpanContext(
-        ids.generate_trace_id(), ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)
-    )
+    resource, scope = build_resource(this_job()), InstrumentationScope("otel_torch", __version__)
+    ids, flags = PrivateIds(), TraceFlags(TraceFlags.SAMPLED)
+    context = SpanContext(ids.generate_trace_id(), ids.generate_span_id(), False, flags)
     span = ReadableSpan(
         "otel_torch.doctor",
         context,
@@ -99,35 +93,31 @@ def _send(signal: str, name: str) -> ProbeResult:
         end_time=now,
         instrumentation_scope=scope,
     )
-    items: dict[str, Item] = {
+    items: dict[str, QueueItem] = {
         "traces": SpanItem(span, [record], 1000),
         "logs": LogItem([record], 1000, now, context),
         "metrics": GaugeItem([record], 1000, with_step=False),
     }
     transport = open_transport(signal, name, resource, scope)
-    transport.said = lambda answer: answer  # the result is said, not the line of a run
+    transport.reports_errors = False  # the result is reported instead
     answer: Answer = transport.send(transport.encode(items[signal])[0])
     transport.shutdown()
+    endpoint: str = transport.endpoint
     if answer.kind == "accepted" and not answer.rejected:
-        return ProbeResult(signal, transport.endpoint, True, f"accepted by {transport.endpoint}")
-    return ProbeResult(
-        signal,
-        transport.endpoint,
-        False,
-        explain(transport.endpoint, transport.protocol, answer).split(". What is lost")[0],
-    )
+        return ProbeResult(signal, endpoint, True, f"accepted by {endpoint}")
+    return ProbeResult(signal, endpoint, False, explain(endpoint, transport.protocol, answer))
 
 
 @contextmanager
-def _as_environment(environ: Mapping[str, str]) -> Iterator[None]:
+def _environment(environ: Mapping[str, str]) -> Iterator[None]:
     if environ is os.environ:
         yield
         return
-    before = dict(os.environ)
+    saved = dict(os.environ)
     os.environ.clear()
     os.environ.update(environ)
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(saved)

@@ -1,6 +1,8 @@
-"""The providers that the program itself has installed. It may do so after us, as torch is imported
-first: they are looked for whenever they are needed, and never replaced, nor shut down. What is
-private to the API's and the SDK's is read here.
+"""Finds the OpenTelemetry providers that the program itself has installed.
+
+A program may install them after us, because torch is imported first, so they are looked up whenever
+they are needed. They are never replaced nor shut down. Private names of the API and the SDK are read
+in this file.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# (the API's module, what it calls its provider)
-_WHERE = {
+# (module of the API, its function that returns the provider)
+_GETTERS = {
     "traces": ("opentelemetry.trace", "get_tracer_provider"),
     "metrics": ("opentelemetry.metrics", "get_meter_provider"),
     "logs": ("opentelemetry._logs", "get_logger_provider"),
@@ -21,18 +23,17 @@ _WHERE = {
 
 
 def find_provider(signal: str) -> Any | None:
-    """The program's own provider of a signal, None where it has installed none. Imports nothing,
-    costs a microsecond.
+    """Return the program's own provider of a signal, if any. Imports nothing and takes a
+    microsecond.
 
-    The API's own providers are placeholders; any other is a real one, whether the SDK's or built
-    around it.
+    The API's providers are placeholders; any other is real, whether the SDK's or a wrapper of it.
     """
-    name, getter = _WHERE[signal]
+    name, getter = _GETTERS[signal]
     api: Any = sys.modules.get(name)
     if api is None:
         return None
     get: Callable[[], Any] | None = getattr(api, getter, None)
-    if get is None:  # the API is just being imported
+    if get is None:  # the API is being imported
         return None
     provider = get()
     if type(provider).__module__.startswith(name):
@@ -41,8 +42,8 @@ def find_provider(signal: str) -> Any | None:
 
 
 def watch_tracer_provider() -> Callable[[], object]:
-    """A function whose result tells one provider of the program's from the next, and from none, by
-    identity. It is called where every region begins, so it reads the API's own variable.
+    """Return a function whose result changes, by identity, when the program installs another
+    provider. It is called at the start of every region, so it reads the API's private variable.
     """
     api = sys.modules.get("opentelemetry.trace")
     name = "_TRACER_PROVIDER"
@@ -54,24 +55,22 @@ def watch_tracer_provider() -> Callable[[], object]:
 
 
 def read_event_limit(span: Any) -> int | None:
-    """How many events a span of the program's keeps before it drops the oldest in silence; None is
-    no limit.
-
-    The SDK keeps this to itself: where it cannot be read, it is the specification's 128.
+    """Return how many events a span of the program keeps before it silently drops the oldest; None
+    without a limit. The limit is private to the SDK; if unreadable, it is the specification's 128.
     """
     return getattr(getattr(span, "_limits", None), "max_events", 128)
 
 
-def always_samples(sampler: Any, parent: str) -> bool:
-    """Whether a sampler is known to record and sample every span under such a parent, so that it
-    need not be asked each time. That is known of the SDK's own constant sampler, alone and behind
-    `ParentBased`; of any other it is not.
+def is_always_sampling(sampler: Any, parent: str) -> bool:
+    """Return whether a sampler is known to record and sample every span with such a parent, so that
+    it need not be called. Known for the SDK's constant sampler, alone and in `ParentBased`.
 
-    parent: `root`, where there is none, or as in `local_parent_sampled`,
-    `remote_parent_not_sampled`.
+    Args:
+        parent: `root` for none, else one of `local_parent_sampled`, `remote_parent_not_sampled` …
 
     >>> from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON, TraceIdRatioBased
-    >>> [always_samples(one, "local_parent_sampled") for one in (DEFAULT_ON, ALWAYS_OFF, TraceIdRatioBased(1))]
+    >>> samplers = DEFAULT_ON, ALWAYS_OFF, TraceIdRatioBased(1)
+    >>> [is_always_sampling(sampler, "local_parent_sampled") for sampler in samplers]
     [True, False, False]
     """
     from opentelemetry.sdk.trace.sampling import Decision, ParentBased, StaticSampler
@@ -84,10 +83,9 @@ def always_samples(sampler: Any, parent: str) -> bool:
     )
 
 
-def counts_spans(environ: Any = os.environ) -> bool:
-    """Whether the SDK was told to make metrics of its own spans: then each has to be started by its
+def is_sdk_counting_spans(environ: Any = os.environ) -> bool:
+    """Return whether the SDK makes metrics of its own spans. Then each span must be started by its
     tracer.
     """
-    return (
-        str(environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")).strip().lower() == "true"
-    )
+    value = environ.get("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "")
+    return str(value).strip().lower() == "true"

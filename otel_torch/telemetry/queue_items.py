@@ -1,7 +1,8 @@
-"""What waits to be sent: each item knows its size, what it counts as when it is lost, and its two
-forms: OTLP bytes, and the SDK's objects for exporters that are not OTLP. Both are made in the
-background thread that sends, and so is everything else that can wait until then: the program only
-hands over its records.
+"""The items of an export queue: a span, some log records, some metric points.
+
+An item knows its size, what is counted if it is lost, and its two forms: OTLP bytes, and the SDK's
+objects for exporters that are not OTLP. Both forms, and everything else that can wait, are made in
+the thread that sends; the program only hands over its records.
 """
 
 from __future__ import annotations
@@ -32,21 +33,26 @@ from otel_torch.records import Record
 from otel_torch.telemetry import otlp_protobuf
 from otel_torch.telemetry.attributes import (
     ACTIVATION,
-    describe_activation,
-    estimate,
-    gauges,
-    identify,
+    estimate_event_bytes,
+    event_attributes,
+    gauge_values,
+    series_attributes,
 )
 
-# records of one span: few enough that no item comes near a message's limit
+# estimated bytes of a span's records: no item comes near the limit of a message
 CHUNK_BYTES = 1_000_000
-# records of one other item. What is too large all the same, for the names are long, is halved
+# records of any other item. With long names that may still be too large; then it is split again
 CHUNK_RECORDS = 1000
-_NOWHERE = Resource.get_empty()
+_EMPTY_RESOURCE = Resource.get_empty()
 
 
-class Item(Protocol):
-    """One thing to send. size: estimated bytes. counts: how much of what is lost with it."""
+class QueueItem(Protocol):
+    """One entry of an export queue.
+
+    Attributes:
+        size: estimated bytes.
+        counts: how many spans, span events, log events or metric points it holds.
+    """
 
     @property
     def size(self) -> int: ...
@@ -54,104 +60,113 @@ class Item(Protocol):
     @property
     def counts(self) -> dict[str, int]: ...
 
-    def parts(self) -> Sequence[Item]:
-        """What is sent in its place; itself, if it can be sent as it is."""
+    def expand(self) -> Sequence[QueueItem]:
+        """Return the items to send in its place; the item itself if it can be sent as it is."""
 
-    def halves(self) -> Sequence[Item]:
-        """Two smaller ones, for what is too large; none, if it cannot be divided."""
+    def split(self) -> Sequence[QueueItem]:
+        """Return two smaller items for one that is too large; nothing if it cannot be split."""
 
     def encode(self) -> list[bytes]:
-        """Spans, log records or metrics, as pieces of a request."""
+        """Return spans, log records or metrics as pieces of an OTLP request."""
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        """ReadableSpan, ReadableLogRecord or Metric objects."""
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        """Return ReadableSpan, ReadableLogRecord or Metric objects."""
 
 
-class _Whole:
-    """An item that is sent as it is."""
-
+class _IndivisibleItem:
     __slots__ = ()
 
-    def parts(self) -> Sequence[Any]:
+    def expand(self) -> Sequence[Any]:
         return (self,)
 
-    def halves(self) -> Sequence[Any]:
+    def split(self) -> Sequence[Any]:
         return ()
 
 
-class _OfRecords:
-    """An item that can be divided between any two of its records."""
+class _RecordsItem:
+    """An item that can be split between any two of its records."""
 
     __slots__ = ()
     records: Sequence[Record]
     size: int
 
-    def parts(self) -> Sequence[Any]:
-        return (self,) if len(self.records) <= CHUNK_RECORDS else self._divided(CHUNK_RECORDS)
+    def expand(self) -> Sequence[Any]:
+        if len(self.records) <= CHUNK_RECORDS:
+            return (self,)
+        return self._split_by(CHUNK_RECORDS)
 
-    def halves(self) -> Sequence[Any]:
-        return self._divided((len(self.records) + 1) // 2) if len(self.records) > 1 else ()
+    def split(self) -> Sequence[Any]:
+        if len(self.records) < 2:
+            return ()
+        return self._split_by((len(self.records) + 1) // 2)
 
-    def _divided(self, most: int) -> list[Any]:
-        slices = [self.records[start : start + most] for start in range(0, len(self.records), most)]
-        each = self.size // len(self.records) + 1
-        return [replace(self, records=some, size=each * len(some)) for some in slices]  # type: ignore[type-var]
+    def _split_by(self, length: int) -> list[Any]:
+        record_size = self.size // len(self.records) + 1
+        items: list[Any] = []
+        for start in range(0, len(self.records), length):
+            records = self.records[start : start + length]
+            items.append(replace(self, records=records, size=record_size * len(records)))  # type: ignore[type-var]
+        return items
 
 
-class Deferred:
-    """Items that are only made when they are to be sent, or to be counted as lost; once, whoever
-    asks.
+class DeferredItems:
+    """Items that are made once, when they are first needed: to send them or to count them as lost.
+
+    May be in several queues.
     """
 
-    def __init__(self, size: int, make: Callable[[], Sequence[Item]]) -> None:
+    def __init__(self, size: int, make: Callable[[], Sequence[QueueItem]]) -> None:
         self.size = size
         self._make = make
-        self._made: Sequence[Item] | None = None
+        self._items: Sequence[QueueItem] | None = None
         self._lock = threading.Lock()
 
     @property
     def counts(self) -> dict[str, int]:
         total: Counter[str] = Counter()
-        for item in self.parts():
+        for item in self.expand():
             total.update(item.counts)
         return total
 
-    def parts(self) -> Sequence[Item]:
+    def expand(self) -> Sequence[QueueItem]:
         with self._lock:
-            if self._made is None:
-                self._made = self._make()
-            return self._made
+            if self._items is None:
+                self._items = self._make()
+            return self._items
 
-    def halves(self) -> Sequence[Item]:
+    def split(self) -> Sequence[QueueItem]:
         return ()
 
     def encode(self) -> list[bytes]:
-        return [piece for item in self.parts() for piece in item.encode()]
+        return [piece for item in self.expand() for piece in item.encode()]
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        return [one for item in self.parts() for one in item.readable(resource, scope)]
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        objects: list[Any] = []
+        for item in self.expand():
+            objects += item.to_sdk_objects(resource, scope)
+        return objects
 
 
-def chunk(
+def chunk_records(
     records: Sequence[Record], limit: int = CHUNK_BYTES
 ) -> Iterator[tuple[list[Record], int]]:
-    """Records in order, in runs of no more than `limit` estimated bytes; each with its size."""
-    taken: list[Record] = []
-    size = 0
+    """Yield the records in order, in chunks of at most `limit` estimated bytes, with their sizes."""
+    chunk: list[Record] = []
+    chunk_size = 0
     for record in records:
-        needed = estimate(record)
-        if taken and size + needed > limit:
-            yield taken, size
-            taken, size = [], 0
-        taken.append(record)
-        size += needed
-    if taken:
-        yield taken, size
+        size = estimate_event_bytes(record)
+        if chunk and chunk_size + size > limit:
+            yield chunk, chunk_size
+            chunk, chunk_size = [], 0
+        chunk.append(record)
+        chunk_size += size
+    if chunk:
+        yield chunk, chunk_size
 
 
 @dataclass(frozen=True, slots=True)
-class SpanItem(_Whole):
-    """A span that has ended, with the activation records that are its events."""
+class SpanItem(_IndivisibleItem):
+    """A span that has ended. Its activation records become its events."""
 
     span: ReadableSpan
     records: list[Record]
@@ -162,26 +177,34 @@ class SpanItem(_Whole):
         return {"span": 1, "span_event": len(self.records) + len(self.span.events)}
 
     def encode(self) -> list[bytes]:
-        return otlp_protobuf.span(self.span, self.records)
+        return otlp_protobuf.encode_span(self.span, self.records)
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         events = [
-            Event(ACTIVATION, describe_activation(record), record.time_ns)
-            for record in self.records
+            Event(ACTIVATION, event_attributes(record), record.time_ns) for record in self.records
         ]
         span = self.span
         return [
             ReadableSpan(
-                span.name, span.context, span.parent, span.resource, span.attributes, [*span.events, *events], span.links,
-                span.kind, status=span.status, start_time=span.start_time, end_time=span.end_time,
+                span.name,
+                span.context,
+                span.parent,
+                span.resource,
+                span.attributes,
+                [*span.events, *events],
+                span.links,
+                span.kind,
+                status=span.status,
+                start_time=span.start_time,
+                end_time=span.end_time,
                 instrumentation_scope=span.instrumentation_scope,
             )
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class LogItem(_OfRecords):
-    """Records of one span, each a log record."""
+class LogItem(_RecordsItem):
+    """Records as log records, all with the trace context of one span or of none."""
 
     records: Sequence[Record]
     size: int
@@ -193,23 +216,24 @@ class LogItem(_OfRecords):
         return {"log_event": len(self.records)}
 
     def encode(self) -> list[bytes]:
-        trace_id, span_id, flags = (
-            (self.span.trace_id, self.span.span_id, int(self.span.trace_flags))
-            if self.span
-            else (0, 0, 0)
+        trace_id = span_id = flags = 0
+        if self.span:
+            trace_id, span_id = self.span.trace_id, self.span.span_id
+            flags = int(self.span.trace_flags)
+        return otlp_protobuf.encode_log_records(
+            self.records, self.observed_ns, trace_id, span_id, flags
         )
-        return otlp_protobuf.log_records(self.records, self.observed_ns, trace_id, span_id, flags)
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         return [
-            ReadableLogRecord(log_record(record, self.span, self.observed_ns), resource, scope)
+            ReadableLogRecord(make_log_record(record, self.span, self.observed_ns), resource, scope)
             for record in self.records
         ]
 
 
-def log_record(record: Record, span: SpanContext | None, observed_ns: int) -> LogRecord:
-    """A record as the API's log record. The name is the body as well, as Loki shows no event
-    names.
+def make_log_record(record: Record, span: SpanContext | None, observed_ns: int) -> LogRecord:
+    """Return a record as a log record of the API. The event name is also the body, as Loki does
+    not show event names.
     """
     return LogRecord(
         timestamp=record.time_ns,
@@ -218,51 +242,51 @@ def log_record(record: Record, span: SpanContext | None, observed_ns: int) -> Lo
         severity_text="INFO",
         severity_number=SeverityNumber.INFO,
         body=ACTIVATION,
-        attributes=describe_activation(record),
+        attributes=event_attributes(record),
         event_name=ACTIVATION,
     )
 
 
 @dataclass(slots=True)
-class GaugeItem(_OfRecords):
-    """Records whose numeric statistics are gauge points, each at its record's own time."""
+class GaugeItem(_RecordsItem):
+    """Records whose numeric statistics are gauge points, each at its record's time."""
 
     records: Sequence[Record]
     size: int
     with_step: bool
-    _points: int | None = field(default=None, init=False, repr=False)
+    _point_count: int | None = field(default=None, init=False, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
-        points = self._points
-        return {
-            "metric_point": sum(len(gauges(record)) for record in self.records)
-            if points is None
-            else points
-        }
+        count = self._point_count
+        if count is None:
+            count = sum(len(gauge_values(record)) for record in self.records)
+        return {"metric_point": count}
 
     def encode(self) -> list[bytes]:
-        pieces, self._points = otlp_protobuf.gauge_metrics(self.records, with_step=self.with_step)
+        pieces, self._point_count = otlp_protobuf.encode_gauges(
+            self.records, with_step=self.with_step
+        )
         return pieces
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        points: dict[str, list[NumberDataPoint]] = {}
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        points_by_statistic: dict[str, list[NumberDataPoint]] = {}
         for record in self.records:
-            attributes: dict[str, Any] = identify(record)
+            attributes: dict[str, Any] = series_attributes(record)
             if self.with_step:
                 attributes["torch.step"] = record.step
-            for name, value in gauges(record):
-                points.setdefault(name, []).append(
-                    NumberDataPoint(attributes, 0, record.time_ns, value)
-                )
+            for name, value in gauge_values(record):
+                point = NumberDataPoint(attributes, 0, record.time_ns, value)
+                points_by_statistic.setdefault(name, []).append(point)
         return [
-            Metric(f"{ACTIVATION}.{name}", "", "", Gauge(found)) for name, found in points.items()
+            Metric(f"{ACTIVATION}.{name}", "", "", Gauge(points))
+            for name, points in points_by_statistic.items()
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class NumberItem(_Whole):
-    """A gauge with one point, a whole number."""
+class IntegerGaugeItem(_IndivisibleItem):
+    """A gauge with one integer point."""
 
     name: str
     attributes: dict[str, str]
@@ -275,22 +299,18 @@ class NumberItem(_Whole):
         return {"metric_point": 1}
 
     def encode(self) -> list[bytes]:
-        return otlp_protobuf.gauge_point(self.name, self.attributes, self.time_ns, self.value)
+        return otlp_protobuf.encode_integer_gauge(
+            self.name, self.attributes, self.time_ns, self.value
+        )
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        return [
-            Metric(
-                self.name,
-                "",
-                "",
-                Gauge([NumberDataPoint(self.attributes, 0, self.time_ns, self.value)]),
-            )
-        ]
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+        point = NumberDataPoint(self.attributes, 0, self.time_ns, self.value)
+        return [Metric(self.name, "", "", Gauge([point]))]
 
 
 @dataclass(frozen=True, slots=True)
-class MetricItem(_Whole):
-    """A metric that is already made: what a reader collected."""
+class MetricItem(_IndivisibleItem):
+    """A metric of the SDK, as a reader collected it."""
 
     metric: Metric
     size: int
@@ -300,43 +320,37 @@ class MetricItem(_Whole):
         return {"metric_point": len(self.metric.data.data_points)}
 
     def encode(self) -> list[bytes]:
-        data = MetricsData(
-            [
-                ResourceMetrics(
-                    _NOWHERE,
-                    [ScopeMetrics(InstrumentationScope("otel_torch"), [self.metric], "")],
-                    "",
-                )
-            ]
-        )
+        scope_metrics = ScopeMetrics(InstrumentationScope("otel_torch"), [self.metric], "")
+        data = MetricsData([ResourceMetrics(_EMPTY_RESOURCE, [scope_metrics], "")])
         metrics = encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics
         return [
-            otlp_protobuf.part(otlp_protobuf.ITEM, metric.SerializeToString()) for metric in metrics
+            otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, metric.SerializeToString())
+            for metric in metrics
         ]
 
-    def readable(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
+    def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
         return [self.metric]
 
 
 # an exponential histogram with all its buckets takes about 1.5 kB
 _POINT_BYTES = 1_600
-_POINTS = CHUNK_BYTES // _POINT_BYTES
+_POINTS_PER_ITEM = CHUNK_BYTES // _POINT_BYTES
 
 
-def read_metrics(data: MetricsData | None) -> Iterator[Metric]:
-    """The metrics that a reader collected."""
+def iterate_metrics(data: MetricsData | None) -> Iterator[Metric]:
+    """Yield the metrics that a reader collected."""
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
             yield from scope.metrics
 
 
-def metric_items(metrics: Iterable[Metric]) -> Iterator[MetricItem]:
-    """Metrics in pieces that fit into a message."""
+def make_metric_items(metrics: Iterable[Metric]) -> Iterator[MetricItem]:
+    """Yield metrics in items that fit into a message."""
     for metric in metrics:
         points = metric.data.data_points
-        for start in range(0, len(points), _POINTS):
-            some: Any = list(points[start : start + _POINTS])
+        for start in range(0, len(points), _POINTS_PER_ITEM):
+            item_points: Any = list(points[start : start + _POINTS_PER_ITEM])
             yield MetricItem(
-                replace(metric, data=replace(metric.data, data_points=some)),
-                len(some) * _POINT_BYTES,
+                replace(metric, data=replace(metric.data, data_points=item_points)),
+                len(item_points) * _POINT_BYTES,
             )

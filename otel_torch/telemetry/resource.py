@@ -1,5 +1,5 @@
-"""Who sends: the resource of everything that leaves this process. Never a command line, which may
-hold secrets.
+"""The resource of everything that a process sends. Never holds a command line, which may contain
+secrets.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from opentelemetry.sdk.resources import Resource
 
 from otel_torch.job import Job
 
-# what OpenTelemetry's process detector adds where it is asked for
+# added by OpenTelemetry's process detector if a user enables it
 _PRIVATE = frozenset({"process.command", "process.command_line", "process.command_args"})
 
 
-def describe(job: Job) -> Resource:
-    """The standard detection (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, detectors), and under it
-    rank, host and run.
+def build_resource(job: Job) -> Resource:
+    """Return the resource of this process: what the standard detection finds (OTEL_SERVICE_NAME,
+    OTEL_RESOURCE_ATTRIBUTES, detectors), which overrides rank, host and run.
     """
-    ours = Resource({
+    own = Resource({
         "host.name": job.host,
         "process.pid": job.pid,
         "dl.rank": job.rank,
@@ -25,7 +25,7 @@ def describe(job: Job) -> Resource:
         "otel_torch.run.id": job.run_id,
     })  # fmt: skip
     detected = Resource.create()  # with service.instance.id, new in every process
-    merged = ours.merge(detected)
+    merged = own.merge(detected)
     return Resource(
         {key: value for key, value in merged.attributes.items() if key not in _PRIVATE},
         merged.schema_url,

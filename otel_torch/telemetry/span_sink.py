@@ -42,7 +42,12 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel, RegionSpans
 from otel_torch.settings import Settings
-from otel_torch.telemetry.attributes import ACTIVATION, describe_activation, estimate, plain_all
+from otel_torch.telemetry.attributes import (
+    ACTIVATION,
+    estimate_event_bytes,
+    event_attributes,
+    to_attributes,
+)
 from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.light_span import (
     CURRENT,
@@ -54,7 +59,7 @@ from otel_torch.telemetry.light_span import (
 )
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.providers import read_event_limit, watch_tracer_provider
-from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk
+from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk_records
 from otel_torch.telemetry.trace_size import JOINED, SPAN_BYTES, TraceSize
 
 # the run's span links to so many of the traces that its steps began; each of them links back to the
@@ -293,7 +298,7 @@ class SpanSink(Sink):
         )
         above = parent_context if of_program else run_context
         full = self._size.is_full(above.trace_id, max(self._last_step if step else 0, SPAN_BYTES))
-        attributes = plain_all(scope.attributes)
+        attributes = to_attributes(scope.attributes)
         if (step and (full or (scope.training and not of_program))) or (full and parent is run):
             span = self._start_root(tracing, scope.name, context, above, attributes, scope.start_ns)
             self._linked += 1
@@ -327,11 +332,11 @@ class SpanSink(Sink):
         scope = opened.scope
         processor = opened.tracing.processor
         if span.is_recording():
-            span.set_attributes(plain_all(scope.attributes))
+            span.set_attributes(to_attributes(scope.attributes))
             if scope.device_s is not None:
                 span.set_attribute("torch.device.duration", float(scope.device_s))
             for time_ns, name, attributes in scope.events:
-                span.add_event(name, plain_all(attributes), time_ns)
+                span.add_event(name, to_attributes(attributes), time_ns)
             if scope.error is not None:
                 self._mark_error(span, scope.error, end_ns)
         context = span.get_span_context()
@@ -497,7 +502,7 @@ class SpanSink(Sink):
         limit = opened.tracing.event_limit(span)
         trace = span.get_span_context().trace_id
         for position, record in enumerate(records):
-            size = estimate(record)
+            size = estimate_event_bytes(record)
             if (
                 opened.size + size > CHUNK_BYTES
                 or (limit is not None and len(opened.records) >= limit)
@@ -507,7 +512,7 @@ class SpanSink(Sink):
             opened.size += size
             opened.records.append(record)
             if opened.tracing.processor is None:
-                span.add_event(ACTIVATION, describe_activation(record), record.time_ns)
+                span.add_event(ACTIVATION, event_attributes(record), record.time_ns)
         return ()
 
     def _spread(
@@ -519,7 +524,7 @@ class SpanSink(Sink):
         where = parent.get_span_context()
         position, beginning, count = 0, None, len(records)
         while position < count:
-            pieces = chunk(records[position:])
+            pieces = chunk_records(records[position:])
             some, size = next(pieces)
             start_ns, end_ns = some[0].time_ns, max(record.time_ns for record in some)
             if self._size.is_full(where.trace_id, size + SPAN_BYTES):
@@ -532,7 +537,7 @@ class SpanSink(Sink):
             limit = tracing.event_limit(span)
             if limit is not None and limit < len(some):
                 some = some[:limit]
-                size = sum(map(estimate, some))
+                size = sum(map(estimate_event_bytes, some))
             own = span.get_span_context()
             if not some:  # the program's provider allows no events at all
                 self._losses.count("span_event", "event_limit", count - position)
@@ -543,7 +548,7 @@ class SpanSink(Sink):
                 tracing.processor.events[own.span_id] = some, size
             elif span.is_recording():
                 for record in some:
-                    span.add_event(ACTIVATION, describe_activation(record), record.time_ns)
+                    span.add_event(ACTIVATION, event_attributes(record), record.time_ns)
             span.end(end_ns)
             if beginning is not None:  # go on in the new trace until that is full as well
                 where, context = own, set_span_in_context(span)

@@ -1,22 +1,23 @@
-"""One sink for all that goes to OpenTelemetry: it wakes when there is somewhere to send to, and
-ends all signals together, so that the end of the program takes one deadline and not three.
+"""The one sink for everything that goes to OpenTelemetry. It starts when there is an exporter, a
+file or a provider, and ends all signals together, so that the program's end waits for one deadline.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_torch.console import say_once
+from otel_torch.console import say, say_once
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Scope
 from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel
 from otel_torch.settings import Settings
-from otel_torch.telemetry import NEEDS
+from otel_torch.telemetry.exporters import CARRIERS, exporters_by_signal, is_sdk_disabled
 from otel_torch.telemetry.providers import find_provider, watch_tracer_provider
 
 if TYPE_CHECKING:
@@ -25,12 +26,57 @@ if TYPE_CHECKING:
     from otel_torch.telemetry.span_sink import SpanSink
 
 
-class Telemetry(Sink):
-    """Spans, log events and metrics of one process. Asleep, and nothing of OpenTelemetry loaded,
-    until `outlets` names an exporter, files are to be written or the program has installed a
-    provider; then it hands everything to the sinks of the chosen signals.
+def build_telemetry_sinks(
+    settings: Settings,
+    job: Job,
+    losses: Losses,
+    at_exit: Callable[[], Any] | None = None,
+    budget: DiskBudget | None = None,
+) -> list[Sink]:
+    """Return the sink that sends and writes the signals of `settings`, in a list; an empty list for
+    a rank that does neither. Imports nothing of OpenTelemetry until there is data and a destination.
 
-    file_budget: how much may be written where OTEL_TORCH_OTLP_FILE says; None where nothing is.
+    Args:
+        at_exit: ends the session. Registered with `atexit` when the program's own provider is first
+            used: exit functions run in reverse order, so it runs before that provider shuts down.
+        budget: bounds what this process writes to disk; a new one by default.
+    """
+    if not settings.signals:
+        return []
+    rank = {"rank": job.rank, "local_rank": job.local_rank, "world_size": job.world_size}
+    writes = (
+        settings.otlp_file is not None
+        and settings.jsonl_ranks.includes(**rank)
+        and not is_sdk_disabled(os.environ)
+    )
+    exports = settings.ranks.includes(**rank)
+    exporters = exporters_by_signal() if exports else {}
+    if exporters and settings.ranks.text == "auto" and job.world_size > 16 and job.rank == 0:
+        say(
+            f"{job.world_size} ranks: only the first rank of each node exports by OTLP; "
+            "set OTEL_TORCH_RANKS=all to export from all"
+        )
+    if not (exports or writes):
+        return []
+    if "span_events" in settings.signals and "spans" not in settings.signals:
+        say_once(
+            "OTEL_TORCH_SIGNALS: span_events are not sent, because they need spans; "
+            "log_events do not"
+        )
+    file_budget = (budget or DiskBudget(settings.max_bytes)) if writes else None
+    return [TelemetrySink(settings, job, losses, exporters, at_exit, file_budget)]
+
+
+class TelemetrySink(Sink):
+    """Spans, log events and metrics of one process.
+
+    Imports nothing of OpenTelemetry until there is a destination: an exporter in `exporters`, files,
+    or a provider that the program has installed. From then on it passes everything to the sinks of
+    the selected signals.
+
+    Args:
+        exporters: exporter names by OpenTelemetry signal.
+        file_budget: bounds the OTLP files; None if none are written.
     """
 
     accepts_deferred_regions = True  # their spans start and end through `region_spans`
@@ -40,14 +86,16 @@ class Telemetry(Sink):
         settings: Settings,
         job: Job,
         losses: Losses,
-        outlets: dict[str, list[str]],
+        exporters: dict[str, list[str]],
         at_exit: Callable[[], Any] | None = None,
         file_budget: DiskBudget | None = None,
     ) -> None:
         self._settings, self._job, self._losses = settings, job, losses
-        needed = {NEEDS[signal] for signal in settings.signals}
-        self._outlets = {signal: names for signal, names in outlets.items() if signal in needed}
-        self._needed = tuple(needed)
+        carriers = {CARRIERS[signal] for signal in settings.signals}
+        self._exporters = {
+            signal: names for signal, names in exporters.items() if signal in carriers
+        }
+        self._carriers = tuple(carriers)
         self._at_exit, self._file_budget = at_exit, file_budget
         self._sinks: list[Sink] | None = None
         self._spans: SpanSink | None = None
@@ -58,18 +106,20 @@ class Telemetry(Sink):
     @property
     def wanted(self) -> bool:
         return (
-            bool(self._outlets)
+            bool(self._exporters)
             or self._file_budget is not None
-            or any(find_provider(signal) for signal in self._needed)
+            or any(find_provider(signal) for signal in self._carriers)
         )
 
     @property
     def region_spans(self) -> RegionSpans | None:
-        """The span sink; while asleep an object that wakes it; None if no spans are wanted."""
+        """The span sink; before there is a destination an object that waits for one; None if spans
+        are not selected.
+        """
         if "spans" not in self._settings.signals:
             return None
-        self._awake()
-        return self._spans if self._spans is not None else _AsleepRegionSpans(self)
+        self._start()
+        return self._spans if self._spans is not None else _WaitingRegionSpans(self)
 
     def detach_scope(self, scope: Scope) -> None:
         """Make the span of `scope` no longer current, if there are spans by now."""
@@ -77,20 +127,20 @@ class Telemetry(Sink):
             self._spans.detach_scope(scope)
 
     def open(self, scope: Scope) -> None:
-        for sink in self._awake():
+        for sink in self._start():
             sink.open(scope)
 
     def close(self, scope: Scope) -> None:
-        for sink in reversed(self._awake()):
+        for sink in reversed(self._start()):
             sink.close(scope)
 
     def write(self, batch: Batch) -> None:
-        sinks = self._awake()
+        sinks = self._start()
         if self._pipelines is not None and (
             batch.step is None or batch.step is not self._last_step
         ):
             self._last_step = batch.step
-            self._pipelines.patience.renew()
+            self._pipelines.backpressure.renew()
         for sink in sinks:
             sink.write(batch)
 
@@ -99,8 +149,8 @@ class Telemetry(Sink):
             self._pipelines.drain(deadline)
 
     def finish(self, deadline: float) -> None:
-        """End what is open, then send everything, all signals at once; counts what is left at the
-        deadline.
+        """End what is open, then send everything, all signals at once; count what remains at the
+        deadline as lost.
         """
         if self._sinks is None or self._pipelines is None:
             return
@@ -111,14 +161,15 @@ class Telemetry(Sink):
                 say_once(f"{type(sink).__name__} could not end: {type(error).__name__}: {error}")
         self._pipelines.finish(deadline)
 
-    def _awake(self) -> list[Sink]:
+    def _start(self) -> list[Sink]:
+        """Return the sinks of the selected signals; make them if there is a destination now."""
         if self._sinks is None:
             if not self.wanted:
                 return []
-            self._wake()
+            self._make_sinks()
         return self._sinks or []
 
-    def _wake(self) -> None:
+    def _make_sinks(self) -> None:
         with self._lock:
             if self._sinks is not None:
                 return
@@ -128,38 +179,38 @@ class Telemetry(Sink):
             from otel_torch.telemetry.pipeline import Pipelines
             from otel_torch.telemetry.span_sink import SpanSink
 
-            files = None
+            signals, files = self._settings.signals, None
             if self._file_budget is not None and self._settings.otlp_file is not None:
                 files = OtlpFiles(
                     self._settings.otlp_file, self._job, self._losses, self._file_budget
                 )
             pipelines = Pipelines(
-                self._job, self._losses, self._outlets, self._end_before_providers, files
+                self._job, self._losses, self._exporters, self._end_before_providers, files
             )
             self._pipelines = pipelines
             sinks: list[Sink] = []
             spans: SpanSink | None = None
-            if "spans" in self._settings.signals:
+            if "spans" in signals:
                 self._spans = spans = SpanSink(self._settings, self._job, self._losses, pipelines)
                 sinks.append(spans)
-            if "log_events" in self._settings.signals:
+            if "log_events" in signals:
                 sinks.append(EventSink(pipelines, spans))
-            if "metrics" in self._settings.signals:
+            if "metrics" in signals:
                 sinks.append(MetricSink(self._settings, self._losses, pipelines))
             self._sinks = sinks
 
     def _end_before_providers(self) -> None:
-        """The program's provider shuts down at exit, in an exit function that was registered after
-        ours, so before it.
+        """End the session before the program's provider shuts down at exit: exit functions run in
+        reverse order, and its own was registered earlier.
         """
         if self._at_exit is not None:
             atexit.register(self._at_exit)
 
 
-class _AsleepRegionSpans:
+class _WaitingRegionSpans:
     """Starts regions without spans until the program installs a tracer provider."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: TelemetrySink) -> None:
         self._telemetry = telemetry
         self._read_provider = watch_tracer_provider()
         self._provider = self._read_provider()
@@ -174,7 +225,7 @@ class _AsleepRegionSpans:
         return None
 
     def detach_scope(self, scope: Scope) -> None:
-        """Make the span of `scope` no longer current, if telemetry is awake by now."""
+        """Make the span of `scope` no longer current, if there are spans by now."""
         self._telemetry.detach_scope(scope)
 
     def end_region(self, entry: Any, end_ns: int, error: BaseException | None) -> None: ...

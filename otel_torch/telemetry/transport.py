@@ -1,7 +1,8 @@
-"""The SDK's exporters as transport: they own TLS, headers, compression and retries. What they
-ignore is read here: a receiver that accepts in part, and why it refuses. All private names of the
-exporters are in this file; where one is gone, their public face is used and one line says what
-cannot be known any more.
+"""Sends messages with the SDK's exporters, which own TLS, headers, compression and retries.
+
+What the exporters ignore is read here: partial success, and the reason of a refusal. All private
+names of the exporters are in this file. If one is missing in another version, the public interface
+is used, and one line says what can no longer be known.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry.context import attach, set_value
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -27,30 +27,16 @@ from opentelemetry.util._importlib_metadata import entry_points
 
 from otel_torch.console import say_once
 from otel_torch.telemetry import ids, otlp_protobuf
+from otel_torch.telemetry.answer import Answer, AnswerKind, explain, name_endpoint
 
-# seconds that an answer may take, where OTEL_EXPORTER_OTLP_TIMEOUT does not say
+# how long an answer may take unless OTEL_EXPORTER_OTLP_TIMEOUT is set
 TIMEOUT_S = 5.0
-_THREADS = "otel_torch-"
+_THREAD_PREFIX = "otel_torch-"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of a message. kind: `accepted`, `unavailable` (not taken, worth another try),
-    `refused`, `too_large`, `shutdown` (never sent, the end came first) or `unconfirmed` (no answer
-    came, so it may have arrived). rejected: how many of the message's spans, log records or points
-    a receiver that accepted it left out. wait_s: how long it asked to be left alone; 0 where it did
-    not.
-    """
-
-    kind: str
-    detail: str = ""
-    rejected: int = 0
-    wait_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Signal:
-    """Where the names of a signal differ."""
+class _SignalNames:
+    """The names by which a signal's exporter and service differ from those of other signals."""
 
     module: str
     exporter: str
@@ -60,24 +46,23 @@ class _Signal:
 
 
 _SIGNALS = {
-    "traces": _Signal(
+    "traces": _SignalNames(
         "trace_exporter", "OTLPSpanExporter", "ExportTraceService", "trace", "rejected_spans"
     ),
-    "metrics": _Signal(
+    "metrics": _SignalNames(
         "metric_exporter",
         "OTLPMetricExporter",
         "ExportMetricsService",
         "metrics",
         "rejected_data_points",
     ),
-    "logs": _Signal(
+    "logs": _SignalNames(
         "_log_exporter", "OTLPLogExporter", "ExportLogsService", "logs", "rejected_log_records"
     ),
 }
 _PROTOCOLS = {"otlp_proto_grpc": "grpc", "otlp_proto_http": "http"}
-_DEFAULT_ENDPOINT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
 
-_GRPC_KINDS = {
+_GRPC_KINDS: dict[str, AnswerKind] = {
     "UNAVAILABLE": "unavailable",
     "ABORTED": "unavailable",
     "OUT_OF_RANGE": "unavailable",
@@ -86,7 +71,7 @@ _GRPC_KINDS = {
     "DEADLINE_EXCEEDED": "unconfirmed",
     "CANCELLED": "unconfirmed",
 }
-_HTTP_KINDS = {
+_HTTP_KINDS: dict[int, AnswerKind] = {
     429: "unavailable",
     502: "unavailable",
     503: "unavailable",
@@ -94,90 +79,20 @@ _HTTP_KINDS = {
     413: "too_large",
 }
 
-# what of an error's text says which fault it is, and what people can do about it
-_EXPLANATIONS = (
-    (r"(?i)WRONG_VERSION_NUMBER|wrong version number|record layer failure", "it speaks no TLS: use http:// in the endpoint"),
-    (r"Misformatted domain", "an endpoint holds no credentials: they belong in OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"(?i)certificate", "its certificate is not trusted: name the authority's in OTEL_EXPORTER_OTLP_CERTIFICATE"),
-    (r"(?i)handshake|SSL|TLS", "the TLS handshake failed: does the endpoint's http:// or https:// match what it speaks?"),
-    (r"UNAUTHENTICATED|PERMISSION_DENIED|\b40[13]\b", "it does not let us in: check OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"UNIMPLEMENTED|\b404\b|\b405\b", "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none"),
-    (
-        r"(?i)refused|failed to connect|Name or service|name resolution|DNS|unreachable|No route",
-        "start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT",
-    ),
-    (r"[Tt]imed? ?out|DEADLINE", "it takes too long: look at its load, or raise OTEL_EXPORTER_OTLP_TIMEOUT"),
-)  # fmt: skip
 
-
-def show_endpoint(endpoint: str) -> str:
-    """An endpoint without credentials, path and query.
-
-    >>> show_endpoint("https://user:secret@collector:4318/v1/traces?token=1"), show_endpoint("collector:4317")
-    ('https://collector:4318', 'collector:4317')
-    """
-    parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
-    try:
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        port = ""
-    host = parts.hostname or "an endpoint without a host"
-    return f"{parts.scheme}://{host}{port}" if parts.scheme else f"{host}{port}"
-
-
-def name_endpoint(signal: str, protocol: str) -> str:
-    """The endpoint that the standard variables name for a signal, as `show_endpoint` shows it."""
-    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    return show_endpoint(
-        next(
-            (os.environ[name] for name in names if os.environ.get(name)),
-            _DEFAULT_ENDPOINT[protocol],
-        )
-    )
-
-
-def explain(endpoint: str, protocol: str, answer: Answer) -> str:
-    """One line about what is wrong at an endpoint and what to do."""
-    what = {
-        "unavailable": "cannot take what is sent",
-        "refused": "refuses what is sent",
-        "too_large": "finds a message too large",
-        "unconfirmed": "did not answer",
-    }.get(answer.kind, "accepts only in part")
-    hint = next((hint for pattern, hint in _EXPLANATIONS if re.search(pattern, answer.detail)), "")
-    if protocol == "grpc" and endpoint.endswith(":4318"):
-        hint = "4318 is the port of OTLP over HTTP: set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
-    elif protocol == "http" and endpoint.endswith(":4317"):
-        hint = "4317 is the port of OTLP over gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
-    elif answer.rejected:
-        hint = "its log says why"
-    hint = hint or "its log may say why"
-    return f"{endpoint} {what} ({_brief(answer.detail)}); {hint}. What is lost is counted and said at the end"
-
-
-def _brief(detail: str) -> str:
-    """The telling part of an error's text: no addresses of objects or hosts, no paths or queries,
-    one line.
-    """
-    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@|ipv[46]:\S+", "…", " ".join(detail.split()))
-    return detail if len(detail) <= 140 else detail[:139] + "…"
-
-
-class _QuietHere(logging.Filter):
-    """Keeps the exporters' warnings and tracebacks about our own messages off the terminal; the
-    program's stay.
-    """
+class _OurThreadsFilter(logging.Filter):
+    """Drops what exporters log in our threads; the program's own exporters log as before."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.threadName or "").startswith(_THREADS)
+        return not (record.threadName or "").startswith(_THREAD_PREFIX)
 
 
-_quiet = _QuietHere()
+_our_threads_filter = _OurThreadsFilter()
 
 
-def _calm(exporter_module: str) -> None:
-    """What an exporter's modules would do to the program: log in its name, and draw from its random
-    numbers to retry.
+def _isolate_exporter(exporter_module: str) -> None:
+    """Keep an exporter's modules from logging in the program's name, and from drawing its random
+    numbers for retries.
     """
     names = (
         exporter_module,
@@ -188,16 +103,16 @@ def _calm(exporter_module: str) -> None:
     )
     for name in names:
         logger = logging.getLogger(name)
-        if _quiet not in logger.filters:
-            logger.addFilter(_quiet)
+        if _our_threads_filter not in logger.filters:
+            logger.addFilter(_our_threads_filter)
     for name in names[1:3]:
         module: Any = sys.modules.get(name)
         if hasattr(module, "random"):
             module.random = ids.private
 
 
-def _keep_unobserved() -> None:
-    """Keep the program's own instrumentation of HTTP and gRPC from tracing this thread's messages."""
+def _suppress_instrumentation() -> None:
+    """Keep the program's instrumentation of HTTP and gRPC from tracing this thread's messages."""
     context: Any = import_module("opentelemetry.context")
     for key in ("_SUPPRESS_INSTRUMENTATION_KEY", "_SUPPRESS_HTTP_INSTRUMENTATION_KEY"):
         if hasattr(context, key):
@@ -205,22 +120,25 @@ def _keep_unobserved() -> None:
 
 
 class _Transport:
-    """What all ways of sending share: the error that is said once, in the words of the endpoint."""
+    """Shared by all transports: reports an endpoint's error once."""
 
     def __init__(self, signal: str, resource: Resource, scope: InstrumentationScope) -> None:
         self.signal, self.resource, self.scope = signal, resource, scope
         self.endpoint = ""
         self.protocol = ""
+        self.reports_errors = True
 
-    def said(self, answer: Answer) -> Answer:
-        """Say once what is wrong, if anything is."""
-        if answer.kind not in ("accepted", "shutdown") or answer.rejected:
-            say_once(explain(self.endpoint, self.protocol, answer))
+    def report(self, answer: Answer) -> Answer:
+        """Print what is wrong, if anything, once per process. Return the answer."""
+        is_fine = answer.kind in ("accepted", "shutdown") and not answer.rejected
+        if self.reports_errors and not is_fine:
+            text = explain(self.endpoint, self.protocol, answer)
+            say_once(f"{text}. Losses are counted and reported at the end")
         return answer
 
 
 class SdkTransport(_Transport):
-    """Any exporter, by its public face: knows only whether it succeeded."""
+    """Sends by the public interface of any exporter, which only tells success from failure."""
 
     def __init__(
         self, signal: str, resource: Resource, scope: InstrumentationScope, exporter: Any, name: str
@@ -230,28 +148,25 @@ class SdkTransport(_Transport):
         self.endpoint = f"the exporter {name}"
 
     def encode(self, item: Any) -> tuple[list[Any], int]:
-        return item.readable(self.resource, self.scope), item.size
+        return item.to_sdk_objects(self.resource, self.scope), item.size
 
     def send(self, payload: list[Any]) -> Answer:
         data: Any = payload
         if self.signal == "metrics":
-            data = MetricsData(
-                [ResourceMetrics(self.resource, [ScopeMetrics(self.scope, payload, "")], "")]
-            )
+            scope_metrics = ScopeMetrics(self.scope, payload, "")
+            data = MetricsData([ResourceMetrics(self.resource, [scope_metrics], "")])
         result = self._exporter.export(data)
-        return self.said(
-            Answer("accepted")
-            if getattr(result, "name", "") == "SUCCESS"
-            else Answer("refused", "export failed")
-        )
+        if getattr(result, "name", "") == "SUCCESS":
+            return self.report(Answer("accepted"))
+        return self.report(Answer("refused", "export failed"))
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
 
 class _OtlpTransport(_Transport):
-    """What is shared by both protocols of OTLP: messages are bytes, and the answer to the last call
-    is kept.
+    """Shared by both protocols of OTLP: messages are bytes, and the last answer is recorded where
+    the exporter receives it.
     """
 
     def __init__(
@@ -262,11 +177,12 @@ class _OtlpTransport(_Transport):
         self.endpoint = name_endpoint(signal, protocol)
         self._names = _SIGNALS[signal]
         self._head = encode_head(resource, scope)
+        service_name = self._names.service
         service: Any = import_module(
-            f"opentelemetry.proto.collector.{self._names.service}.v1.{self._names.service}_service_pb2"
+            f"opentelemetry.proto.collector.{service_name}.v1.{service_name}_service_pb2"
         )
         self._response: Any = getattr(service, f"{self._names.response}Response")
-        self._last = Answer("unconfirmed", "no answer")
+        self._last_answer = Answer("unconfirmed", "no answer")
         self._exporter: Any = make_exporter(signal, protocol)
 
     def encode(self, item: Any) -> tuple[list[Any], int]:
@@ -274,26 +190,23 @@ class _OtlpTransport(_Transport):
         return pieces, sum(map(len, pieces))
 
     def send(self, payload: list[Any]) -> Answer:
-        return self.said(self.send_request(otlp_protobuf.request(*self._head, payload)))
+        return self.report(self.send_request(otlp_protobuf.request(*self._head, payload)))
 
     def send_request(self, request: bytes) -> Answer:
-        """Send what is a whole message already, and wait for the answer; says nothing."""
+        """Send a complete message and return the answer, without reporting errors."""
         raise NotImplementedError
 
-    def heard(self, answer: Answer) -> None:
-        """Keep what a call was answered; retries overwrite it."""
-        self._last = answer
+    def record_answer(self, answer: Answer) -> None:
+        """Store the answer to a call; the exporter's retries overwrite it."""
+        self._last_answer = answer
 
     def read_response(self, response: Any) -> Answer:
-        """An answer's partial success, which the exporters ignore."""
+        """Return a response as an answer, with its partial success, which the exporters ignore."""
         partial = response.partial_success
         rejected = getattr(partial, self._names.rejected)
         if rejected or partial.error_message:
-            return Answer(
-                "accepted",
-                f"{rejected} of the {self.signal} rejected: {partial.error_message}",
-                rejected,
-            )
+            detail = f"{rejected} of the {self.signal} rejected: {partial.error_message}"
+            return Answer("accepted", detail, rejected)
         return Answer("accepted")
 
     def shutdown(self) -> None:
@@ -306,38 +219,37 @@ class GrpcTransport(_OtlpTransport):
     def __init__(self, signal: str, resource: Resource, scope: InstrumentationScope) -> None:
         super().__init__(signal, resource, scope, "grpc")
         exporter = self._exporter
-        exporter._export, exporter._stub  # noqa: B018 - must be there
-        exporter._stub = lambda channel: _ReadingClient(
-            channel, self
-        )  # a lost channel is made anew
+        exporter._export, exporter._stub  # noqa: B018 - both must exist
+        # the exporter makes a new client whenever it loses its channel
+        exporter._stub = lambda channel: _RecordingClient(channel, self)
         exporter._client = exporter._stub(exporter._channel)
         exporter._translate_data = lambda request: request
         exporter._count_data = lambda request: 1
 
     def make_call(self, channel: Any) -> Callable[..., Any]:
-        """What sends a request by a channel. The SDK's own takes messages that it makes bytes of;
+        """Return the function that sends a request by a channel. The SDK's own serializes messages;
         ours are bytes.
         """
-        method = f"/opentelemetry.proto.collector.{self._names.service}.v1.{self._names.service.title()}Service/Export"
+        service = self._names.service
+        method = f"/opentelemetry.proto.collector.{service}.v1.{service.title()}Service/Export"
         call: Callable[..., Any] = channel.unary_unary(
             method, response_deserializer=self._response.FromString
         )
         return call
 
     def send_request(self, request: bytes) -> Answer:
-        self._last = Answer("unconfirmed", "no answer")
+        self._last_answer = Answer("unconfirmed", "no answer")
         try:
             self._exporter._export(request)
-        except (
-            Exception
-        ) as error:  # the stub has heard of it, unless it came from the exporter itself
-            if self._last.kind == "unconfirmed":
-                self._last = Answer("refused", f"{type(error).__name__}: {error}")
-        return self._last
+        except Exception as error:
+            # the client has recorded it, unless it came from the exporter itself
+            if self._last_answer.kind == "unconfirmed":
+                self._last_answer = Answer("refused", f"{type(error).__name__}: {error}")
+        return self._last_answer
 
 
-class _ReadingClient:
-    """Makes a client's calls, of requests that are bytes already, and listens to them."""
+class _RecordingClient:
+    """A gRPC client that sends bytes and records the answers."""
 
     def __init__(self, channel: Any, transport: GrpcTransport) -> None:
         self._call, self._transport = transport.make_call(channel), transport
@@ -346,39 +258,36 @@ class _ReadingClient:
         try:
             response = self._call(*args, **kwargs)
         except Exception as error:
-            self._transport.heard(_read_grpc_error(error))
+            self._transport.record_answer(_read_grpc_error(error))
             raise
-        self._transport.heard(self._transport.read_response(response))
+        self._transport.record_answer(self._transport.read_response(response))
         return response
 
 
 def _read_grpc_error(error: Any) -> Answer:
     code = getattr(error.code(), "name", "UNKNOWN") if hasattr(error, "code") else "UNKNOWN"
     details = str(error.details() or "") if hasattr(error, "details") else str(error)
-    if code == "RESOURCE_EXHAUSTED" and re.search(
-        r"larger than max|message size|too large", details
-    ):
+    is_too_large = re.search(r"larger than max|message size|too large", details)
+    if code == "RESOURCE_EXHAUSTED" and is_too_large:
         return Answer("too_large", details)
     if code == "UNAVAILABLE":
         return Answer("unavailable", details, wait_s=_read_grpc_wait(error))
     if "closed channel" in details:
         return Answer("shutdown", details)
-    return Answer(
-        _GRPC_KINDS.get(code, "refused"), f"{code}: {details}", wait_s=_read_grpc_wait(error)
-    )
+    kind = _GRPC_KINDS.get(code, "refused")
+    return Answer(kind, f"{code}: {details}", wait_s=_read_grpc_wait(error))
 
 
 def _read_grpc_wait(error: Any) -> float:
-    """The seconds of an error's RetryInfo."""
+    """Return the seconds of an error's RetryInfo, 0 without one."""
     try:
-        found = dict(error.trailing_metadata() or ()).get("google.rpc.retryinfo-bin")
-        if not found:
+        encoded = dict(error.trailing_metadata() or ()).get("google.rpc.retryinfo-bin")
+        if not encoded:
             return 0.0
-        delay = (
-            import_module("google.rpc.error_details_pb2").RetryInfo.FromString(found).retry_delay
-        )
+        details: Any = import_module("google.rpc.error_details_pb2")
+        delay = details.RetryInfo.FromString(encoded).retry_delay
         return float(delay.seconds + delay.nanos / 1e9)
-    except Exception:  # no RetryInfo after all
+    except Exception:  # not a RetryInfo
         return 0.0
 
 
@@ -388,104 +297,96 @@ class HttpTransport(_OtlpTransport):
     def __init__(self, signal: str, resource: Resource, scope: InstrumentationScope) -> None:
         super().__init__(signal, resource, scope, "http")
         self._client = self._exporter._client
-        self._client._transport = _listen(self._client._transport, self)
+        self._client._transport = _record_results(self._client._transport, self)
 
     def send_request(self, request: bytes) -> Answer:
-        self._last = Answer("unconfirmed", "no answer")
+        self._last_answer = Answer("unconfirmed", "no answer")
         self._client.export(request)
-        return self._last
+        return self._last_answer
 
     def read_result(self, result: Any) -> Answer:
-        """What became of one request."""
+        """Return the result of one HTTP request as an answer."""
         status = result.status_code
         if status is None:
             return _read_http_error(result.error)
         if 200 <= status < 300:
             try:
                 return self.read_response(self._response.FromString(result.content()))
-            except (
-                Exception
-            ):  # an answer that is no protobuf: accepted all the same, says the protocol
+            except Exception:  # OTLP: a 2xx with an unreadable body is still accepted
                 return Answer("accepted")
         text = f"HTTP {status} {result.reason or ''}".strip()
         return Answer(_HTTP_KINDS.get(status, "refused"), text, wait_s=_read_http_wait(result))
 
 
-def _listen(inner: Any, transport: HttpTransport) -> Any:
-    """`inner`, with its results heard. A subclass of its own class, as the exporters ask for more
-    than requests.
-    """
-    request: Callable[..., Any] = inner.request
+def _record_results(wrapped: Any, transport: HttpTransport) -> Any:
+    """Return a proxy of the exporter's HTTP session that records each result."""
+    request: Callable[..., Any] = wrapped.request
 
-    def listening(*args: Any, **kwargs: Any) -> Any:
+    def recording_request(*args: Any, **kwargs: Any) -> Any:
         result = request(*args, **kwargs)
-        transport.heard(transport.read_result(result))
+        transport.record_answer(transport.read_result(result))
         return result
 
-    class _Listening:
+    class _RecordingSession:
         def __getattr__(self, name: str) -> Any:
-            return listening if name == "request" else getattr(inner, name)
+            return recording_request if name == "request" else getattr(wrapped, name)
 
-    return _Listening()
+    return _RecordingSession()
 
 
 def _read_http_wait(result: Any) -> float:
-    """The seconds of an answer's Retry-After, which may also name a time."""
+    """Return the seconds of Retry-After, which may be a number or a date; 0 without one."""
     try:
         text = (result.headers().get("retry-after") or "0").strip()
-        return (
-            float(text)
-            if text.replace(".", "", 1).isdigit()
-            else parsedate_to_datetime(text).timestamp() - time.time()
-        )
+        if text.replace(".", "", 1).isdigit():
+            return float(text)
+        return parsedate_to_datetime(text).timestamp() - time.time()
     except Exception:
         return 0.0
 
 
 def _read_http_error(error: Exception | None) -> Answer:
-    reason = (
-        getattr(error.args[0], "reason", error.args[0])
-        if error is not None and error.args
-        else error
-    )
+    reason: Any = error
+    if error is not None and error.args:
+        reason = getattr(error.args[0], "reason", error.args[0])
     text = f"{type(error).__name__}: {reason}"
     kinds = [cls.__name__ for cls in type(error).__mro__]
-    never_sent = (
+    was_never_sent = (
         "ConnectTimeout" in kinds
         or "SSLError" in kinds
         or re.search(r"NewConnection|refused|NameResolution|SSL", text)
     )
-    if "ConnectionError" in kinds and never_sent:
+    if "ConnectionError" in kinds and was_never_sent:
         return Answer("unavailable", text)
     return Answer("unconfirmed", text)
 
 
 def encode_head(resource: Resource, scope: InstrumentationScope) -> tuple[bytes, bytes]:
-    """The Resource and InstrumentationScope messages."""
-    encoded = encode_metrics(
-        MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, [], "")], "")])
-    ).resource_metrics[0]
+    """Return the bytes of the Resource and InstrumentationScope messages."""
+    data = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, [], "")], "")])
+    encoded = encode_metrics(data).resource_metrics[0]
     return encoded.resource.SerializeToString(), encoded.scope_metrics[0].scope.SerializeToString()
 
 
 def make_exporter(signal: str, protocol: str) -> Any:
-    """The SDK's OTLP exporter of a signal, configured by the standard variables."""
+    """Return the SDK's OTLP exporter of a signal, configured by the standard variables."""
     names = _SIGNALS[signal]
     module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{names.module}")
-    _calm(module.__name__)
+    _isolate_exporter(module.__name__)
     timeouts = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
-    arguments = {} if any(os.environ.get(name) for name in timeouts) else {"timeout": TIMEOUT_S}
+    has_timeout = any(os.environ.get(name) for name in timeouts)
+    arguments = {} if has_timeout else {"timeout": TIMEOUT_S}
     return getattr(module, names.exporter)(**arguments)
 
 
 def is_otlp(name: str) -> bool:
-    """Whether an exporter's name is one of OTLP's, whose messages are bytes."""
+    """Return whether an exporter is one of OTLP's, which send bytes."""
     return name in _PROTOCOLS
 
 
-def load_exporter(signal: str, name: str) -> None:
-    """Import what `open_transport` will need, in the program's thread: a fork while another imports
-    would leave the child with an import that never ends.
+def import_exporter(signal: str, name: str) -> None:
+    """Import what `open_transport` needs, in the program's thread: a fork while another thread
+    imports would leave the child with an import that never ends.
     """
     protocol = _PROTOCOLS.get(name)
     if protocol is not None:
@@ -495,25 +396,35 @@ def load_exporter(signal: str, name: str) -> None:
 
 
 def open_transport(signal: str, name: str, resource: Resource, scope: InstrumentationScope) -> Any:
-    """What sends a signal by the exporter `name` (an entry point's, or one of OTLP's). Raises where
-    there is none.
+    """Return the transport of a signal.
+
+    Args:
+        name: an exporter's entry point, or one of OTLP's.
+
+    Raises:
+        LookupError: no such exporter is installed, or it only answers requests.
     """
-    _keep_unobserved()
+    _suppress_instrumentation()
     protocol = _PROTOCOLS.get(name)
     if protocol is not None:
+        transport = GrpcTransport if protocol == "grpc" else HttpTransport
         try:
-            return (GrpcTransport if protocol == "grpc" else HttpTransport)(signal, resource, scope)
+            return transport(signal, resource, scope)
         except AttributeError as error:
             say_once(
-                f"this OTLP exporter is not a known one ({error}): what a receiver accepts only in part cannot be known"
+                "this version of the OTLP exporters is not supported in full "
+                f"({error}): partial success cannot be detected"
             )
             return SdkTransport(signal, resource, scope, make_exporter(signal, protocol), name)
-    found = next(iter(entry_points(group=f"opentelemetry_{signal}_exporter", name=name)), None)
-    if found is None:
-        raise LookupError(f"OTEL_{signal.upper()}_EXPORTER names {name!r}, which is not installed")
-    exporter = found.load()()
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    entry_point = next(
+        iter(entry_points(group=f"opentelemetry_{signal}_exporter", name=name)), None
+    )
+    if entry_point is None:
+        raise LookupError(f"{variable} names {name!r}, which is not installed")
+    exporter = entry_point.load()()
     if not hasattr(exporter, "export"):
         raise LookupError(
-            f"OTEL_{signal.upper()}_EXPORTER names {name!r}, which waits to be asked; use one that sends"
+            f"{variable} names {name!r}, which only answers requests; use an exporter that sends"
         )
     return SdkTransport(signal, resource, scope, exporter, name)

@@ -101,12 +101,12 @@ def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
 
 def be_a_rank(records: int, steps: int, period: float) -> None:
     """The child: say that it is ready, begin when told to, and print what it made, lost and used."""
-    from otel_torch import telemetry
     from otel_torch.console import say
     from otel_torch.job import this_job
     from otel_torch.recorder import Recorder
     from otel_torch.records import Losses, Scope
     from otel_torch.settings import Settings
+    from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
     class Here:
         """Records whose numbers are on the host already."""
@@ -122,7 +122,7 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
 
     job, losses = this_job(), Losses()
     settings = Settings.from_env(problem=say)
-    recorder = Recorder(Here, lambda: telemetry.build_sinks(settings, job, losses), losses)
+    recorder = Recorder(Here, lambda: build_telemetry_sinks(settings, job, losses), losses)
     numbers = random.Random(job.rank)
 
     def step_of(count: int, step: int) -> None:

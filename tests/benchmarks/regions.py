@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 import otel_torch
 from otel_torch import session
 from otel_torch.telemetry import pipeline
-from otel_torch.telemetry.transport import Answer
+from otel_torch.telemetry.answer import Answer
 from tests.benchmarks.figures import Figure, Size, command
 
 NAME = "training_train_one_step"

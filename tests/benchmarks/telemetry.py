@@ -172,11 +172,11 @@ def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[
     from otel_torch.job import this_job
     from otel_torch.records import Losses
     from otel_torch.settings import Settings
-    from otel_torch.telemetry import build_sinks
+    from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
     losses = Losses()
     with environment(elsewhere.environment):
-        (sink,) = build_sinks(
+        (sink,) = build_telemetry_sinks(
             Settings.from_env({"OTEL_TORCH_SIGNALS": signals}), this_job(), losses
         )
 
@@ -203,7 +203,7 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
     from opentelemetry.sdk.trace import SpanLimits, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from otel_torch.telemetry.attributes import ACTIVATION, describe_activation
+    from otel_torch.telemetry.attributes import ACTIVATION, event_attributes
 
     provider: Any
     if signal == "log_events":
@@ -215,7 +215,7 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
 
         def take(scope: Scope, records: list[Record]) -> None:
             for record in records:
-                attributes = describe_activation(record)
+                attributes = event_attributes(record)
                 logger.emit(
                     LogRecord(
                         timestamp=record.time_ns,
@@ -239,7 +239,7 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
         def take(scope: Scope, records: list[Record]) -> None:
             with tracer.start_as_current_span("torch.step") as span:
                 for record in records:
-                    span.add_event(ACTIVATION, describe_activation(record), record.time_ns)
+                    span.add_event(ACTIVATION, event_attributes(record), record.time_ns)
 
     yield make_loop(modules, take)
     provider.force_flush()
