@@ -1,31 +1,31 @@
-# Everything a newcomer or a CI runs. Plain pip into .venv; a stamp file a group, so that nothing is installed twice.
+# Everything a newcomer or CI runs. Installs with pip into .venv; a stamp file per group avoids reinstalling.
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
 BENCH ?=
-# the files that have such tests, so that no other is opened for them
+# only the files with long tests, so that pytest collects no others
 LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
-# what reads recordings, or texts of this repository, says nothing about versions of torch or of OpenTelemetry's SDK
+# tests that only read recordings or documentation do not depend on the versions of torch and the SDK
 VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,chrome_trace.py dashboards.py diff.py diff_*.py docs.py growth.py show*.py))
-# two processes, each with whole files: most tests start programs and wait for them
+# two workers, whole files each: most tests start programs and wait for them
 PYTEST := -m pytest -n 2 --dist loadfile
-# more threads than cores only fight each other in tests of tiny tensors
+# the tensors are tiny: more threads only compete for the cores
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs dashboards pictures clean
 help:
-	@echo "make quickstart      install into $(VENV), record an unmodified script, show what was recorded"
-	@echo "make test            the tests; PYTEST_ARGS='tests/test_cli.py -x' chooses"
-	@echo "make test-fastvideo  the tests that run the real FastVideo, and all others that take long"
-	@echo "make test-oldest     the tests on the oldest torch that is claimed, in $(OLDEST): 7 GB more"
-	@echo "make e2e             builds Collector, Prometheus, Jaeger and Loki with Go, once (a quarter of an hour, 8 GB), and reads back from them"
-	@echo "make bench           what recording costs beside what others cost, into docs/performance.md; BENCH=diff chooses"
-	@echo "make lint            ruff and mypy          make format   let ruff rewrite"
-	@echo "make docs            rewrite docs/configuration.md from the settings table"
-	@echo "make dashboards      make collector-config/grafana/dashboards anew, from the names of the metrics"
-	@echo "make pictures        take the pictures of docs/pictures-without-a-server.md anew, with a browser"
+	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
+	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects"
+	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests"
+	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
+	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
+	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
+	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
+	@echo "make docs            generate docs/configuration.md from the settings table"
+	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
+	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser"
 
 # $(call install,VENV,CONSTRAINTS,WHAT)
 install = @echo "installing $(3) into $(1)" && $(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) $(3)
@@ -36,7 +36,7 @@ $(VENV)/made $(OLDEST)/made:
 	@$(PYTHON) -m venv $(@D)
 	@touch $@
 
-# what an editable installation puts in place and does not see changing
+# an editable installation copies or compiles these: reinstall when they change
 INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py otel_torch/statistics/kernel.c otel_torch/statistics/tensor.c
 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
@@ -55,7 +55,7 @@ $(OLDEST)/installed-test: $(OLDEST)/made constraints-oldest.txt $(INSTALLED)
 quickstart: $(VENV)/installed-examples
 	OTEL_TORCH_ENABLED=1 OTEL_TORCH_JSONL=otel-torch/quickstart.jsonl $(VENV)/bin/python examples/quickstart.py
 	$(VENV)/bin/otel-torch show otel-torch/quickstart.jsonl
-	@echo "The recording: otel-torch/quickstart.jsonl, and what was around it: otel-torch/quickstart.meta.json"
+	@echo "Recording: otel-torch/quickstart.jsonl. Metadata: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
@@ -66,12 +66,11 @@ test-fastvideo: $(VENV)/installed-fastvideo
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
 
-# two processes, each with programs of its own, as most of the time is spent waiting for them
 e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build
 	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
 
-# the real FastVideo is measured where `make test-fastvideo` has installed it
+# measures the real FastVideo only if `make test-fastvideo` has installed it
 bench: $(VENV)/installed-bench
 	$(VENV)/bin/python -m tests.benchmarks $(BENCH)
 
