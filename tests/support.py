@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from otel_torch import session
-from otel_torch.job import Job
+from otel_torch.job import Job, name_run
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Record, Scope
+from tests.interpreters import run_group, run_script
 
 # a program of four steps, whose numbers are not finite from the third on
 TURNS_NAN = """
@@ -125,44 +125,61 @@ def run_python(
     *arguments: str,
     check: bool = True,
     timeout: float = 240,
+    fresh: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or code written to one, in a child process with nothing but environment
     variables set.
+
+    Args:
+        check: raise where the exit status is not 0.
+        fresh: start a new interpreter (see `tests/interpreters.py`).
     """
     script = code
     if isinstance(code, str):
         script = tmp_path / "program.py"
         script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        env=environment(tmp_path, **variables), cwd=tmp_path, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    if check and done.returncode:
+    done = run_script(
+        [str(script), *arguments],
+        environment(tmp_path, **variables),
+        tmp_path,
+        timeout,
+        fresh=fresh,
+    )
+    return checked(done) if check else done
+
+
+def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Return what ran if its exit status is 0."""
+    if done.returncode:
         raise AssertionError(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
 
 
 def run_ranks(
-    tmp_path: Path, code: str | Path, *arguments: str, ranks: int = 2, **variables: str
+    tmp_path: Path,
+    code: str | Path,
+    *arguments: str,
+    ranks: int = 2,
+    fresh: bool = False,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script, or code, that takes part in a gloo group under torchrun, as `run_python`
-    would.
+    """Run a script, or code, that takes part in a gloo group, in one process per rank.
+
+    Args:
+        fresh: start the ranks with torchrun; otherwise they are forked (`tests/interpreters.py`).
     """
     script = tmp_path / "ranks.py"
     if isinstance(code, Path):
         code = f"import runpy\nrunpy.run_path({str(code)!r}, run_name='__main__')\n"
     script.write_text(code + LEAVE)
-    launch = "import torch.distributed.run as r; r.main()"
-    return run_python(
-        tmp_path,
-        launch,
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        str(script),
-        *arguments,
-        **variables,
-    )
+    argv, env = [str(script), *arguments], environment(tmp_path, **variables)
+    run_id = {"OTEL_TORCH_RUN_ID": name_run(env)}
+    done = None if fresh else run_group(argv, env | run_id, tmp_path, timeout=240, ranks=ranks)
+    if done is None:
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        done = run_script([*launch, *argv], env, tmp_path, timeout=240, fresh=True)
+    return checked(done)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

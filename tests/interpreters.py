@@ -1,0 +1,204 @@
+"""Runs the tests' programs in processes of their own: forked from an interpreter that has imported
+torch already, or in a fresh interpreter.
+
+Forking saves the one to two seconds that importing torch takes. Set `FRESH_INTERPRETERS=1` to start
+a fresh interpreter for every program; the results must be the same. Programs that need one in any
+case pass `fresh=True`: those about start-up files, the order of imports, hash seeds, other ways to
+call Python (`-m`, `-c`, standard input), spawned processes and torchrun.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SERVER = Path(__file__).with_name("warm_interpreter.py")
+# read by the interpreter, by the dynamic linker or by libraries while they are loaded
+READ_AT_LOAD = (
+    "CUDA_",
+    "KMP_",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MKL_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "PYTORCH_",
+    "TORCH",
+)
+
+
+# what a warm interpreter may have imported before a program starts, without the program noticing
+TORCH = ("torch",)
+DISTRIBUTED = (*TORCH, "torch.distributed.tensor", "torch.distributed.fsdp")
+
+
+class WarmInterpreter:
+    """A process of `warm_interpreter.py`, which ends with this one."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._environment = {k: v for k, v in environment.items() if not k.startswith("OTEL_")}
+        self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with remote:
+            self._process = subprocess.Popen(
+                [sys.executable, SERVER, *modules],
+                env=self._environment, stdin=remote, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def loads_alike(self, environment: Mapping[str, str]) -> bool:
+        """Return whether an interpreter with `environment` would load itself and torch the same."""
+
+        def read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
+            return {k: v for k, v in variables.items() if k.startswith(READ_AT_LOAD)}
+
+        return read_at_load(environment) == read_at_load(self._environment)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Program:
+        """Start `argv[0]`, a script, with pipes as its standard output and error."""
+        out, err, null = os.pipe(), os.pipe(), os.open(os.devnull, os.O_RDONLY)
+        reply, remote = socket.socketpair()
+        request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd)}
+        passed = [null, out[1], err[1], remote.fileno()]
+        try:
+            socket.send_fds(self._control, [json.dumps(request).encode()], passed)
+        finally:
+            for descriptor in (null, out[1], err[1]):
+                os.close(descriptor)
+            remote.close()
+        return Program(argv, reply, out[0], err[0])
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+class Program:
+    """A program that a warm interpreter runs: the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, argv: Sequence[str], reply: socket.socket, out: int, err: int) -> None:
+        self.args = list(argv)
+        with reply:
+            self._reply = reply.makefile("rb")
+        self._streams = {out: bytearray(), err: bytearray()}
+        self.pid = int(self._reply.readline())
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Wait for the exit status and for the end of the standard output and error.
+
+        Raises: subprocess.TimeoutExpired, after killing the program.
+        """
+        deadline = time.monotonic() + timeout
+        status = b""
+        with selectors.DefaultSelector() as selector, self._reply:
+            for descriptor in (*self._streams, self._reply):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(deadline - time.monotonic())
+                if not ready and time.monotonic() >= deadline:
+                    self.kill()
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                for key, _ in ready:
+                    if key.fileobj is self._reply:
+                        status = self._reply.readline()
+                        selector.unregister(self._reply)
+                    elif data := os.read(key.fd, 1 << 16):
+                        self._streams[key.fd] += data
+                    else:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+        out, err = (content.decode() for content in self._streams.values())
+        return subprocess.CompletedProcess(self.args, int(status), out, err)
+
+
+_warm: dict[tuple[str, ...], WarmInterpreter] = {}
+_lock = threading.Lock()
+
+
+def warm_interpreter(
+    modules: tuple[str, ...], environment: Mapping[str, str]
+) -> WarmInterpreter | None:
+    """Return the interpreter that has imported `modules`, or None where a fresh one is needed."""
+    if os.environ.get("FRESH_INTERPRETERS") or not hasattr(os, "pidfd_open"):
+        return None
+    with _lock:
+        if modules not in _warm:
+            _warm[modules] = WarmInterpreter(modules, environment)
+    interpreter = _warm[modules]
+    return interpreter if interpreter.loads_alike(environment) else None
+
+
+def run_script(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str | Path,
+    timeout: float,
+    modules: tuple[str, ...] = TORCH,
+    fresh: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv[0]`, a script, as `python argv[0] …` would.
+
+    Args:
+        modules: what the interpreter may have imported before the program starts.
+        fresh: start a new interpreter.
+    """
+    warm = None if fresh else warm_interpreter(modules, env)
+    if warm is None:
+        return subprocess.run(
+            [sys.executable, *argv],
+            env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+    return warm.start(argv, env, cwd).communicate(timeout)
+
+
+def run_group(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str | Path, timeout: float, ranks: int
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a script once for each rank of a group, with torchrun's variables and without torchrun;
+    None where a fresh interpreter is needed.
+
+    A rank that fails ends the others. Returns the output of all ranks, and the status of the first
+    rank that failed or 0.
+    """
+    warm = warm_interpreter(DISTRIBUTED, env)
+    if warm is None:
+        return None
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    shared = dict(env) | {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+    }  # fmt: skip
+    programs = [
+        warm.start(argv, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd)
+        for rank in range(ranks)
+    ]
+    failed: list[int] = []
+
+    def wait(program: Program) -> subprocess.CompletedProcess[str]:
+        done = program.communicate(timeout)
+        if done.returncode and not failed:
+            failed.append(done.returncode)
+            for peer in programs:
+                if peer is not program:
+                    peer.kill()
+        return done
+
+    with ThreadPoolExecutor(ranks) as pool:
+        done = list(pool.map(wait, programs))
+    out, err = "".join(each.stdout for each in done), "".join(each.stderr for each in done)
+    return subprocess.CompletedProcess(list(argv), failed[0] if failed else 0, out, err)

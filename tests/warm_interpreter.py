@@ -1,0 +1,180 @@
+"""An interpreter that has imported torch already and forks one copy of itself for each program.
+
+Importing torch takes longer than most of the tests' programs run. `tests/interpreters.py` starts
+this file once per pytest process, with the modules to import as arguments and a socket as standard
+input. Each message on the socket is a program to run: its path, arguments, working directory and
+environment, together with the file descriptors of its standard streams and of a socket for the
+reply. The reply is the process id, then the exit status.
+
+The forked copy is made to look like a fresh interpreter: modules that were imported early are
+hidden until the program imports them, the start-up file of the package runs first, and the copy
+ends as any interpreter does, because the program runs in the main thread of the main module.
+"""
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
+
+
+class EarlyImports:
+    """Modules imported before the program asked for them; a finder that hands them out.
+
+    A program that imports torch must still go through `sys.meta_path`, because that is where the
+    session starts. Importing any module of a group makes the whole group visible again.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, types.ModuleType] = {}
+        self._groups: dict[str, list[str]] = {}
+        self._loaders: dict[str, object] = {}
+
+    def load(self, name: str) -> None:
+        """Import a module; it and all that it loads are one group."""
+        before = set(sys.modules)
+        importlib.import_module(name)
+        self._groups[name] = [
+            module
+            for module in sys.modules
+            if module not in before and module.partition(".")[0] not in sys.stdlib_module_names
+        ]
+
+    def hide(self) -> None:
+        for names in self._groups.values():
+            for name in names:
+                self._modules[name] = sys.modules.pop(name)
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        spec = getattr(self._modules.get(name), "__spec__", None)
+        if spec is not None:
+            self._loaders.setdefault(name, spec.loader)
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return self._modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        module.__spec__.loader = module.__loader__ = self._loaders[name]
+        group = next((group for group, names in self._groups.items() if name in names), None)
+        for name in self._groups.pop(group, ()):
+            if group == "torch" or self._modules[name].__spec__ is None:
+                sys.modules.setdefault(name, self._modules[name])
+            else:
+                importlib.import_module(name)  # actions may wait for it (`after_import`)
+
+
+def receive(control: socket.socket) -> tuple[dict, list[int]] | None:
+    """Return the next request and its file descriptors, or None when the tests have ended."""
+    message, ancillary, _, _ = control.recvmsg(1 << 20, socket.CMSG_SPACE(4 * 4))
+    if not message:
+        return None
+    descriptors = array.array("i")
+    for _, _, data in ancillary:
+        descriptors.frombytes(data)
+    return json.loads(message), list(descriptors)
+
+
+def serve(control: socket.socket) -> tuple[dict, list[int]] | None:
+    """Fork a copy for each request until the tests end; return the request in the copy."""
+    running: dict[int, tuple[int, int]] = {}  # by file descriptor of the process: its id, the reply
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == control.fileno():
+                request = receive(control)
+                if request is None:
+                    return None
+                streams, reply = request[1][:3], request[1][3]
+                pid = os.fork()
+                if pid == 0:
+                    for inherited in (
+                        control.detach(),
+                        reply,
+                        *running,
+                        *(r for _, r in running.values()),
+                    ):
+                        os.close(inherited)
+                    return request[0], streams
+                os.write(reply, f"{pid}\n".encode())
+                process = os.pidfd_open(pid)
+                running[process] = pid, reply
+                poll.register(process, select.POLLIN)
+                for stream in streams:
+                    os.close(stream)
+            else:
+                pid, reply = running.pop(descriptor)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                poll.unregister(descriptor)
+                try:
+                    os.write(reply, f"{status}\n".encode())
+                except BrokenPipeError:
+                    pass  # whoever asked has given up waiting
+                os.close(descriptor)
+                os.close(reply)
+
+
+def become(request: dict, streams: list[int]) -> None:
+    """Turn this copy into what a fresh interpreter would be when it starts `request`."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # after the interpreter has ended: skip the destructors of libtorch, which take 0.2 s
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    tempfile.tempdir = None
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # that of `random` is set at the fork
+    sys.argv[:] = request["argv"]
+    sys.orig_argv[:] = [sys.executable, *sys.argv]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+
+
+def run(script: str) -> None:
+    """Run `script` as the main module, up to and including an exception that nothing handles."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        # the traceback begins at the script
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(sys.last_type, sys.last_value, sys.last_traceback)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    early = EarlyImports()
+    for name in sys.argv[1:]:
+        early.load(name)
+    gc.collect()
+    gc.freeze()  # copies share what was imported, and their collections pass it over
+    accepted = serve(socket.socket(fileno=0))
+    if accepted is not None:
+        early.hide()
+        become(*accepted)
+        exec(START_UP_FILE.read_text(), {})
+        run(accepted[0]["argv"][0])
