@@ -40,9 +40,8 @@ READ_AT_LOAD = (
 )
 
 
-# what a warm interpreter may have imported before a program starts, without the program noticing
-TORCH = ("torch",)
-DISTRIBUTED = (*TORCH, "torch.distributed.tensor", "torch.distributed.fsdp")
+# what a warm interpreter imports, each hidden from the program until the program imports it too
+TORCH = ("torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp")
 
 
 class WarmInterpreter:
@@ -175,7 +174,7 @@ def run_group(
     A rank that fails ends the others. Returns the output of all ranks, and the status of the first
     rank that failed or 0.
     """
-    warm = warm_interpreter(DISTRIBUTED, env)
+    warm = warm_interpreter(TORCH, env)
     if warm is None:
         return None
     with socket.create_server(("localhost", 0)) as free:

@@ -70,8 +70,9 @@ class Ended:
         return [line for line in self.stderr.splitlines() if line.startswith("otel_torch")]
 
 
-def execute(folder: Path, code: str, **variables: str) -> Ended:
-    done = run_python(folder, MODEL + textwrap.dedent(code), check=False, timeout=120, **variables)
+def execute(folder: Path, code: str, fresh: bool = False, **variables: str) -> Ended:
+    program = MODEL + textwrap.dedent(code)
+    done = run_python(folder, program, check=False, timeout=120, fresh=fresh, **variables)
     return Ended(folder, done.returncode, done.stdout, done.stderr)
 
 
@@ -163,6 +164,10 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
 }  # fmt: skip
 
 
+# these end in a fresh interpreter, the others in a forked one
+FRESH = ("normally", "Ctrl-C", "SIGTERM in a forward", "while a daemon thread is in a forward")
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
     running: dict[str, Future[Ended]] = {}
@@ -171,7 +176,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
     def result(name: str) -> Ended:
         if not running:
             for each, (code, *_) in ENDS.items():
-                running[each] = pool.submit(execute, tmp_path_factory.mktemp("end"), code)
+                running[each] = pool.submit(
+                    execute, tmp_path_factory.mktemp("end"), code, fresh=each in FRESH
+                )
         return running[name].result()
 
     return result
@@ -229,7 +236,7 @@ def test_off_is_off(tmp_path: Path) -> None:
         print(loaded, finders, hooks, torch.nn.Module.__call__.__module__, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
         print(threading.active_count())
     """)
-    done = run_python(tmp_path, program, OTEL_TORCH_ENABLED="0")
+    done = run_python(tmp_path, program, fresh=True, OTEL_TORCH_ENABLED="0")
     assert (done.stdout, done.stderr) == ("[] [] [] torch.nn.modules.module True\n1\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
@@ -325,7 +332,7 @@ CHILDREN = """
                 forked_now.wait(60)
         holder = threading.Thread(target=hold)
         holder.start()
-        held.wait()
+        assert held.wait(60)
         assert forked("forked from a thread's flush", sys.exit) == 0
         forked_now.set()
         holder.join()
@@ -338,7 +345,7 @@ CHILDREN = """
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return execute(tmp_path_factory.mktemp("children"), CHILDREN)
+    return execute(tmp_path_factory.mktemp("children"), CHILDREN, fresh=True)
 
 
 ROLES = (
@@ -406,7 +413,7 @@ def test_a_child_that_is_the_first_to_load_torch(tmp_path: Path, method: str) ->
             process.join()
             assert process.exitcode == 0
     """
-    run_python(tmp_path, textwrap.dedent(program))
+    run_python(tmp_path, textwrap.dedent(program), fresh=True)
     assert by_step(tmp_path / "run.jsonl") == whole_steps(0, 1)
     assert metadata(tmp_path / "run.jsonl")["ended_cleanly"]
 
@@ -624,7 +631,9 @@ def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_n
         "OTEL_TORCH_CAPTURE": "outputs,inputs,gradients,parameters",
         "OTEL_TORCH_STATS": "abs_mean,sum,min,max,mean,std,rms,shape",
     }
-    first, second = execute(tmp_path, code, **variables), execute(tmp_path, code, **variables)
+    # two interpreters of their own, so that they hash strings differently
+    first = execute(tmp_path, code, fresh=True, **variables)
+    second = execute(tmp_path, code, fresh=True, **variables)
     assert first.status == second.status == 0, second.stderr
     earlier = tmp_path / "run.1.jsonl"
     assert (

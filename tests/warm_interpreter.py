@@ -26,6 +26,8 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+# packages of whose modules nobody waits for the import of one by itself (`after_import`)
+NOT_AWAITED = ("numpy", "torch")
 START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
 
 
@@ -68,14 +70,25 @@ class EarlyImports:
         return self._modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        name = module.__name__
-        module.__spec__.loader = module.__loader__ = self._loaders[name]
-        group = next((group for group, names in self._groups.items() if name in names), None)
-        for name in self._groups.pop(group, ()):
-            if group == "torch" or self._modules[name].__spec__ is None:
+        imported = module.__name__
+        module.__spec__.loader = module.__loader__ = self._loaders[imported]
+        for group, names in list(self._groups.items()):
+            if imported in names:
+                self._show(group, imported.partition(".")[0])
+
+    def _show(self, group: str, package: str) -> None:
+        """Make a group visible, or only one package in it that is not what it was loaded for."""
+        names = self._groups[group]
+        if package == group.partition(".")[0]:
+            shown = self._groups.pop(group)
+        else:
+            shown = [name for name in names if name.partition(".")[0] == package]
+            self._groups[group] = [name for name in names if name not in shown]
+        for name in shown:
+            if package in NOT_AWAITED or self._modules[name].__spec__ is None:
                 sys.modules.setdefault(name, self._modules[name])
             else:
-                importlib.import_module(name)  # actions may wait for it (`after_import`)
+                importlib.import_module(name)
 
 
 def receive(control: socket.socket) -> tuple[dict, list[int]] | None:
