@@ -535,7 +535,7 @@ def make(**settings: Any) -> tuple[LightTracer, InMemorySpanExporter, TracerProv
 def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
     """Where it has others, regions take the long way: this fails first when the SDK changes."""
     light, _, provider = make()
-    assert light_span._has_known_parts(provider.get_tracer("t"))
+    assert light_span.has_expected_parts(provider.get_tracer("t"))
     closer = RegionCloser(Losses())
     parent = provider.get_tracer("t").start_span("parent")
     mine = light.start(closer, RegionLabel("r", "s", True), parent, read_context(), 5)
@@ -554,7 +554,7 @@ def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
 
 def test_another_sdk_or_another_kind_of_tracer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
-    monkeypatch.setattr(light_span, "_PARTS", {})
+    monkeypatch.setattr(light_span, "_LAZY_PARTS", {})
     assert LightTracer.of(provider.get_tracer("t"), collects=False) is None
     assert LightTracer.of(trace.NoOpTracer(), collects=False) is None
     assert LightTracer.of(object(), collects=False) is None
@@ -604,7 +604,7 @@ def test_a_batch_processor_of_ones_own_is_called_by_its_on_end() -> None:
     provider = TracerProvider(shutdown_on_exit=False, span_limits=SpanLimits())
     provider.add_span_processor(Mine(InMemorySpanExporter()))
     light = LightTracer.of(provider.get_tracer("t"), collects=False)
-    assert light is not None and light.queue is None and not light.can_wait
+    assert light is not None and light.enqueue is None and not light.can_wait
     closer = RegionCloser(Losses())
     span = light.start(
         closer,

@@ -131,8 +131,8 @@ class RegionSpans(Protocol):
         An entry without a span (a plain `RegionEntry`) is allowed.
         """
 
-    def end_region(self, entry: Any, end_ns: int, error: BaseException | None) -> None:
-        """End the span of `entry`, which `start_region` returned. Called once, in any thread."""
+    def end_region(self, span: Any, end_ns: int, error: BaseException | None) -> None:
+        """End a span that `start_region` returned."""
 
     def release_spans(self, entries: list[Any]) -> None:
         """Export the spans that were held back for their device time, now known or given up."""
@@ -152,7 +152,7 @@ class _NoSpans:
     ) -> RegionEntry | None:
         return RegionEntry(closer, label, start_ns)
 
-    def end_region(self, entry: Any, end_ns: int, error: BaseException | None) -> None: ...
+    def end_region(self, span: Any, end_ns: int, error: BaseException | None) -> None: ...
 
     def release_spans(self, entries: list[Any]) -> None: ...
 

@@ -35,7 +35,7 @@ _BUILT_IN = {
     "training_optimizer": "The optimizer's update.",
     "training_validation": "Validation during training.",
     "training_save_checkpoint": "Saving of a checkpoint.",
-    "training_checkpoint_saving": "Saving of a checkpoint, by its name in FastVideo's documentation.",
+    "training_checkpoint_saving": "Saving of a checkpoint, as FastVideo documents it.",
     "distillation_teacher_forward": "Forward pass of the teacher.",
     "distillation_student_forward": "Forward pass of the student.",
     "distillation_loss": "The distillation loss.",

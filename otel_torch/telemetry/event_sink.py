@@ -1,5 +1,6 @@
-"""Activation records as log events with the trace context of their step: for backends that store
-logs, where they arrive within a second instead of with the end of the span.
+"""Activation records as log events with the trace context of their step.
+
+A backend for logs has them within a second, before the step's span ends.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from otel_torch.telemetry.span_sink import SpanSink
 
 
 class EventSink(Sink):
-    """One log record an activation record, by the program's logger provider or our own exporters.
+    """Emits one log record per activation record.
 
-    spans: the sink that knows the span of a step, None where no spans are made.
+    They go to the program's logger provider, if it has one, or else to our exporters.
+
+    Args:
+        span_sink: looks up the span of a step; None if no spans are made.
     """
 
-    def __init__(self, pipelines: Pipelines, spans: SpanSink | None) -> None:
-        self._pipelines, self._spans = pipelines, spans
+    accepts_deferred_regions = True
+
+    def __init__(self, pipelines: Pipelines, span_sink: SpanSink | None) -> None:
+        self._pipelines, self._span_sink = pipelines, span_sink
 
     def write(self, batch: Batch) -> None:
-        span = self._spans.context_of(batch.step) if self._spans is not None else None
+        span = self._span_sink.context_of(batch.step) if self._span_sink is not None else None
         now = time.time_ns()
         provider = self._pipelines.provider("logs")
         if provider is not None:
@@ -33,6 +39,5 @@ class EventSink(Sink):
             for record in batch.records:
                 logger.emit(make_log_record(record, span, now))
         elif self._pipelines.exports("logs"):
-            self._pipelines.put(
-                "logs", [LogItem(batch.records, estimate_total_bytes(batch.records), now, span)]
-            )
+            size = estimate_total_bytes(batch.records)
+            self._pipelines.put("logs", [LogItem(batch.records, size, now, span)])

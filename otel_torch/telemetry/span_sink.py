@@ -1,8 +1,16 @@
-"""Scopes as spans, and activation records as the events of their step's span.
+"""Turns scopes into spans, and activation records into events of their step's span.
 
-Prevents what breaks traces of long runs: spans without their parent because a step is no lexical
-block, events beyond a span's limit dropped in silence, a trace that outgrows what a backend takes,
-and spans lost because they were open at the end.
+What it prevents in the traces of long runs: spans without a parent because a step is not a lexical
+block, events dropped silently beyond a span's limit, traces larger than a backend accepts, and
+spans lost because they were open at exit.
+
+A step of a training loop is a trace of its own, linked from and to the span of the run:
+
+    torch.run                             one per process; its trace id is derived from the run id
+      fastvideo.region::…_model_loading   a region
+    torch.step  (linked to torch.run)     the root of a trace
+      torch.forward                       a child, also if the step is not the current span
+      torch.step.events                   records that do not fit on the step's span
 """
 
 from __future__ import annotations
@@ -40,7 +48,7 @@ import otel_torch
 from otel_torch.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
-from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel, RegionSpans
+from otel_torch.regions.closer import RegionCloser, RegionLabel, RegionSpans
 from otel_torch.settings import Settings
 from otel_torch.telemetry.attributes import (
     ACTIVATION,
@@ -60,39 +68,39 @@ from otel_torch.telemetry.light_span import (
 from otel_torch.telemetry.pipeline import Pipelines
 from otel_torch.telemetry.providers import read_event_limit, watch_tracer_provider
 from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk_records
-from otel_torch.telemetry.trace_size import JOINED, SPAN_BYTES, TraceSize
+from otel_torch.telemetry.trace_size import JOINED_SHARE, SPAN_BYTES, TraceSize
 
-# the run's span links to so many of the traces that its steps began; each of them links back to the
-# run
-LINKS = 100
-# a region's span that nobody has put anything on
+# links from the run's span to traces that steps start; every one of these links back to the run
+MAX_LINKS = 100
+_LINK_BYTES = 60
+_EVENT_BYTES = 120
+# an unmodified span of a region
 _REGION_BYTES = SPAN_BYTES + 100
-# events of a program's span that are left for others than activations
+# events of a program's span that are reserved for others than activations
 _RESERVED_EVENTS = 8
-_put = dict.__setitem__  # a context refuses its own, for nobody may change one that others have
+# a Context refuses `[]=`, because contexts are shared; this one is new
+_set_item = dict.__setitem__
 _CARRIER = "TRACEPARENT"
 _propagator = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """A scope that has begun. span: None where the scope has none and only hands its parent's
-    context on.
-    """
+class _OpenScope:
+    """An open scope with its span. span: None if the scope only passes its parent's context on."""
 
     scope: Scope
     span: Span | None
     tracing: _Tracing
-    under: int = 0  # the span id that was current when it began
-    began_at: int = 0  # the size of its trace then
-    attached: tuple[Token[Context], int] | None = None
+    parent_span_id: int = 0  # the current span's id when the scope started
+    trace_bytes_before: int = 0  # the size of its trace then
+    attached: tuple[Token[Context], int] | None = None  # with the thread's id
     records: list[Record] = field(default_factory=list)
-    size: int = 0
+    size: int = 0  # estimated bytes of the records
     ended: bool = False
 
 
-class _ToQueue(SpanProcessor):
-    """Takes our own spans to the queue when they end, with the records that are their events."""
+class _QueueProcessor(SpanProcessor):
+    """Enqueues our own spans when they end, with the records that become their events."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._pipelines = pipelines
@@ -100,52 +108,61 @@ class _ToQueue(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
-        records, size = (
-            self.events.pop(context.span_id, ([], 0)) if context is not None else ([], 0)
-        )
-        if context is not None and context.trace_flags.sampled:
-            self._pipelines.put("traces", [SpanItem(span, records, size + _size_of(span))])
+        if context is None:
+            return
+        records, size = self.events.pop(context.span_id, ([], 0))
+        if context.trace_flags.sampled:
+            self._pipelines.put("traces", [SpanItem(span, records, size + _estimate_span(span))])
 
 
-def _size_of(span: ReadableSpan) -> int:
-    events = sum(120 + _size_of_attributes(event.attributes or {}) for event in span.events)
-    return SPAN_BYTES + _size_of_attributes(span.attributes or {}) + events + 60 * len(span.links)
+def _estimate_span(span: ReadableSpan) -> int:
+    """Return the approximate bytes of an SDK span in a message."""
+    events = sum(_EVENT_BYTES + _estimate_attributes(each.attributes or {}) for each in span.events)
+    links = _LINK_BYTES * len(span.links)
+    return SPAN_BYTES + _estimate_attributes(span.attributes or {}) + events + links
 
 
-def _size_of_attributes(attributes: Any) -> int:
-    return sum(
-        24 + len(key) + (4 * len(value) if isinstance(value, (str, tuple, list)) else 8)
-        for key, value in attributes.items()
+def _estimate_scope(scope: Scope) -> int:
+    """Return the approximate bytes of a scope's span, without activation events."""
+    events = sum(
+        _EVENT_BYTES + _estimate_attributes(attributes) for _, _, attributes in scope.events
     )
+    return SPAN_BYTES + _estimate_attributes(scope.attributes) + events
+
+
+def _estimate_attributes(attributes: Any) -> int:
+    size = 0
+    for key, value in attributes.items():
+        value_size = 4 * len(value) if isinstance(value, (str, tuple, list)) else 8
+        size += 24 + len(key) + value_size
+    return size
 
 
 class _Tracing:
-    """Makes spans: with the program's provider, or with one of our own that nobody else sees."""
+    """A tracer for our spans: of the program's provider, or of a private one."""
 
     def __init__(
-        self, tracer: Tracer, ids: PrivateIds | None, processor: _ToQueue | None, provider: Any
+        self,
+        tracer: Tracer,
+        ids: PrivateIds | None,
+        processor: _QueueProcessor | None,
+        provider: Any,
     ) -> None:
         self.tracer, self.ids, self.processor, self.provider = tracer, ids, processor, provider
-        self._light: LightTracer | None = None
-
-    def light(self) -> LightTracer | None:
-        """What makes light spans in the tracer's stead; None where only the tracer can."""
-        if self._light is None or not self._light.fresh():
-            self._light = LightTracer.of(self.tracer, collects=self.processor is not None)
-        return self._light if self._light is not None and self._light.fresh() else None
+        self._light_tracer: LightTracer | None = None
 
     @classmethod
     def of_program(cls, provider: Any) -> _Tracing:
+        """Make spans with the program's provider."""
         tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
-        if (
-            type(getattr(tracer, "id_generator", None)) is RandomIdGenerator
-        ):  # it draws from the program's random numbers
-            tracer.id_generator = PrivateIds()
+        if type(getattr(tracer, "id_generator", None)) is RandomIdGenerator:
+            tracer.id_generator = PrivateIds()  # the SDK's draws from the program's random numbers
         return cls(tracer, None, None, provider)
 
     @classmethod
-    def own(cls, pipelines: Pipelines) -> _Tracing:
-        ids, processor = PrivateIds(), _ToQueue(pipelines)
+    def private(cls, pipelines: Pipelines) -> _Tracing:
+        """Make spans with a provider of our own, which enqueues them for our exporters."""
+        ids, processor = PrivateIds(), _QueueProcessor(pipelines)
         provider = TracerProvider(
             resource=pipelines.resource,
             shutdown_on_exit=False,
@@ -153,12 +170,19 @@ class _Tracing:
             span_limits=SpanLimits(max_events=SpanLimits.UNSET),
         )
         provider.add_span_processor(processor)
-        return cls(
-            provider.get_tracer("otel_torch", otel_torch.__version__), ids, processor, provider
-        )
+        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
+        return cls(tracer, ids, processor, provider)
+
+    def light_tracer(self) -> LightTracer | None:
+        """Return a tracer for light spans, or None if spans need the SDK's tracer."""
+        if self._light_tracer is None or not self._light_tracer.is_current():
+            self._light_tracer = LightTracer.of(self.tracer, collects=self.processor is not None)
+        if self._light_tracer is not None and self._light_tracer.is_current():
+            return self._light_tracer
+        return None
 
     def event_limit(self, span: Span) -> int | None:
-        """How many activation events a span takes; None is as many as fit into a message."""
+        """Return how many activation events a span takes; None if only the message limits them."""
         if self.processor is not None:
             return None
         limit = read_event_limit(span)
@@ -166,37 +190,38 @@ class _Tracing:
 
 
 class SpanSink(Sink):
-    """Spans of one process, under the span of the run."""
+    """Makes the spans of one process, under the span of its run."""
+
+    accepts_deferred_regions = True
 
     def __init__(self, settings: Settings, job: Job, losses: Losses, pipelines: Pipelines) -> None:
         self._job, self._losses, self._pipelines = job, losses, pipelines
-        self._with_events = "span_events" in settings.signals
-        self._with_message = settings.exceptions == "message"
+        self._has_event_signal = "span_events" in settings.signals
+        self._has_messages = settings.exceptions == "message"
         self._region_prefix = settings.region_prefix
+        # by id of the program's provider; None for our own
         self._tracings: dict[int | None, _Tracing] = {}
-        self._open: dict[Scope, _Open] = {}
-        # open scopes that are no thread's current span: steps, and regions around them. Replaced,
-        # never changed
-        self._standing: tuple[_Open, ...] = ()
-        self._ours: set[int] = set()
-        self._lit: dict[
-            LightSpan, bool
-        ] = {}  # open spans of regions that never were scopes; whether they are registered
-        self._light: LightTracer | None = None
-        # the program's tracer provider when `_light` was found
+        self._open: dict[Scope, _OpenScope] = {}
+        # open scopes that are not the current span of a thread: steps, and regions around them;
+        # a new tuple at each change
+        self._detached: tuple[_OpenScope, ...] = ()
+        self._own_span_ids: set[int] = set()
+        # open spans of regions without a scope, and whether the region is registered
+        self._open_regions: dict[LightSpan, bool] = {}
+        self._light_tracer: LightTracer | None = None
+        # the program's tracer provider when `_light_tracer` was made
         self._read_provider: Callable[[], object] = lambda: None
         self._provider: object = self
         self._run: Span | None = None
         self._run_context: SpanContext | None = None
-        self._run_trace, self._full = 0, False  # whether the run's trace is
+        self._run_trace_id, self._is_run_full = 0, False
         self._carrier: str | None = None
-        self._links = self._linked = 0
+        self._links = self._linked_traces = 0
         self._size = TraceSize(job.world_size)
-        self._last_step = 0
+        self._last_step_bytes = 0
         self._lock = threading.RLock()
 
     # -- scopes
-    # ----------------------------------------------------------------------------------------------
 
     def open(self, scope: Scope) -> None:
         tracing = self._tracing()
@@ -205,21 +230,19 @@ class SpanSink(Sink):
         with self._lock:
             run = self._run_span(tracing, scope.start_ns)
             current = get_current_span()
-            parent, context = self._parent(current, run)
-            if scope.kind == "forward" and self._in_region():
-                opened = _Open(scope, None, tracing)
+            parent, context = self._parent_of_new(current, run)
+            if scope.kind == "forward" and self._is_in_region():
+                # the region's span stands for the forward
                 if parent is current:
                     return
+                opened = _OpenScope(scope, None, tracing)
             else:
-                opened = _Open(scope, self._start(tracing, scope, parent, context, run), tracing)
-                opened.under = current.get_span_context().span_id
-                opened.began_at = (
-                    self._size[opened.span.get_span_context().trace_id] if opened.span else 0
-                )
+                opened = self._start_scope(tracing, scope, parent, context, run)
+                opened.parent_span_id = current.get_span_context().span_id
                 context = set_span_in_context(opened.span or INVALID_SPAN, context)
             self._open[scope] = opened
             if not scope.lexical:
-                self._standing = (*self._standing, opened)
+                self._detached = (*self._detached, opened)
         if scope.lexical:
             opened.attached = context_api.attach(context), threading.get_ident()
 
@@ -228,89 +251,94 @@ class SpanSink(Sink):
             opened = self._open.pop(scope, None)
             if opened is None:
                 return
-            self._leave_current(opened)
+            self._detach(opened)
         if opened.span is not None and not opened.ended:
             self._end(opened, opened.span, scope.end_ns)
 
     def detach_scope(self, scope: Scope) -> None:
-        """The scope ends, and its span is no longer current; `close` follows."""
+        """End the scope's time as the current span; `close` follows, maybe from another thread."""
         with self._lock:
             opened = self._open.get(scope)
             if opened is None:
                 return
-            self._leave_current(opened)
-        if (
-            opened.span is not None
-            and scope.error is not None
-            and not opened.ended
-            and opened.span.is_recording()
-        ):
-            self._mark_error(opened.span, scope.error, scope.end_ns)
-        scope.error = None  # its frames hold the program's tensors, and it is a while until `close`
+            self._detach(opened)
+        span, error = opened.span, scope.error
+        if span is not None and error is not None and not opened.ended and span.is_recording():
+            self._mark_error(span, error, scope.end_ns)
+        scope.error = None  # its traceback keeps the program's tensors alive until `close`
 
-    def _leave_current(self, opened: _Open) -> None:
-        if opened in self._standing:
-            self._standing = tuple(other for other in self._standing if other is not opened)
+    def _detach(self, opened: _OpenScope) -> None:
+        if opened in self._detached:
+            self._detached = tuple(each for each in self._detached if each is not opened)
         attached, opened.attached = opened.attached, None
         if attached is not None and attached[1] == threading.get_ident():
             context_api.detach(attached[0])
 
     def context_of(self, scope: Scope | None) -> SpanContext | None:
-        """The context of an open scope's span, else of the run's span."""
+        """Return the context of an open scope's span, or else of the run's span."""
         opened = self._open.get(scope) if scope is not None else None
         if opened is not None and opened.span is not None:
             return opened.span.get_span_context()
         return self._run_context
 
-    def _parent(self, current: Span, run: Span) -> tuple[Span, Context]:
-        """The current span, the program's own or ours; else the innermost step that is going on;
-        else the run's.
-        """
-        where = current.get_span_context()
-        parent = self._above(current, where.span_id if where.is_valid else 0, run)
+    def _parent_of_new(self, current: Span, run: Span) -> tuple[Span, Context]:
+        """Return the parent of a new span, and the context in which it is the current one."""
+        span_context = current.get_span_context()
+        current_id = span_context.span_id if span_context.is_valid else 0
+        parent = self._find_parent(current, current_id, run)
         return parent, set_span_in_context(parent, get_current())
 
-    def _above(self, current: Span, under: int, run: Span) -> Span:
-        for opened in reversed(self._standing):
-            if opened.span is not None and (not under or opened.under == under):
-                return opened.span
-        return current if under else run
-
-    def _in_region(self) -> bool:
-        """Whether a registered region that was entered at a call site is open: it names what the
-        forward is part of.
+    def _find_parent(self, current: Span, current_id: int, run: Span) -> Span:
+        """Return the innermost detached scope's span that started under the current one; else the
+        current span; else the run's.
         """
-        prefix = self._region_prefix
-        if True in list(self._lit.values()):
+        for opened in reversed(self._detached):
+            if opened.span is not None and (not current_id or opened.parent_span_id == current_id):
+                return opened.span
+        return current if current_id else run
+
+    def _is_in_region(self) -> bool:
+        """Return whether a registered region is open at a call site: its span names the forward."""
+        if True in list(self._open_regions.values()):
             return True
+        prefix = self._region_prefix
         return any(scope.kind == "region" and scope.name.startswith(prefix) for scope in self._open)
 
-    def _start(
+    def _start_scope(
         self, tracing: _Tracing, scope: Scope, parent: Span, context: Context, run: Span
-    ) -> Span:
-        run_context = run.get_span_context()
-        step = scope.kind == "step"
+    ) -> _OpenScope:
+        """Start the scope's span under `parent`, or as the root of a trace that is linked to it.
+
+        A root is started for a training step, and if the trace of the parent would grow too large.
+        """
+        is_step = scope.kind == "step"
         parent_context = parent.get_span_context()
-        of_program = (
+        is_of_program = (
             type(parent) is not LightSpan
-            and parent_context.span_id not in self._ours
+            and parent_context.span_id not in self._own_span_ids
             and parent is not run
         )
-        above = parent_context if of_program else run_context
-        full = self._size.is_full(above.trace_id, max(self._last_step if step else 0, SPAN_BYTES))
+        linked = parent_context if is_of_program else run.get_span_context()
+        expected_bytes = max(self._last_step_bytes if is_step else 0, SPAN_BYTES)
+        is_full = self._size.is_full(linked.trace_id, expected_bytes)
+        starts_trace = is_full and (is_step or parent is run)
+        if is_step and scope.training and not is_of_program:
+            starts_trace = True
         attributes = to_attributes(scope.attributes)
-        if (step and (full or (scope.training and not of_program))) or (full and parent is run):
-            span = self._start_root(tracing, scope.name, context, above, attributes, scope.start_ns)
-            self._linked += 1
-            if self._links < LINKS and span.get_span_context().is_valid:
-                self._links += 1
-                run.add_link(span.get_span_context())
+        if starts_trace:
+            span = self._start_root(
+                tracing, scope.name, context, linked, attributes, scope.start_ns
+            )
+            self._link_from_run(run, span)
         else:
             span = tracing.tracer.start_span(
                 scope.name, context, attributes=attributes, start_time=scope.start_ns
             )
-        self._ours.add(span.get_span_context().span_id)
-        return span
+        span_context = span.get_span_context()
+        self._own_span_ids.add(span_context.span_id)
+        opened = _OpenScope(scope, span, tracing)
+        opened.trace_bytes_before = self._size[span_context.trace_id]
+        return opened
 
     def _start_root(
         self,
@@ -321,14 +349,20 @@ class SpanSink(Sink):
         attributes: Any,
         start_ns: int,
     ) -> Span:
-        """A span that is the root of its own trace, with a link to where it would have stood."""
-        nowhere = set_span_in_context(INVALID_SPAN, context)
+        """Start the root of a new trace, with a link to what would have been its parent."""
+        without_parent = set_span_in_context(INVALID_SPAN, context)
         return tracing.tracer.start_span(
-            name, nowhere, attributes=attributes, links=[Link(linked)], start_time=start_ns
+            name, without_parent, attributes=attributes, links=[Link(linked)], start_time=start_ns
         )
 
-    def _end(self, opened: _Open, span: Span, end_ns: int) -> None:
-        """Everything that is known at the end goes on the span."""
+    def _link_from_run(self, run: Span, root: Span) -> None:
+        self._linked_traces += 1
+        if self._links < MAX_LINKS and root.get_span_context().is_valid:
+            self._links += 1
+            run.add_link(root.get_span_context())
+
+    def _end(self, opened: _OpenScope, span: Span, end_ns: int) -> None:
+        """Set the attributes, events and error of an ended scope, and end its span."""
         scope = opened.scope
         processor = opened.tracing.processor
         if span.is_recording():
@@ -340,146 +374,138 @@ class SpanSink(Sink):
             if scope.error is not None:
                 self._mark_error(span, scope.error, end_ns)
         context = span.get_span_context()
-        self._size.grow(context.trace_id, opened.size + _estimate_span(scope))
+        self._size.grow(context.trace_id, opened.size + _estimate_scope(scope))
         if processor is not None and opened.records:
             processor.events[context.span_id] = opened.records, opened.size
         span.end(end_ns)
-        self._ours.discard(context.span_id)
+        self._own_span_ids.discard(context.span_id)
         if scope.kind == "step":
-            self._last_step = max(self._size[context.trace_id] - opened.began_at, 0)
+            trace_bytes = self._size[context.trace_id]
+            self._last_step_bytes = max(trace_bytes - opened.trace_bytes_before, 0)
 
     def _mark_error(self, span: Span, error: BaseException, end_ns: int) -> None:
         cls = type(error)
-        name = (
-            cls.__qualname__
-            if cls.__module__ == "builtins"
-            else f"{cls.__module__}.{cls.__qualname__}"
-        )
+        name = cls.__qualname__
+        if cls.__module__ != "builtins":
+            name = f"{cls.__module__}.{name}"
         attributes = {"exception.type": name}
         description = name
-        if self._with_message:
+        if self._has_messages:
             attributes["exception.message"] = str(error)
             description = f"{name}: {error}"
         span.set_status(Status(StatusCode.ERROR, description))
         span.add_event("exception", attributes, end_ns)
 
-    # -- regions that never were scopes
-    # --------------------------------------------------------------------------------
+    # -- regions without a scope
 
     @property
     def region_spans(self) -> RegionSpans:
         return self
 
     def _find_light_tracer(self) -> None:
-        """Look for the program's provider again; regions get light spans if its tracer can."""
+        """Look up the program's tracer provider again, and whether it can make light spans."""
         self._read_provider = watch_tracer_provider()
         self._provider = self._read_provider()
         tracing = self._tracing()
-        self._light = tracing.light() if tracing is not None else None
+        self._light_tracer = tracing.light_tracer() if tracing is not None else None
 
     def start_region(
         self, closer: RegionCloser, label: RegionLabel, start_ns: int
     ) -> LightSpan | None:
-        """The span of a region that begins now, as the current one; None where that takes more: the
-        run's span is not begun, or a sampler of the program's has to be asked. As `_parent` and
-        `_start`, without what only steps need.
+        """Start a region's span as the current one. Does what `open` does, but not for steps.
+
+        None if the run's span has not started, or if a sampler of the program has to decide.
         """
         if self._read_provider() is not self._provider:
             self._find_light_tracer()
-        light, run = self._light, self._run
-        if light is None or run is None:
+        tracer, run = self._light_tracer, self._run
+        if tracer is None or run is None:
             return None
+        # `tracer.is_current()`, without the call
         if (
-            light.all._span_processors is not light.processors
-            or light.tracer._tracer_config is not light.config
+            tracer.multi_processor._span_processors is not tracer.processors
+            or tracer.tracer._tracer_config is not tracer.config
         ):
             self._find_light_tracer()
             return self.start_region(closer, label, start_ns)
         context = read_context()
         parent: Any = context.get(CURRENT)
         if type(parent) is LightSpan:
-            under = parent.span_id
+            current_id = parent.span_id
         elif parent is None:
-            under = 0
+            current_id = 0
         else:
             parent = get_current_span(context)
-            where = parent.get_span_context()
-            under = where.span_id if where.is_valid else 0
-        if self._standing:
-            parent = self._above(parent, under, run)
-        elif not under:
+            span_context = parent.get_span_context()
+            current_id = span_context.span_id if span_context.is_valid else 0
+        if self._detached:
+            parent = self._find_parent(parent, current_id, run)
+        elif not current_id:
             parent = run
-        if parent is run and (self._full or self._size.is_full(self._run_trace, SPAN_BYTES)):
-            self._full = True  # it never shrinks
-            span = light.start(closer, label, None, context, start_ns)
+        if parent is run and (
+            self._is_run_full or self._size.is_full(self._run_trace_id, SPAN_BYTES)
+        ):
+            self._is_run_full = True  # a trace never shrinks
+            span = tracer.start(closer, label, None, context, start_ns)
             if span is not None:
-                span.linked = run
-                self._linked += 1
-                if self._links < LINKS:
-                    self._links += 1
-                    run.add_link(span.get_span_context())
+                span.linked_span = run
+                self._link_from_run(run, span)
         else:
-            span = light.start(closer, label, parent, context, start_ns)
+            span = tracer.start(closer, label, parent, context, start_ns)
         if span is not None:
-            self._lit[span] = label.is_registered
-            within = Context(context)
-            _put(within, CURRENT, span)
-            span.token = attach(within)
+            self._open_regions[span] = label.is_registered
+            inner = Context(context)
+            _set_item(inner, CURRENT, span)
+            span.context_token = attach(inner)
         return span
 
     def end_region(self, span: LightSpan, end_ns: int, error: BaseException | None) -> None:
-        """The region ends, and so does its span."""
+        """End a region's span, which is then no longer the current one."""
         try:
-            detach(span.token)
-        except (
-            ValueError,
-            RuntimeError,
-        ):  # a generator's end, in another context than its beginning
-            pass
-        if self._lit.pop(span, None) is None:
-            return  # it was ended when the session was, or is the parent process's
-        span.token = None
+            detach(span.context_token)
+        except (ValueError, RuntimeError):
+            pass  # a generator that ends in another context than it started in
+        if self._open_regions.pop(span, None) is None:
+            return  # ended with the session, or open in the parent process
+        span.context_token = None
         if span._end_time is not None:
-            return  # by the program itself
+            return  # ended by the program
         if error is not None:
             self._mark_error(span, error, end_ns)
-        touched = span.touched
-        if (
-            touched or span.above is not None
-        ):  # of a trace that has only a root nobody needs to know the size
-            self._size.grow_a_little(span.trace[0], _size_of(span) if touched else _REGION_BYTES)
-        home = span.home
-        if home.queue is None or touched:
-            home.end(span, end_ns)
+        is_modified = span.is_modified
+        if is_modified or span.parent_span is not None:  # a trace of one root stays small
+            size = _estimate_span(span) if is_modified else _REGION_BYTES
+            self._size.grow_unlocked(span.trace[0], size)
+        tracer = span.light_tracer
+        if tracer.enqueue is None or is_modified:
+            tracer.end(span, end_ns)
         else:
             span._end_time = end_ns
-            home.queue(span)
+            tracer.enqueue(span)
 
-    def release_spans(self, entries: list[RegionEntry]) -> None:
-        """Spans go with what the device took: to our own exporters, or to the program's
-        processors.
-        """
+    def release_spans(self, entries: Sequence[Any]) -> None:
+        """Give spans whose device time is known to our exporters or the program's processors."""
         items = []
         for span in entries:
-            if not isinstance(span, LightSpan) or not span.awaits_release:
+            if not (span.has_span and span.awaits_release):
                 continue
-            if span.home.collects:
+            if span.light_tracer.collects:
                 span.awaits_release = False
-                items.append(SpanItem(span, [], _size_of(span) if span.touched else _REGION_BYTES))
+                size = _estimate_span(span) if span.is_modified else _REGION_BYTES
+                items.append(SpanItem(span, [], size))
             else:
-                span.home.give(span)
+                span.light_tracer.process(span)
         if items:
             self._pipelines.put("traces", items)
 
     def discard_open_spans(self) -> None:
-        """In a forked child the open spans are the parent's."""
-        self._lit.clear()
+        """In a forked child, forget the open spans: the parent ends them."""
+        self._open_regions.clear()
 
     # -- activations
-    # ----------------------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        if not self._with_events or not batch.records:
+        if not self._has_event_signal or not batch.records:
             return
         tracing = self._tracing()
         if tracing is None:
@@ -488,25 +514,27 @@ class SpanSink(Sink):
             run = self._run_span(tracing, batch.records[0].time_ns)
             opened = self._open.get(batch.step) if batch.step is not None else None
             if opened is None or opened.span is None or opened.ended:
-                parent, context = self._parent(get_current_span(), run)
-                self._spread(tracing, batch.records, parent, context)
+                parent, context = self._parent_of_new(get_current_span(), run)
+                self._add_event_spans(tracing, batch.records, parent, context)
                 return
             span = opened.span
             if not span.is_recording():
-                return  # sampled out, as the program asked for
-            rest = self._fill(opened, span, batch.records)
-            self._spread(opened.tracing, rest, span, set_span_in_context(span))
+                return  # not sampled
+            remaining = self._add_events(opened, span, batch.records)
+            self._add_event_spans(opened.tracing, remaining, span, set_span_in_context(span))
 
-    def _fill(self, opened: _Open, span: Span, records: Sequence[Record]) -> Sequence[Record]:
-        """Put as many records on a step's own span as it takes; the rest is returned."""
+    def _add_events(
+        self, opened: _OpenScope, span: Span, records: Sequence[Record]
+    ) -> Sequence[Record]:
+        """Add as many records to a step's span as it takes; return the remaining ones."""
         limit = opened.tracing.event_limit(span)
-        trace = span.get_span_context().trace_id
+        trace_id = span.get_span_context().trace_id
         for position, record in enumerate(records):
             size = estimate_event_bytes(record)
             if (
                 opened.size + size > CHUNK_BYTES
                 or (limit is not None and len(opened.records) >= limit)
-                or self._size.is_full(trace, opened.size + size)
+                or self._size.is_full(trace_id, opened.size + size)
             ):
                 return records[position:]
             opened.size += size
@@ -515,124 +543,121 @@ class SpanSink(Sink):
                 span.add_event(ACTIVATION, event_attributes(record), record.time_ns)
         return ()
 
-    def _spread(
+    def _add_event_spans(
         self, tracing: _Tracing, records: Sequence[Record], parent: Span, context: Context
     ) -> None:
-        """Put records on spans `torch.step.events` beneath `parent`, or, where its trace is full,
-        linked to it.
+        """Put records on spans `torch.step.events` under `parent`.
+
+        If its trace is full, such a span starts a new trace and is the parent of the next ones.
         """
-        where = parent.get_span_context()
-        position, beginning, count = 0, None, len(records)
+        position, count = 0, len(records)
         while position < count:
-            pieces = chunk_records(records[position:])
-            some, size = next(pieces)
-            start_ns, end_ns = some[0].time_ns, max(record.time_ns for record in some)
-            if self._size.is_full(where.trace_id, size + SPAN_BYTES):
-                span = self._start_root(
-                    tracing, "torch.step.events", context, parent.get_span_context(), {}, start_ns
-                )
-                beginning = span
+            part, size = next(chunk_records(records[position:]))
+            parent_context = parent.get_span_context()
+            starts_trace = self._size.is_full(parent_context.trace_id, size + SPAN_BYTES)
+            start_ns = part[0].time_ns
+            end_ns = max(record.time_ns for record in part)
+            name = "torch.step.events"
+            if starts_trace:
+                span = self._start_root(tracing, name, context, parent_context, {}, start_ns)
             else:
-                span = tracing.tracer.start_span("torch.step.events", context, start_time=start_ns)
+                span = tracing.tracer.start_span(name, context, start_time=start_ns)
             limit = tracing.event_limit(span)
-            if limit is not None and limit < len(some):
-                some = some[:limit]
-                size = sum(map(estimate_event_bytes, some))
-            own = span.get_span_context()
-            if not some:  # the program's provider allows no events at all
+            if limit is not None and limit < len(part):
+                part = part[:limit]
+                size = sum(map(estimate_event_bytes, part))
+            if not part:  # the program's provider allows no events
                 self._losses.count("span_event", "event_limit", count - position)
                 span.end(end_ns)
                 return
-            self._size.grow(own.trace_id, size + SPAN_BYTES)
+            span_context = span.get_span_context()
+            self._size.grow(span_context.trace_id, size + SPAN_BYTES)
             if tracing.processor is not None:
-                tracing.processor.events[own.span_id] = some, size
+                tracing.processor.events[span_context.span_id] = part, size
             elif span.is_recording():
-                for record in some:
+                for record in part:
                     span.add_event(ACTIVATION, event_attributes(record), record.time_ns)
             span.end(end_ns)
-            if beginning is not None:  # go on in the new trace until that is full as well
-                where, context = own, set_span_in_context(span)
-                parent, beginning = span, None
-            position += len(some)
+            if starts_trace:
+                parent, context = span, set_span_in_context(span)
+            position += len(part)
 
     # -- the run
-    # ----------------------------------------------------------------------------------------------
 
     def _tracing(self) -> _Tracing | None:
+        """Return the tracing for the program's current provider; None if spans go nowhere."""
         provider = self._pipelines.provider("traces")
         if provider is None and not self._pipelines.exports("traces"):
             return None
         key = None if provider is None else id(provider)
-        tracing = self._tracings.get(key)
-        if tracing is None:
+        if key not in self._tracings:
             with self._lock:
-                tracing = self._tracings.get(key)
-                if tracing is None:
-                    tracing = (
-                        _Tracing.own(self._pipelines)
+                if key not in self._tracings:
+                    self._tracings[key] = (
+                        _Tracing.private(self._pipelines)
                         if provider is None
                         else _Tracing.of_program(provider)
                     )
-                    self._tracings[key] = tracing
-        return tracing
+        return self._tracings[key]
 
     def _run_span(self, tracing: _Tracing, start_ns: int) -> Span:
-        """The span of this process's run, started at the first call; its trace is handed on to
-        processes started later.
+        """Return the span of this process's run, and start it at the first call.
+
+        Processes that are started later join its trace through the environment.
         """
         if self._run is not None:
             return self._run
-        carried = {
-            name.lower(): os.environ[name]
-            for name in (_CARRIER, "TRACESTATE")
-            if name in os.environ
-        }
-        joined = _propagator.extract(carried, Context())
-        context = joined
-        in_trace = get_current_span(joined).get_span_context().is_valid
-        if in_trace or multiprocessing.parent_process() is not None:
-            self._size.share = JOINED
-        if not in_trace and tracing.ids is not None:
-            tracing.ids.next_trace_id = self._job.trace_id
-        elif not in_trace:
-            context = self._stand_in(tracing)
         attributes: dict[str, Any] = {
             "otel_torch.run.id": self._job.run_id,
             "dl.rank": self._job.rank,
         }
         self._run = tracing.tracer.start_span(
-            "torch.run", context, attributes=attributes, start_time=start_ns
+            "torch.run", self._run_parent(tracing), attributes=attributes, start_time=start_ns
         )
         self._run_context = self._run.get_span_context()
-        self._size.run = self._run_trace = self._run_context.trace_id
-        self._ours.add(self._run_context.span_id)
-        self._size.grow(self._run_context.trace_id, SPAN_BYTES + 60 * LINKS)
+        self._size.run = self._run_trace_id = self._run_context.trace_id
+        self._own_span_ids.add(self._run_context.span_id)
+        self._size.grow(self._run_context.trace_id, SPAN_BYTES + _LINK_BYTES * MAX_LINKS)
         if not os.environ.get(_CARRIER) and self._run_context.is_valid:
             carrier: dict[str, str] = {}
             _propagator.inject(carrier, set_span_in_context(self._run))
             self._carrier = os.environ[_CARRIER] = carrier["traceparent"]
         return self._run
 
-    def _stand_in(self, tracing: _Tracing) -> Context:
-        """A remote parent that gives a span of the program's provider the run's trace id, and its
-        sampler's own decision.
+    def _run_parent(self, tracing: _Tracing) -> Context:
+        """Return the context in which the run's span starts.
+
+        It is the trace of the environment, if any; else the trace that all ranks of the run share.
         """
-        sampled = TraceFlags.SAMPLED
+        variables = (_CARRIER, "TRACESTATE")
+        carried = {name.lower(): os.environ[name] for name in variables if name in os.environ}
+        context = _propagator.extract(carried, Context())
+        is_joining = get_current_span(context).get_span_context().is_valid
+        if is_joining or multiprocessing.parent_process() is not None:
+            self._size.share = JOINED_SHARE
+        if is_joining:
+            return context
+        if tracing.ids is not None:
+            tracing.ids.next_trace_id = self._job.trace_id
+            return context
+        return self._remote_parent(tracing)
+
+    def _remote_parent(self, tracing: _Tracing) -> Context:
+        """Return a made-up remote parent, which gives a span of the program's provider the run's
+        trace id; sampled as the provider's sampler decides.
+        """
+        flags = TraceFlags.SAMPLED
         sampler = getattr(tracing.provider, "sampler", None)
         if sampler is not None:
             decision = sampler.should_sample(None, self._job.trace_id, "torch.run").decision
-            sampled = TraceFlags.SAMPLED if decision.is_sampled() else TraceFlags.DEFAULT
-        span_id = (
-            int.from_bytes(hashlib.sha256(f"run:{self._job.run_id}".encode()).digest()[:8], "big")
-            or 1
-        )
-        return set_span_in_context(
-            NonRecordingSpan(SpanContext(self._job.trace_id, span_id, True, TraceFlags(sampled))),
-            Context(),
-        )
+            flags = TraceFlags.SAMPLED if decision.is_sampled() else TraceFlags.DEFAULT
+        digest = hashlib.sha256(f"run:{self._job.run_id}".encode()).digest()
+        span_id = int.from_bytes(digest[:8], "big") or 1
+        parent = SpanContext(self._job.trace_id, span_id, True, TraceFlags(flags))
+        return set_span_in_context(NonRecordingSpan(parent), Context())
 
     def finish(self, deadline: float) -> None:
-        """End what is still open, marked as such: an open span never leaves the process."""
+        """End the open spans, marked as unfinished: an open span is never exported."""
         now = time.time_ns()
         with self._lock:
             for opened in reversed(list(self._open.values())):
@@ -640,20 +665,15 @@ class SpanSink(Sink):
                     opened.span.set_attribute("otel_torch.unfinished", True)
                     self._end(opened, opened.span, now)
                     opened.ended = True
-            lit = list(self._lit)
-            for span in reversed(lit):
-                if self._lit.pop(span, None) is not None and span.is_recording():
+            open_regions = list(self._open_regions)
+            for span in reversed(open_regions):
+                if self._open_regions.pop(span, None) is not None and span.is_recording():
                     span.set_attribute("otel_torch.unfinished", True)
-                    span.home.end(span, now)
-            self.release_spans(list(lit))
+                    span.light_tracer.end(span, now)
+            self.release_spans(open_regions)
             if self._run is not None and self._run.is_recording():
-                if self._linked:
-                    self._run.set_attribute("otel_torch.linked_traces", self._linked)
+                if self._linked_traces:
+                    self._run.set_attribute("otel_torch.linked_traces", self._linked_traces)
                 self._run.end(now)
         if self._carrier is not None and os.environ.get(_CARRIER) == self._carrier:
             del os.environ[_CARRIER]
-
-
-def _estimate_span(scope: Scope) -> int:
-    events = sum(120 + _size_of_attributes(attributes) for _, _, attributes in scope.events)
-    return SPAN_BYTES + _size_of_attributes(scope.attributes) + events
