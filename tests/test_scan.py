@@ -661,7 +661,7 @@ def test_a_selection_can_be_tried_again_and_again():
     assert one.cost.jsonl_bytes < found.cost.jsonl_bytes / 10
     assert "transformer.h.0" not in str(one) and "transformer.h.0" in one.render(everything=True)
     assert not found.select(models="^T5").selected
-    with pytest.raises(TypeError, match="knows no setting 'module'"):
+    with pytest.raises(TypeError, match="has no setting 'module'"):
         found.select(module="x")
     with pytest.raises(ValueError, match="not a regular expression"):
         found.select(modules="[")
@@ -738,7 +738,7 @@ def test_the_command_takes_models_functions_and_classes(program, words, capsys):
         (["PROGRAM:model"], "it needs --input hidden_states=SHAPE and takes hidden_states, scale"),
         (["PROGRAM:build", "--input", "other=2"], "unexpected keyword argument 'other'"),
         (["PROGRAM:build", "--input", "2x4"], "use NAME=SHAPE[:DTYPE]"),
-        (["PROGRAM:build", "--input", "scale=2:number"], "number is no torch dtype"),
+        (["PROGRAM:build", "--input", "scale=2:number"], "number is not a torch dtype"),
         (["PROGRAM:build", "--method", "decode"], "Block has no such method"),
         (["PROGRAM:build", "--component", "vae"], "is for the folder of a pipeline"),
         (["PROGRAM:build", "--modules", "["], "not a regular expression"),
@@ -763,7 +763,7 @@ def test_the_variables_apply(program, capsys, monkeypatch):
     assert main(["scan", f"{program}:build"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "selected: 1 of 2 modules, 1 calls\nrecording outputs, a forward: 1 records, 32 B of tensors read\n"
+        "selected: 1 of 2 modules, 1 calls\nrecording outputs, per forward: 1 records, 32 B of tensors read\n"
         in shown
     )
     assert "(root)" not in shown
@@ -785,7 +785,7 @@ def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, m
     assert main(["scan", f"{program}:build", "--forwards", "1000"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "writing ends at OTEL_TORCH_MAX_BYTES, 100 kB" in shown
+        "writing stops at OTEL_TORCH_MAX_BYTES, 100 kB" in shown
         and "OTLP log events" in shown
         and "metrics" not in shown
     )
@@ -793,7 +793,7 @@ def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, m
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert cost["records"] == 2 and 0 < cost["log_event_bytes"] < cost["log_event_file_bytes"]
     assert main(["scan", f"{program}:build", "--forwards", "0"]) == 2
-    assert "'0' is no number from 1 on" in capsys.readouterr().err
+    assert "'0' is not a number of at least 1" in capsys.readouterr().err
 
 
 def test_a_selection_of_modules_that_never_run_is_loud(capsys, tmp_path, program):

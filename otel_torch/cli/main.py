@@ -1,8 +1,7 @@
-"""The `otel-torch` command: one table of subcommands, each loaded only when it is the one that was
-asked for.
+"""The `otel-torch` command: a table of subcommands, of which only the requested one is imported.
 
-Exit status: 0 fine, 1 diverged, 2 bad input or usage. What goes wrong is one line on stderr, never
-a traceback.
+Exit status: 0 success, 1 diverged, 2 bad input or usage. Errors are one line on stderr, never a
+traceback.
 """
 
 from __future__ import annotations
@@ -17,28 +16,22 @@ from typing import NoReturn
 from otel_torch import __version__
 from otel_torch.console import say
 
-# name -> (module with add_arguments(parser) and run(arguments) -> exit status, what it does)
+# name -> (module with `add_arguments(parser)` and `run(arguments) -> exit status`, description)
 COMMANDS = {
-    "run": ("otel_torch.cli.run", "run a command with recording switched on"),
-    "show": (
-        "otel_torch.cli.show",
-        "show a recording as a table, as a page of pictures or as a trace",
-    ),
-    "diff": ("otel_torch.cli.diff", "find where a port first goes wrong"),
-    "scan": (
-        "otel_torch.scanning.scan",
-        "list the modules that would be recorded, without a real run",
-    ),
+    "run": ("otel_torch.cli.run", "run a command and record it"),
+    "show": ("otel_torch.cli.show", "show a recording as a table, as an HTML page or as a trace"),
+    "diff": ("otel_torch.cli.diff", "find where a port first diverges from its reference"),
+    "scan": ("otel_torch.cli.scan", "list what would be recorded and its cost, without a run"),
     "doctor": (
         "otel_torch.cli.doctor",
-        "say what is set, what would be recorded and what is reachable",
+        "check the settings, what would be recorded, and the endpoints",
     ),
-    "send": ("otel_torch.cli.send", "deliver OTLP JSON lines to the standard endpoint"),
+    "send": ("otel_torch.cli.send", "send OTLP files to the configured endpoint"),
 }
 
 
 class BadInput(Exception):
-    """What a person gave cannot be used; the message is the one line that they get. Exit status 2."""
+    """The user's input cannot be used; the message is the one line to print. Exit status 2."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,18 +40,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser with every subcommand's name, and the arguments of the chosen one."""
+    """Return the parser with the names of all subcommands and the arguments of the chosen one."""
     parser = _Parser(
         prog="otel-torch",
-        description="Records what an unmodified PyTorch program did and what its numbers did.",
-        epilog="Settings are environment variables: OTEL_TORCH_ENABLED=1 python anything.py is the whole installation.",
+        description="Record what an unmodified PyTorch program does, and compare recordings.",
+        epilog="To record, set OTEL_TORCH_ENABLED=1: OTEL_TORCH_ENABLED=1 python train.py. "
+        "All settings are environment variables.",
     )
     parser.add_argument("--version", action="version", version=f"otel-torch {__version__}")
     subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    for name, (module, text) in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}."
-        )
+    for name, (module, help_text) in COMMANDS.items():
+        description = f"{help_text[0].upper()}{help_text[1:]}."
+        subparser = subparsers.add_parser(name, help=help_text, description=description)
         if name == chosen:
             subcommand = import_module(module)
             subcommand.add_arguments(subparser)
@@ -67,8 +60,10 @@ def make_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status. `arguments` are those of the process unless
-    given.
+    """Run one subcommand and return its exit status.
+
+    Args:
+        arguments: By default those of the process.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
@@ -78,20 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # `| head` has seen enough: nothing to complain of
+        # the reader, such as `| head`, has closed the pipe; keeps Python's exit from complaining
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
     except BadInput as error:
         say(str(error))
     except OSError as error:
-        say(
-            f"{error.filename}: {error.strerror}"
-            if error.filename and error.strerror
-            else str(error)
-        )
+        has_file = error.filename and error.strerror
+        say(f"{error.filename}: {error.strerror}" if has_file else str(error))
     except (ValueError, ImportError) as error:
         say(" ".join(str(error).split()))
     except Exception as error:

@@ -1,7 +1,7 @@
-"""`otel-torch run CMD…`: the environment switch for places that forbid start-up files in the
-interpreter.
+"""The command `otel-torch run CMD…`: record a command where no start-up file can be installed in
+the interpreter.
 
-The command replaces this process, so its exit status, signals and streams are its own.
+The command replaces this process, so exit status, signals and streams are those of the command.
 """
 
 from __future__ import annotations
@@ -15,56 +15,49 @@ from pathlib import Path
 from otel_torch.cli.main import BadInput
 from otel_torch.job import name_run
 
-# holds a sitecustomize that starts us
+# contains a sitecustomize.py that starts recording
 STARTUP_SITE = str(Path(__file__).parents[1] / "startup" / "site")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` takes."""
+    """Add the arguments of `otel-torch run`."""
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
         metavar="CMD…",
-        help="such as: python train.py --steps 10",
+        help="the command and its arguments, such as python train.py --steps 10",
     )
 
 
-def switch_on(environ: MutableMapping[str, str]) -> None:
-    """Make every Python that is started with this environment record, whether or not our start-up
-    file is installed.
+def enable_recording(environ: MutableMapping[str, str]) -> None:
+    """Make every Python interpreter with this environment record, with or without an installed
+    start-up file.
 
-    >>> environ = {"PYTHONPATH": "/mine"}; switch_on(environ)
-    >>> environ["OTEL_TORCH_ENABLED"], environ["PYTHONPATH"].endswith("site:/mine")
+    >>> environ = {"PYTHONPATH": "/home/me/lib"}; enable_recording(environ)
+    >>> environ["OTEL_TORCH_ENABLED"], environ["PYTHONPATH"].endswith("site:/home/me/lib")
     ('1', True)
     """
     environ["OTEL_TORCH_ENABLED"] = "1"
     environ["OTEL_TORCH_RUN_ID"] = name_run(environ)
-    others = [
-        folder
-        for folder in environ.get("PYTHONPATH", "").split(os.pathsep)
-        if folder and folder != STARTUP_SITE
-    ]
-    environ["PYTHONPATH"] = os.pathsep.join([STARTUP_SITE, *others])
+    folders = environ.get("PYTHONPATH", "").split(os.pathsep)
+    existing = [folder for folder in folders if folder and folder != STARTUP_SITE]
+    environ["PYTHONPATH"] = os.pathsep.join([STARTUP_SITE, *existing])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become the command. Returns only by raising BadInput, when there is nothing that could be
-    run.
-    """
-    command: list[str] = (
-        arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    )
+    """Replace this process by the command. Raises BadInput if that is not possible."""
+    command: list[str] = arguments.command
+    if command[:1] == ["--"]:
+        command = command[1:]
     if not command:
         raise BadInput("nothing to run; write otel-torch run python train.py")
     program = shutil.which(command[0])
     if program is None:
-        hint = (
-            f"; did you mean: otel-torch run python {command[0]}"
-            if command[0].endswith(".py")
-            else ""
-        )
+        hint = ""
+        if command[0].endswith(".py"):
+            hint = f"; did you mean: otel-torch run python {command[0]}"
         raise BadInput(f"{command[0]}: no such command{hint}")
-    switch_on(os.environ)
+    enable_recording(os.environ)
     try:
         os.execv(program, command)
     except OSError as error:

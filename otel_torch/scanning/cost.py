@@ -1,8 +1,17 @@
-"""What recording a forward would write and send: for the disk that is full after an hour, and the
-collector that refuses.
+"""Estimate what recording a forward would write and send, before a disk is full or a collector
+rejects it.
 
-Records are made as a session would make them, with numbers as long as they usually are, and go
-through the encoders of the sinks themselves: there is no second idea of how large a record is.
+The records are made as in a session, with typical numbers, and encoded by the real sinks: their
+size is not modelled a second time.
+
+For example, one call of `Linear(4, 4)` on 2 x 4 float32 values, with capture=outputs:
+
+| step                   | result                                                                 |
+|------------------------|------------------------------------------------------------------------|
+| list planned records   | module `linear`, tensor `out`, call 0, phase `forward`                 |
+| bytes that are read    | 2 x 4 x 4 = 32                                                         |
+| make the record        | its statistics from typical sums of 8 values, such as `"mean": 0.1234` |
+| encode it              | one line of JSON, about 0.3 kB: `jsonl_bytes`; likewise for OTLP       |
 """
 
 from __future__ import annotations
@@ -16,18 +25,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from otel_torch.records import FINGERPRINTS, Place, Record
-from otel_torch.scanning.rows import Call, Forward, Module, Value
+from otel_torch.scanning.scanned_forward import (
+    ScannedCall,
+    ScannedForward,
+    ScannedModule,
+    ScannedTensor,
+)
 from otel_torch.settings import PARITY_STATISTICS, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What some records cost, in bytes. Lower bounds where sizes depend on the data.
+    """The cost of some records. Sizes are in bytes, and lower bounds if shapes depend on the data.
 
-    records: how many. jsonl_bytes: in a recording. span_event_bytes, log_event_bytes, metric_bytes:
-    of each signal as OTLP sends it, before compression; …_file_bytes: of the same as lines of JSON
-    in `OTEL_TORCH_OTLP_FILE`. tensor_bytes: in the files of `OTEL_TORCH_TENSORS`. read_bytes: of
-    tensors that the statistics read.
+    Args:
+        records: The number of records.
+        jsonl_bytes: In a recording.
+        span_event_bytes, log_event_bytes, metric_bytes: Sent by OTLP, before compression.
+        span_event_file_bytes, log_event_file_bytes, metric_file_bytes: As JSON lines in
+            `OTEL_TORCH_OTLP_FILE`.
+        tensor_bytes: In the files of `OTEL_TORCH_TENSORS`.
+        read_bytes: Of the tensors that the statistics read.
     """
 
     records: int = 0
@@ -42,128 +60,140 @@ class Cost:
     read_bytes: int = 0
 
 
-def cost_of_forward(forward: Forward, settings: Settings) -> Cost:
-    """Of one forward, with its backward where gradients are recorded."""
-    return _add_up(forward.model, list(_planned_in_forward(forward, settings)), settings)
+def cost_of_forward(forward: ScannedForward, settings: Settings) -> Cost:
+    """Estimate one forward, and its backward pass if gradients are recorded."""
+    return _estimate(forward.model, list(_plan_forward(forward, settings)), settings)
 
 
-def cost_of_parameters(forward: Forward, settings: Settings) -> Cost:
-    """Of what is recorded once, before the first forward."""
-    return _add_up(forward.model, list(_planned_once(forward, settings)), settings)
+def cost_of_parameters(forward: ScannedForward, settings: Settings) -> Cost:
+    """Estimate what is recorded once, before the first forward."""
+    return _estimate(forward.model, list(_plan_parameters(forward, settings)), settings)
 
 
-# -- what is recorded
+# -- the planned records
 # --------------------------------------------------------------------------------------------------
 
 
-class _Planned(NamedTuple):
-    """A record to be. taken: of a call, whether the tensor enters it."""
-
+class _PlannedRecord(NamedTuple):
     module: str
     class_name: str
     call: int
     order: int
     phase: str
-    value: Value
-    enters: bool = False
+    tensor: ScannedTensor
+    is_input: bool = False
 
 
-def _planned_in_forward(forward: Forward, settings: Settings) -> Iterator[_Planned]:
+def _plan_forward(forward: ScannedForward, settings: Settings) -> Iterator[_PlannedRecord]:
     capture = settings.capture
     for call in forward.calls:
-        if call.selected:
-            if "inputs" in capture:
-                yield from (_of_call(call, "forward", value, enters=True) for value in call.inputs)
-            if "outputs" in capture:
-                yield from (_of_call(call, "forward", value) for value in call.outputs)
-            if "gradients" in capture:
-                yield from (
-                    _of_call(call, "backward", _gradient(value))
-                    for value in call.outputs
-                    if value.requires_grad
-                )
+        if not call.selected:
+            continue
+        if "inputs" in capture:
+            for tensor in call.inputs:
+                yield _plan_call(call, "forward", tensor, is_input=True)
+        if "outputs" in capture:
+            for tensor in call.outputs:
+                yield _plan_call(call, "forward", tensor)
+        if "gradients" in capture:
+            for tensor in call.outputs:
+                if tensor.requires_grad:
+                    yield _plan_call(call, "backward", _gradient_of(tensor))
     if "parameters" in capture and "gradients" in capture:
-        for module in _selected(forward):
-            yield from (
-                _of_module(module, "backward", _gradient(one))
-                for one in module.parameters
-                if one.requires_grad
-            )
+        for module in _selected_modules(forward):
+            for parameter in module.parameters:
+                if parameter.requires_grad:
+                    yield _plan_module(module, "backward", _gradient_of(parameter))
 
 
-def _planned_once(forward: Forward, settings: Settings) -> Iterator[_Planned]:
-    if "parameters" in settings.capture:
-        for module in _selected(forward):
-            yield from (_of_module(module, "attach", value) for value in module.parameters)
-            if "parity" in settings.capture:
-                yield from (_of_module(module, "attach", value) for value in module.buffers)
+def _plan_parameters(forward: ScannedForward, settings: Settings) -> Iterator[_PlannedRecord]:
+    if "parameters" not in settings.capture:
+        return
+    for module in _selected_modules(forward):
+        for parameter in module.parameters:
+            yield _plan_module(module, "attach", parameter)
+        if "parity" in settings.capture:
+            for buffer in module.buffers:
+                yield _plan_module(module, "attach", buffer)
 
 
-def _selected(forward: Forward) -> Iterator[Module]:
+def _selected_modules(forward: ScannedForward) -> Iterator[ScannedModule]:
     return (module for module in forward.modules if module.selected)
 
 
-def _of_call(call: Call, phase: str, value: Value, enters: bool = False) -> _Planned:
-    return _Planned(call.module, call.class_name, call.call, call.order, phase, value, enters)
-
-
-def _of_module(module: Module, phase: str, value: Value) -> _Planned:
-    return _Planned(module.name, module.class_name, 0, 0, phase, value)
-
-
-def _gradient(value: Value) -> Value:
-    kind, rest = re.fullmatch(r"(out|param)(.*)", value.label, re.S).groups()  # type: ignore[union-attr]
-    return dataclasses.replace(
-        value, label={"out": "grad", "param": "param_grad"}[kind] + rest, number=None
+def _plan_call(
+    call: ScannedCall, phase: str, tensor: ScannedTensor, is_input: bool = False
+) -> _PlannedRecord:
+    return _PlannedRecord(
+        call.module, call.class_name, call.call, call.order, phase, tensor, is_input
     )
 
 
-# -- what it takes
+def _plan_module(module: ScannedModule, phase: str, tensor: ScannedTensor) -> _PlannedRecord:
+    return _PlannedRecord(module.name, module.class_name, 0, 0, phase, tensor)
+
+
+def _gradient_of(tensor: ScannedTensor) -> ScannedTensor:
+    kind, rest = re.fullmatch(r"(out|param)(.*)", tensor.label, re.S).groups()  # type: ignore[union-attr]
+    gradient_kind = {"out": "grad", "param": "param_grad"}[kind]
+    return dataclasses.replace(tensor, label=gradient_kind + rest, number=None)
+
+
+# -- their size
 # --------------------------------------------------------------------------------------------------
 
 
-def _add_up(model: str, planned: Sequence[_Planned], settings: Settings) -> Cost:
+def _estimate(model: str, planned: Sequence[_PlannedRecord], settings: Settings) -> Cost:
     if not planned:
         return Cost()
     from otel_torch.recording.rows import encode_rows
     from otel_torch.telemetry import otlp_protobuf
 
-    # where inputs are recorded a session knows a tensor again
-    knows = "inputs" in settings.capture
-    known: set[int | None] = set()
-    records, read = [], 0
-    for one in planned:
-        first = one.value.number is None or one.value.number not in known
-        known.add(one.value.number)
-        records.append(_record(model, one, settings, first))
-        read += (one.value.bytes or 0) if first or not knows else 0
-    # of several calls with the same attributes a gauge keeps the last
-    points = list(
-        {(record.module, record.tensor, record.phase): record for record in records}.values()
+    records, read_bytes = _make_records(model, planned, settings)
+    # a gauge keeps only the last of several calls with the same attributes
+    points = {(record.module, record.tensor, record.phase): record for record in records}
+    metrics, _ = otlp_protobuf.encode_gauges(
+        list(points.values()), with_step=settings.metric_step != "time"
     )
-    metrics, _ = otlp_protobuf.encode_gauges(points, with_step=settings.metric_step != "time")
-    events, logs = (
-        otlp_protobuf.encode_span_events(records),
-        otlp_protobuf.encode_log_records(records, _NOW, _TRACE, _SPAN, 1),
-    )
+    events = otlp_protobuf.encode_span_events(records)
+    logs = otlp_protobuf.encode_log_records(records, _TIME_NS, _TRACE_ID, _SPAN_ID, 1)
+    # a file holds events as part of their span
+    span = otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, b"".join(events))
+    tensor_bytes = sum((item.tensor.bytes or 0) + _header_bytes(model, item) for item in planned)
     return Cost(
         records=len(records),
         jsonl_bytes=len(encode_rows(records)),
         span_event_bytes=_length(events),
         log_event_bytes=_length(logs),
         metric_bytes=_length(metrics),
-        # events are no message of their own: they stand in a span
-        span_event_file_bytes=_length_in_file(
-            "traces", [otlp_protobuf.encode_field(otlp_protobuf.ITEM_FIELD, b"".join(events))]
-        ),
+        span_event_file_bytes=_length_in_file("traces", [span]),
         log_event_file_bytes=_length_in_file("logs", logs),
         metric_file_bytes=_length_in_file("metrics", metrics),
-        tensor_bytes=sum((one.value.bytes or 0) + _header(model, one) for one in planned),
-        read_bytes=read,
+        tensor_bytes=tensor_bytes,
+        read_bytes=read_bytes,
     )
 
 
-# of one element, so that the statistics have as many digits as those of a real tensor
+def _make_records(
+    model: str, planned: Sequence[_PlannedRecord], settings: Settings
+) -> tuple[list[Record], int]:
+    """Return the records and the bytes that their statistics read."""
+    # a session that records inputs reads a tensor once, however often it is passed
+    reads_once = "inputs" in settings.capture
+    numbers: set[int | None] = set()
+    records = []
+    read_bytes = 0
+    for item in planned:
+        number = item.tensor.number
+        is_first = number is None or number not in numbers
+        numbers.add(number)
+        records.append(_make_record(model, item, settings, is_first))
+        if is_first or not reads_once:
+            read_bytes += item.tensor.bytes or 0
+    return records, read_bytes
+
+
+# the sums over one element: derived statistics have as many digits as those of a real tensor
 _TYPICAL = {
     "min": -3.051757812500123,
     "max": 3.141592653589793,
@@ -171,49 +201,56 @@ _TYPICAL = {
     "squares": 1.047197551196597,
     "magnitudes": 0.797884560802865,
 }
-_NOW, _TRACE, _SPAN = 1_700_000_000_000_000_000, 2**127, 2**63
-_ARGUMENT = "hidden_states"  # what forward calls an input, where its name is not in the label
+_TIME_NS, _TRACE_ID, _SPAN_ID = 1_700_000_000_000_000_000, 2**127, 2**63
+_ARGUMENT = "hidden_states"  # a typical parameter name of a forward
 
 
-def _record(model: str, planned: _Planned, settings: Settings, first: bool) -> Record:
-    """A record as a session would make it. first: whether no record of this tensor is before it."""
+def _make_record(model: str, planned: _PlannedRecord, settings: Settings, is_first: bool) -> Record:
+    """Return a record as a session would make it.
+
+    Args:
+        is_first: Whether no earlier record is of the same tensor.
+    """
     from otel_torch.statistics.measure import Measurement
     from otel_torch.statistics.row_layout import SCALARS, VECTORS
     from otel_torch.statistics.table import columns_for, derive
 
-    value, parity = planned.value, "parity" in settings.capture
-    names = tuple(dict.fromkeys((*settings.stats, *(PARITY_STATISTICS if parity else ()))))
-    if parity and not first:
-        names = tuple(name for name in names if name not in FINGERPRINTS)
-    elif parity and planned.phase == "attach":
-        names = (*names, "row_sketch")
+    tensor = planned.tensor
+    names = _statistics_for(planned, settings, is_first)
     columns = columns_for(names)
-    numel = math.prod(map(abs, value.shape))
-    measured = Measurement(None, columns, numel, numel, list(value.shape), f"torch.{value.dtype}")
+    numel = math.prod(map(abs, tensor.shape))
+    measured = Measurement(None, columns, numel, numel, list(tensor.shape), f"torch.{tensor.dtype}")
     row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SCALARS]
     row += [_TYPICAL["min"]] * sum(VECTORS.get(name, 0) for name in columns)
-    stats = derive(names, row if numel else None, measured)
-    place = None
-    if parity:
-        number, order = value.number or 0, planned.order
-        entered = None if planned.phase == "attach" else order
-        argument = _ARGUMENT if planned.enters else None
-        place = Place(
-            planned.class_name, argument, number, number, (entered, entered), entered, None
-        )
     return Record(
-        planned.module,
-        value.label,
-        0,
-        planned.call,
-        0,
-        model,
-        planned.phase,
-        None,
-        stats,
-        _NOW,
-        place=place,
+        module=planned.module,
+        tensor=tensor.label,
+        step=0,
+        call=planned.call,
+        loop=0,
+        model=model,
+        phase=planned.phase,
+        branch=None,
+        stats=derive(names, row if numel else None, measured),
+        time_ns=_TIME_NS,
+        place=_make_place(planned) if "parity" in settings.capture else None,
     )
+
+
+def _statistics_for(planned: _PlannedRecord, settings: Settings, is_first: bool) -> tuple[str, ...]:
+    if "parity" not in settings.capture:
+        return tuple(dict.fromkeys(settings.stats))
+    names = tuple(dict.fromkeys((*settings.stats, *PARITY_STATISTICS)))
+    if not is_first:
+        return tuple(name for name in names if name not in FINGERPRINTS)
+    return (*names, "row_sketch") if planned.phase == "attach" else names
+
+
+def _make_place(planned: _PlannedRecord) -> Place:
+    number = planned.tensor.number or 0
+    order = None if planned.phase == "attach" else planned.order
+    argument = _ARGUMENT if planned.is_input else None
+    return Place(planned.class_name, argument, number, number, (order, order), order, None)
 
 
 def _length(pieces: Sequence[bytes]) -> int:
@@ -221,17 +258,17 @@ def _length(pieces: Sequence[bytes]) -> int:
 
 
 def _length_in_file(signal: str, pieces: Sequence[bytes]) -> int:
+    """Return how much longer the pieces make a line of an OTLP file."""
     from otel_torch.telemetry import otlp_protobuf
     from otel_torch.telemetry.otlp_json import write_line
 
-    return len(write_line(signal, otlp_protobuf.request(b"", b"", pieces))) - len(
-        write_line(signal, otlp_protobuf.request(b"", b"", []))
-    )
+    empty = write_line(signal, otlp_protobuf.request(b"", b"", []))
+    return len(write_line(signal, otlp_protobuf.request(b"", b"", pieces))) - len(empty)
 
 
-def _header(model: str, planned: _Planned) -> int:
-    """Bytes of a tensor's entry in the header of a safetensors file."""
-    value = planned.value
-    key = f"{model}/{planned.module}/{value.label}/call{planned.call}/{planned.phase}"
-    entry = {"dtype": "BF16", "shape": value.shape, "data_offsets": [10**8, 10**8]}
+def _header_bytes(model: str, planned: _PlannedRecord) -> int:
+    """Return the bytes of a tensor's entry in the header of a safetensors file."""
+    tensor = planned.tensor
+    key = f"{model}/{planned.module}/{tensor.label}/call{planned.call}/{planned.phase}"
+    entry = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [10**8, 10**8]}
     return len(json.dumps({key: entry}, separators=(",", ":")))
