@@ -19,10 +19,11 @@ from otel_torch import bootstrap
 from otel_torch.cli.main import main
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.diff import diff
+from otel_torch.parity.fold_names import fold
 from otel_torch.parity.layout import parse_layout
-from otel_torch.parity.mapping import MapError, load_map
+from otel_torch.parity.map_file import MapError, load_map
 from otel_torch.parity.modules import ModulePairs
-from otel_torch.parity.saved_map import fold
+from otel_torch.parity.resolve_map import resolve_map
 
 # -- names that exist, without a recording
 # ---------------------------------------------------------------------------------
@@ -79,9 +80,13 @@ BLOCKS = [f"blocks.{index}" for index in range(3)]
 def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
     left = names("blocks", *(f"{block}.attn1.to_q" for block in BLOCKS), "text.proj.0")
     right = names("layers", *(f"layers.{index}.q" for index in range(3)), "model.text.proj.0")
-    found = read(
-        tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"'
-    ).between(left, right)
+    found = resolve_map(
+        read(
+            tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"'
+        ),
+        left,
+        right,
+    )
     assert plain(found.matched) == {
         "blocks.0.attn1.to_q": "layers.0.q",
         "blocks.1.attn1.to_q": "layers.1.q",
@@ -92,16 +97,18 @@ def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
 
 
 def test_names_need_no_quotes_where_toml_needs_none(tmp_path):
-    found = read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'").between(
-        names("blocks.0.norm"), names("blocks.0.ln")
+    found = resolve_map(
+        read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'"),
+        names("blocks.0.norm"),
+        names("blocks.0.ln"),
     )
     assert plain(found.matched) == {"blocks.0.norm": "blocks.0.ln"}
 
 
 def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
     left, right = names(*BLOCKS), names(*BLOCKS, "first")
-    found = read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"').between(
-        left, right
+    found = resolve_map(
+        read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"'), left, right
     )
     assert plain(found.matched) == {
         "blocks.0": "first",
@@ -115,11 +122,11 @@ def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
     left, right = names(*BLOCKS), names(*BLOCKS, "blocks.9")
     with pytest.raises(
         MapError,
-        match=r'"blocks.\*" = "blocks.\*" says something else of blocks.0; a line without `\*`',
+        match=r'contradicts \[modules\] "blocks.\*" = "blocks.\*" for blocks.0; a line without `\*`',
     ):
-        read(tmp_path, text).between(left, right)
+        resolve_map(read(tmp_path, text), left, right)
     assert (
-        plain(read(tmp_path, text + '"blocks.0" = "blocks.9"').between(left, right).matched)[
+        plain(resolve_map(read(tmp_path, text + '"blocks.0" = "blocks.9"'), left, right).matched)[
             "blocks.0"
         ]
         == "blocks.9"
@@ -129,9 +136,11 @@ def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
 def test_a_pair_of_modules_pairs_their_parameters(tmp_path):
     left = names("norm", "norm2", parameters=["norm.weight", "norm.bias", "norm2.weight"])
     right = names("ln", "ln2", parameters=["ln.weight", "ln.gamma", "ln2.weight"])
-    found = read(
-        tmp_path, '[modules]\nnorm = "ln"\n[parameters]\n"norm.bias" = "ln.gamma"'
-    ).between(left, right)
+    found = resolve_map(
+        read(tmp_path, '[modules]\nnorm = "ln"\n[parameters]\n"norm.bias" = "ln.gamma"'),
+        left,
+        right,
+    )
     assert sorted(groups(found)) == [
         (("norm.bias",), ("ln.gamma",)),
         (("norm.weight",), ("ln.weight",)),
@@ -141,7 +150,7 @@ def test_a_pair_of_modules_pairs_their_parameters(tmp_path):
 def test_a_parameter_with_two_names_is_paired_once(tmp_path):
     left = names("embed", "head", parameters=[("embed.weight", 7), ("head.weight", 7)])
     right = names("tokens", "out", parameters=[("tokens.weight", 3), ("out.weight", 3)])
-    found = read(tmp_path, '[modules]\nembed = "tokens"\nhead = "out"').between(left, right)
+    found = resolve_map(read(tmp_path, '[modules]\nembed = "tokens"\nhead = "out"'), left, right)
     assert groups(found) == [(("embed.weight",), ("tokens.weight",))]
     assert plain(found.matched) == {"embed": "tokens", "head": "out"}
 
@@ -157,7 +166,7 @@ def test_fused_modules_both_ways(tmp_path, turned):
     read_map = read(
         tmp_path, f'[fused.{table}]\n"blocks.*.qkv" = ["blocks.*.q", "blocks.*.k", "blocks.*.v"]'
     )
-    found = read_map.between(*((whole, apart) if turned else (apart, whole)))
+    found = resolve_map(read_map, *((whole, apart) if turned else (apart, whole)))
     made, empty = (found.wholes, found.parts) if turned else (found.parts, found.wholes)
     assert made["M", "blocks.1.qkv"] == [
         ("M", "blocks.1.q"),
@@ -181,7 +190,7 @@ def test_a_fused_parameter_of_parameters(tmp_path):
     )
     text = '[fused.reference]\n"attn.in_proj_weight" = ["attn.q.weight", "attn.k.weight", "attn.v.weight"]\n'
     text += '"attn.in_proj_bias" = ["attn.q.bias", "attn.k.bias", "attn.v.bias"]'
-    found = read(tmp_path, text).between(left, right)
+    found = resolve_map(read(tmp_path, text), left, right)
     assert found.wholes == {("M", "attn"): [("M", "attn.q"), ("M", "attn.k"), ("M", "attn.v")]}
     assert (("attn.in_proj_bias",), ("attn.q.bias", "attn.k.bias", "attn.v.bias")) in groups(found)
 
@@ -190,12 +199,14 @@ def test_models(tmp_path):
     left = both(names("blocks.0", model="Encoder"), names("blocks.0", model="Transformer"))
     right = both(names("blocks.0", model="T5"), names("blocks.0", "layers.0", model="DiT"))
     text = '[models]\nTransformer = "DiT"\nEncoder = "T5"\n[modules]\n"blocks.*" = "blocks.*"\n'
-    found = read(tmp_path, text).between(left, right)
+    found = resolve_map(read(tmp_path, text), left, right)
     assert found.models == {"Transformer": "DiT", "Encoder": "T5"}
     assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
     assert found.matched[("Transformer", "blocks.0")] == ("DiT", "blocks.0")
     assert found.matched[("Encoder", "")] == ("T5", "")
-    found = read(tmp_path, text + '"Transformer/blocks.0" = "DiT/layers.0"').between(left, right)
+    found = resolve_map(
+        read(tmp_path, text + '"Transformer/blocks.0" = "DiT/layers.0"'), left, right
+    )
     assert found.matched[("Transformer", "blocks.0")] == ("DiT", "layers.0")
     assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
 
@@ -211,7 +222,7 @@ def test_the_map_overrides_what_was_found(tmp_path):
     )
     left, right = names(*"abcdpq"), names(*"xyzw", "pq", "p")
     text = '[modules]\na = "y"\np = "p"\n[unpaired]\nreference = ["c"]\n'
-    found = read(tmp_path, text).between(left, right)
+    found = resolve_map(read(tmp_path, text), left, right)
     assert plain(found.apply(pairs).matched) == {"a": "y", "d": "w", "p": "p"}
     assert pairs.parts == {} and pairs.containers == {}
     assert (
@@ -226,17 +237,21 @@ def test_what_holds_others_and_owns_nothing_is_a_container(tmp_path):
         names("blocks", "blocks.0", parameters=["blocks.0.weight"]),
         names("layers", "layers.0"),
     )
-    found = read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"').between(
-        left, right
+    found = resolve_map(
+        read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"'), left, right
     )
     assert plain(found.apply(ModulePairs()).containers) == {"blocks": "layers"}
 
 
 def test_layouts(tmp_path):
-    found = read(
-        tmp_path,
-        '[layouts]\n"blocks.*.norm:out" = "permute(0, 2, 1)"\n"head:in[*]" = "reshape(4, -1)"',
-    ).between(names("blocks.0.norm", "head"), names("other"))
+    found = resolve_map(
+        read(
+            tmp_path,
+            '[layouts]\n"blocks.*.norm:out" = "permute(0, 2, 1)"\n"head:in[*]" = "reshape(4, -1)"',
+        ),
+        names("blocks.0.norm", "head"),
+        names("other"),
+    )
     assert found.reorders(("M", "blocks.0.norm"), "out") and not found.reorders(
         ("M", "blocks.0.norm"), "in[0]"
     )
@@ -247,7 +262,9 @@ def test_layouts(tmp_path):
 
 
 def test_a_layout_whose_tensor_never_came_is_said(tmp_path):
-    found = read(tmp_path, '[layouts]\n"head:out[7]" = "any"').between(names("head"), names("head"))
+    found = resolve_map(
+        read(tmp_path, '[layouts]\n"head:out[7]" = "any"'), names("head"), names("head")
+    )
     found.layout(("M", "head"), "out[0]")
     assert found.unused() == [
         f'{tmp_path}/map.toml: [layouts] "head:out[7]" = "any": no such tensor was compared'
@@ -295,10 +312,10 @@ NO_MAPS = {
     "another schema": ('schema = "otel_torch.map/9"', ["'otel_torch.map/9'", "'otel_torch.map/1'"]),
     "an unknown table": (
         "[module]\n",
-        ["[module]", "no table of a map", 'the nearest is "modules"'],
+        ["[module]", "not a table of a map", 'did you mean "modules"?'],
     ),
-    "no table": ('modules = "a"', ["modules is no table"]),
-    "a number": ("[modules]\na = 3\n", ['[modules] "a"', "3", "no name in quotes"]),
+    "no table": ('modules = "a"', ["modules is not a table"]),
+    "a number": ("[modules]\na = 3\n", ['[modules] "a"', "3", "not a quoted name"]),
     "a list": (
         '[modules]\na = ["b", "c"]\n',
         ['[modules] "a"', "[fused.reference]", "[fused.port]"],
@@ -307,7 +324,7 @@ NO_MAPS = {
         '[modules]\n"a.*" = "b"\n',
         ['[modules] "a.*" = "b"', "carried over"],
     ),
-    "a wildcard within": ('[modules]\n"a**" = "b**"\n', ['"a**"', "whole components"]),
+    "a wildcard within": ('[modules]\n"a**" = "b**"\n', ['"a**"', "whole component"]),
     "no side": ('[fused]\na = ["b", "c"]\n', ["[fused]", "'a'"]),
     "no parts": (
         '[fused.port]\na = "b"\n',
@@ -376,11 +393,11 @@ MISFITS = {
     ),
     "no part": (
         '[fused.port]\n"qk" = ["q", "z"]',
-        ["[fused.port]", "the reference has no module and no parameter", '"z"'],
+        ["[fused.port]", "the reference has no module or parameter", '"z"'],
     ),
     "no whole": (
         '[fused.port]\n"qkv" = ["q", "k"]',
-        ["[fused.port]", "the port has no module and no parameter", '"qk"'],
+        ["[fused.port]", "the port has no module or parameter", '"qk"'],
     ),
     "no model": ('[models]\n"M" = "N"', ["[models]", 'the port has no model "N"', "it has M"]),
     "unpaired": ('[unpaired]\nport = ["rope"]', ['[unpaired] "rope"', "the port has no module"]),
@@ -390,11 +407,11 @@ MISFITS = {
     ),
     "two of one": (
         '[modules]\n"q" = "qk"\n"k" = "qk"',
-        ["q and k of the reference would both be qk", "[fused.port]"],
+        ["q and k of the reference would both pair with qk", "[fused.port]"],
     ),
     "two of one, by a pattern": (
         '[modules]\n"blocks.*" = "blocks.*"\n"norm" = "blocks.1"',
-        ["both be blocks.1"],
+        ["both pair with blocks.1"],
     ),
     "paired and not": (
         '[modules]\n"norm" = "ln"\n[unpaired]\nreference = ["norm"]',
@@ -402,7 +419,7 @@ MISFITS = {
     ),
     "paired and fused": (
         '[modules]\n"q" = "v"\n[fused.port]\n"qk" = ["q", "k"]',
-        ["[modules]", "[fused.port]", "of q"],
+        ["[modules]", "[fused.port]", "about q"],
     ),
     "a mixture": (
         '[fused.port]\n"qk" = ["q", "norm.weight"]',
@@ -415,15 +432,15 @@ MISFITS = {
 def test_what_does_not_fit_the_recordings_is_one_line(tmp_path, case):
     text, said = MISFITS[case]
     with pytest.raises(MapError) as error:
-        read(tmp_path, text).between(REFERENCE, PORT)
+        resolve_map(read(tmp_path, text), REFERENCE, PORT)
     line = str(error.value)
     assert line.startswith(f"{tmp_path}/map.toml: ") and "\n" not in line
     assert [words for words in said if words not in line] == []
 
 
 def test_counterparts_that_a_pattern_does_not_find_are_said(tmp_path):
-    found = read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"').between(
-        REFERENCE, PORT
+    found = resolve_map(
+        read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"'), REFERENCE, PORT
     )
     assert plain(found.matched) == {"blocks.0.attn": "blocks.0.self_attn"}
     (warning,) = found.warnings
@@ -431,11 +448,11 @@ def test_counterparts_that_a_pattern_does_not_find_are_said(tmp_path):
 
 
 def test_a_line_that_others_outdo_is_said(tmp_path):
-    found = read(tmp_path, '[modules]\n"nor*" = "l*"\n"norm" = "ln"').between(
-        names("norm"), names("ln", "lm")
+    found = resolve_map(
+        read(tmp_path, '[modules]\n"nor*" = "l*"\n"norm" = "ln"'), names("norm"), names("ln", "lm")
     )
     assert found.warnings == [
-        f'{tmp_path}/map.toml: [modules] "nor*" = "l*": other lines already say it'
+        f'{tmp_path}/map.toml: [modules] "nor*" = "l*": has no effect, other lines override it'
     ]
 
 
@@ -477,7 +494,7 @@ def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
             {name: (other,) for name, other in left.items()}, universe, [right]
         )
     )
-    assert plain(read(tmp_path, text).between(names(*universe), names(*right)).matched) == left
+    assert plain(resolve_map(read(tmp_path, text), names(*universe), names(*right)).matched) == left
 
 
 # -- recordings
@@ -726,7 +743,7 @@ def test_a_map_for_other_programs_is_one_line_and_status_2(recordings, tmp_path,
     assert (status, shown.out) == (2, "")
     assert (
         "map.toml: [modules]" in line
-        and 'the reference has no module "blocks.*.atn"; the nearest is "blocks.*.attn"' in line
+        and 'the reference has no module "blocks.*.atn"; did you mean "blocks.*.attn"?' in line
     )
 
 

@@ -24,6 +24,7 @@ from otel_torch.parity.call_graph import (
     build_program,
     read_module_table,
 )
+from otel_torch.parity.correspondence import Correspondence
 from otel_torch.parity.explain import explain
 from otel_torch.parity.fault_path import chain_to
 from otel_torch.parity.finding import (
@@ -38,7 +39,8 @@ from otel_torch.parity.finding import (
 from otel_torch.parity.forwards import PASSED_OVER, ForwardRows, iterate_forwards, read_parameters
 from otel_torch.parity.judge import Fault, Judgment, Location, judge, kind_of, location_of
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, not_put_right
-from otel_torch.parity.mapping import Correspondence, Map
+from otel_torch.parity.map_file import Map
+from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarseness, dtypes_by_module, floors_of
@@ -47,9 +49,9 @@ from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.ranks import compare_ranks
+from otel_torch.parity.resolve_map import resolve_map
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.row_batches import RowKinds, RowRecord
-from otel_torch.parity.saved_map import save_map as write_map
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
 from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_early_end, read_metadata
@@ -238,7 +240,7 @@ class _Comparison:
         part. The parameters that do.
         """
         reference, port = self.sides
-        said = self.said = self.map.between(reference, port) if self.map is not None else None
+        said = self.said = None if self.map is None else resolve_map(self.map, reference, port)
         loader = names_by_loader(port.meta)
         if said is None:
             self.pairs = pair_parameters(

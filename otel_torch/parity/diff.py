@@ -8,7 +8,7 @@ from pathlib import Path
 
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
-from otel_torch.parity.mapping import load_map
+from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.recording.metadata import read_metadata
