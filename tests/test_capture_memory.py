@@ -96,7 +96,7 @@ def census(model: nn.Module) -> dict[str, Any]:
         "tensors": sum(issubclass(type(one), Tensor) for one in gc.get_objects()),
         "hooks": hooks(model),
         "managers": sum(ModuleHookManager.get_from(one) is not None for one in model.modules()),
-        "numbers in compiled graphs": len(compiled._places),
+        "numbers in compiled graphs": len(compiled._sites),
         "threads": threading.enumerate(),
         "files": os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else [],
         "folders": sorted(Path(tempfile.gettempdir()).iterdir()),

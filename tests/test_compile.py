@@ -684,7 +684,7 @@ def test_inductor_takes_no_record_into_a_cuda_graph() -> None:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
-        compiled.outputs(nobody, x)
+        compiled.observe_outputs(nobody, x)
         return x
 
     found = get_first_incompatible_cudagraph_node(make_fx(forward)(X))

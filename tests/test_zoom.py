@@ -191,7 +191,7 @@ def test_stacked_bugs_come_apart(reference: Path, tmp_path: Path) -> None:
         ("blocks.2.mlp_norm", "input", "value"),
     ]
     assert apart["introduced"][3]["error"] == pytest.approx(0.1, rel=0.25)
-    assert "inputs and" in done.stderr and "were the reference's" in done.stderr
+    assert "inputs and" in done.stderr and "were replaced by the reference's" in done.stderr
     isolated = metadata(reference / "isolated.jsonl")["isolated"]
     assert isolated["inputs"] > 40 and isolated["outputs"] > 40
 

@@ -112,7 +112,7 @@ class Cache:
             self._stop_guarding = compiled.guard_hooks()
         hook_class = _CallHook if self.include_inputs else _OutputHook
         hooks = [hook_class(self, module, name) for module, name in chosen.items()]
-        for hook, number in zip(hooks, compiled.numbers(hooks, self), strict=True):
+        for hook, number in zip(hooks, compiled.site_tensors(hooks, self), strict=True):
             hook.number = number
             ModuleHookManager.get_from_or_default(hook.module).append_forward_hook(hook)
             self._hooks.append(hook)
@@ -217,7 +217,7 @@ class Cache:
             )
         return self._spill.save(tensor)
 
-    def seen(
+    def on_compiled_tensors(
         self,
         place: _OutputHook,
         tensors: list[tuple[str, Tensor]],
@@ -272,7 +272,7 @@ class _OutputHook(ForwardHook):
         if not torch.compiler.is_compiling():
             self.cache.add_output(self.pop_entry(), self.title, output)
         else:
-            compiled.outputs(self.number, output)
+            compiled.observe_outputs(self.number, output)
 
     def pop_entry(self) -> CacheEntry | None:
         """Return the entry of the call that ends, or None for a new entry."""
@@ -291,7 +291,7 @@ class _CallHook(_OutputHook):
         if not torch.compiler.is_compiling():
             _calls.stack.append((self, self.cache.add_inputs(self.title, args, kwargs)))
         else:
-            compiled.inputs(self.number, args, kwargs)
+            compiled.observe_inputs(self.number, args, kwargs)
         return args, kwargs
 
     def pop_entry(self) -> CacheEntry | None:

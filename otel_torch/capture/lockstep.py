@@ -28,7 +28,7 @@ from otel_torch.capture.lockstep_events import (
 )
 from otel_torch.capture.tensor_structure import replace_leaves
 from otel_torch.parity.tolerance import Tolerance
-from otel_torch.sources.conform_tensor import Stays, fitted
+from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.values import walk, walk_inputs
 
 
@@ -216,8 +216,8 @@ class _LockstepComparison:
         limit = self.tolerance.base((str(reference_tensor.dtype), str(port_tensor.dtype)))
         conformed: Tensor | None = None
         error = float("inf")
-        with contextlib.suppress(Stays):
-            conformed = fitted(reference_tensor, port_tensor)
+        with contextlib.suppress(CannotConform):
+            conformed = conform(reference_tensor, port_tensor)
             error = _relative_distance(conformed, port_tensor)
         if not error <= limit:  # an error of NaN is a fault too
             fault = LockstepFault(

@@ -175,7 +175,7 @@ class Tracker:
     ) -> None:
         self.take(Event(name, module_class, True, (parameter.grad,), (), {}))
 
-    def seen(
+    def on_compiled_tensors(
         self,
         place: _TrackHook,
         tensors: list[tuple[str, Tensor]],
@@ -237,7 +237,7 @@ class _TrackHook(ForwardHook):
         self.tracker, self.title, self.grad = tracker, title, grad
         self.module_class: type[nn.Module] | None = None
         self._unique_name = unique_hook_name("track")
-        self._number = compiled.number(self, tracker)
+        self._number = compiled.site_tensor(self, tracker)
 
     def name(self) -> str:  # type: ignore[override]
         return self._unique_name
@@ -249,7 +249,7 @@ class _TrackHook(ForwardHook):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if torch.compiler.is_compiling():
-            compiled.outputs(self._number, output)
+            compiled.observe_outputs(self._number, output)
         else:
             self._add_call(module, args, kwargs, output)
 

@@ -28,7 +28,7 @@ from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
-from otel_torch.sources.identity import Identities, Identity
+from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
@@ -131,7 +131,7 @@ class _Observer(ForwardHook):
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self._site = site
-        self._number = compiled.number(site, activations)
+        self._number = compiled.site_tensor(site, activations)
 
     @classmethod
     def name(cls) -> str:
@@ -139,7 +139,7 @@ class _Observer(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            compiled.outputs(self._number, output)
+            compiled.observe_outputs(self._number, output)
         else:
             self._activations.left(self._site, output)
         return output
@@ -154,7 +154,7 @@ class _InputObserver(_Observer):
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
-            compiled.inputs(self._number, args, kwargs)
+            compiled.observe_inputs(self._number, args, kwargs)
         else:
             self._activations.entered(self._site, args, kwargs)
         return args, kwargs
@@ -170,18 +170,18 @@ class TensorReader:
         self.parity = "parity" in settings.capture
         required = PARITY_STATISTICS if self.parity else ()
         self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
-        self.identities = Identities()
+        self.identities = IdentityRegistry()
 
     def read(self, pending: list[_Seen]) -> _Reading:
         """Start copying the measurements to the host, all tensors of a device at once."""
         reading = _Reading(self, pending)
-        self.identities.forget()
+        self.identities.end_step()
         return reading
 
     def as_record(self, seen: _Seen, row: Sequence[float] | None) -> Record:
         """Return the record of a tensor from its row of numbers."""
         identity = seen.identity
-        if identity is not None and not self.identities.first_sight(identity, seen.measured, row):
+        if identity is not None and not self.identities.assign_number(identity, seen.measured, row):
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)
         elif seen.call.phase == "attach" and self.parity:
@@ -428,7 +428,7 @@ class Activations(Source):
             names = self._arguments[module] = argument_names(module)
         return names
 
-    def seen(
+    def on_compiled_tensors(
         self,
         site: ModuleSite,
         tensors: list[tuple[str, torch.Tensor]],
@@ -595,7 +595,7 @@ class Activations(Source):
                         argument = argument_name(label, arguments)
                         call.taken |= {identity}
                     elif identity in call.taken:
-                        identity.measured = (
+                        identity.measurement = (
                             None  # the module may have changed it with a kernel of its own
                         )
                 measured = self._measure(tensor, primitives, identity)
@@ -619,11 +619,11 @@ class Activations(Source):
         tensor: torch.Tensor, primitives: tuple[str, ...], identity: Identity | None
     ) -> Measurement:
         """The tensor's numbers, taken once where it is known to be the same."""
-        if identity is None or not identity.counted:
+        if identity is None or not identity.counts_changes:
             return measure(tensor, primitives)
-        if identity.measured is None:
-            identity.measured = measure(tensor, primitives)
-        return identity.measured
+        if identity.measurement is None:
+            identity.measurement = measure(tensor, primitives)
+        return identity.measurement
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
         copy = copy_of(tensor)
@@ -696,7 +696,7 @@ class _GradientHook:
     @torch_private.keep_out_of_frames
     def __call__(self, gradient: torch.Tensor) -> None:
         if torch.compiler.is_compiling():  # compiled autograd
-            compiled.hidden_gradient()
+            compiled.report_compiled_gradient()
             return
         self.fired += 1
         self.remove()

@@ -58,7 +58,7 @@ class HookAttacher:
         if is_recorded:
             self._activations.attach(model, sites)
             if "parity" in settings.capture:
-                self._inventory.take_down(model, sites, self._activations.observes)
+                self._inventory.add(model, sites, self._activations.observes)
         if self._isolation is not None:
             self._isolation.attach_within(model, selected)
         if self._jitter is not None and settings.activations:

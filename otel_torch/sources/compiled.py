@@ -1,10 +1,11 @@
-"""Records from inside compiled graphs: an operator that the compiler keeps, though it computes
-nothing.
+"""Observes tensors inside compiled graphs, by an operator that the compiler does not remove.
 
-A hook's Python does not run in a compiled graph. What does is an operator, if the compiler believes
-that it changes something: it is given a one-element tensor to change, which also says, without a
-constant that would make one graph a layer, whose call it is. It is defined by its schema, not by
-`custom_op`, whose layers of Python cost 15 us a call.
+The Python of a hook does not run in a compiled graph. When a hook is traced, it adds the operator
+`otel_torch::observe` to the graph, which passes the tensors of a module call to an observer. The
+operator declares that it changes its argument `site`, a one-element tensor, so that the compiler
+keeps it. The element says which module is called; a constant would make the compiler generate a
+graph for each layer. The operator is defined by its schema, because the Python layers of
+`custom_op` take 15 us per call.
 """
 
 from __future__ import annotations
@@ -28,150 +29,158 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Who is told what compiled programs hand over."""
+    """Receives the tensors that compiled graphs observe."""
 
-    def seen(
+    def on_compiled_tensors(
         self,
-        place: Any,
+        site: Any,
         tensors: list[tuple[str, torch.Tensor]],
         *,
         entering: bool,
         differentiable: bool,
     ) -> None:
-        """The tensors of a call, with their labels: those that enter it, or those that leave.
-        place: as given to `number`. differentiable: whether gradients would flow, of which nothing
-        is seen.
+        """Called with the inputs (`entering`) or outputs of a call, as (label, tensor).
+
+        Args:
+            site: the object that was given to `site_tensor`.
+            differentiable: whether gradients flow through the call. They are not observed.
         """
 
 
-class _Place(weakref.ref[Any]):
-    """A place, which is not kept alive, and who is told of it: one object each, for the garbage
-    collector counts them.
+class _SiteRef(weakref.ref[Any]):
+    """A weak reference to a site, with its key in `_sites` and its observer.
+
+    One object per site, because the garbage collector traverses them all.
     """
 
-    __slots__ = ("number", "observer")
+    __slots__ = ("key", "observer")
 
-    number: int
+    key: int
     observer: weakref.ref[Observer]
 
 
-_places: dict[int, _Place] = {}
-_numbers = itertools.count()
-# distributed tensors, which refuse operators that torch does not know: empty until the program
-# imports them
-_shards: tuple[type, ...] = ()
+_sites: dict[int, _SiteRef] = {}
+_keys = itertools.count()
+# the types of distributed tensors, which reject operators that torch does not know; empty until the
+# program imports them
+_dtensor_types: tuple[type, ...] = ()
 
 
-def number(place: Any, observer: Observer) -> torch.Tensor:
-    """A tensor that stands for a place (a site) in compiled graphs; int64, shape (1,), on the CPU.
-    Keeps neither alive.
+def site_tensor(site: Any, observer: Observer) -> torch.Tensor:
+    """Return a tensor that identifies a site in compiled graphs: int64, shape (1,), on the CPU.
+
+    Keeps neither the site nor the observer alive.
     """
-    return numbers([place], observer)[0]
+    return site_tensors([site], observer)[0]
 
 
 @unobserved
-def numbers(places: Sequence[Any], observer: Observer) -> list[torch.Tensor]:
-    """The same for many places, in a fifth of the time: that of one goes into saying what holds for
-    all.
-    """
-    told, found = weakref.ref(observer), list(itertools.islice(_numbers, len(places)))
-    for one, place in zip(found, places, strict=True):
-        kept = _places[one] = _Place(place, _forget)
-        kept.number, kept.observer = one, told
+def site_tensors(sites: Sequence[Any], observer: Observer) -> list[torch.Tensor]:
+    """Return `site_tensor` for many sites, in a fifth of the time."""
+    observer_ref = weakref.ref(observer)
+    keys = list(itertools.islice(_keys, len(sites)))
+    for key, site in zip(keys, sites, strict=True):
+        site_ref = _sites[key] = _SiteRef(site, _drop_site)
+        site_ref.key, site_ref.observer = key, observer_ref
     with torch.inference_mode(False):
-        # each with memory of its own: views of one tensor would alias each other in a graph
-        return [
-            one.clone() for one in torch.tensor(found, dtype=torch.int64, device="cpu")[:, None]
-        ]
+        rows = torch.tensor(keys, dtype=torch.int64, device="cpu")[:, None]
+        # each with its own memory: views of one tensor would alias each other in a graph
+        return [row.clone() for row in rows]
 
 
-def _forget(place: _Place) -> None:
-    _places.pop(place.number, None)
+def _drop_site(site_ref: _SiteRef) -> None:
+    _sites.pop(site_ref.key, None)
 
 
-_guarding: list[
-    object
-] = []  # who wants the compiler to look at hooks, and what it was told before the first of them came
-_told_before: list[bool] = []
+# those that have asked for guards on hooks, and the setting before the first of them
+_guarding: list[object] = []
+_skipped_before: list[bool] = []
 
 
 def guard_hooks() -> Callable[[], None]:
-    """Have the compiler tell modules with our hooks from those of the same class without; returns
-    what ends that.
+    """Have the compiler guard on hooks of modules; return a function that ends this.
 
-    By default it does not look: whichever runs first decides for all whether hooks fire. Whoever
-    asks first need not end last.
+    By default it does not, so that the first of two modules of a class that runs decides for both
+    whether hooks are called. Callers may end in any order.
     """
-    asked = object()
+    caller = object()
 
-    def guard(config: Any) -> None:
+    def enable_guards(config: Any) -> None:
         if hasattr(config, "skip_nnmodule_hook_guards"):
             if not _guarding:
-                _told_before[:] = [config.skip_nnmodule_hook_guards]
-            _guarding.append(asked)
+                _skipped_before[:] = [config.skip_nnmodule_hook_guards]
+            _guarding.append(caller)
             config.skip_nnmodule_hook_guards = False
 
-    def know_shards(distributed: Any) -> None:
-        global _shards
-        _shards = (distributed.DTensor,)
+    def set_dtensor_types(distributed: Any) -> None:
+        global _dtensor_types
+        _dtensor_types = (distributed.DTensor,)
 
-    waiting = [
-        after_import("torch._dynamo.config", guard),
-        after_import("torch.distributed.tensor", know_shards),
+    cancel_waiting = [
+        after_import("torch._dynamo.config", enable_guards),
+        after_import("torch.distributed.tensor", set_dtensor_types),
     ]
 
     def restore() -> None:
-        for call_off in waiting:
-            call_off()
-        if asked in _guarding:
-            _guarding.remove(asked)
+        for cancel in cancel_waiting:
+            cancel()
+        if caller in _guarding:
+            _guarding.remove(caller)
             if not _guarding:
-                sys.modules["torch._dynamo.config"].skip_nnmodule_hook_guards = _told_before[0]  # type: ignore[attr-defined]
+                config: Any = sys.modules["torch._dynamo.config"]
+                config.skip_nnmodule_hook_guards = _skipped_before[0]
 
     return restore
 
 
-def silent_parts(model: Model, hooked: Callable[[ModuleSite], bool]) -> list[tuple[str, list[str]]]:
-    """(name, modules inside) of the model's compiled parts out of which nothing came, though
-    `hooked` modules are inside: they were compiled before the hooks were there. To be asked after a
-    forward.
+def silent_parts(
+    model: Model, is_hooked: Callable[[ModuleSite], bool]
+) -> list[tuple[str, list[str]]]:
+    """Find compiled parts of a model that were compiled before their modules had hooks.
+
+    Call this after a forward pass. Returns (name of the part, names of its hooked modules) for each
+    part in which no hooked module was observed.
     """
-    fired = model.calls.modules()
+    observed = model.calls.modules()
+    sites = list(model.sites.values())
     silent = []
-    for site in list(model.sites.values()):
+    for site in sites:
         part = site.module()
-        if part is None or not (
-            getattr(part, "_compiled_call_impl", None) or type(part).__name__ == "OptimizedModule"
-        ):
+        if part is None or not _is_compiled(part):
             continue
-        below = {
-            id(module)
-            for module in part.modules()
-            if type(module).forward is not torch.nn.Module.forward
-        }
-        below -= {id(part), id(core(part))}
-        inside = [
-            other.name
-            for other in list(model.sites.values())
-            if other.key in below and hooked(other)
-        ]
-        own = model.sites.get(id(core(part)))
-        if (
-            inside
-            and fired.isdisjoint(inside)
-            and own is not None
-            and own.names
-            and (own.name in fired or not hooked(own))
-        ):
-            silent.append((own.name, inside))
+        inner = core(part)
+        inside = _ids_of_submodules(part) - {id(part), id(inner)}
+        hooked = [other.name for other in sites if other.key in inside and is_hooked(other)]
+        inner_site = model.sites.get(id(inner))
+        if not hooked or not observed.isdisjoint(hooked):
+            continue
+        if inner_site is None or not inner_site.names:
+            continue
+        if inner_site.name in observed or not is_hooked(inner_site):
+            silent.append((inner_site.name, hooked))
     return silent
 
 
-# `site` is changed for the compiler only. Any layout will do: no tensor is copied to be looked at
-_SCHEMA = "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool differentiable) -> ()"
+def _is_compiled(module: torch.nn.Module) -> bool:
+    is_wrapper = type(module).__name__ == "OptimizedModule"
+    return is_wrapper or bool(getattr(module, "_compiled_call_impl", None))
+
+
+def _ids_of_submodules(module: torch.nn.Module) -> set[int]:
+    """Return the ids of the modules inside `module` that have a forward."""
+    default = torch.nn.Module.forward
+    return {id(inner) for inner in module.modules() if type(inner).forward is not default}
+
+
+# `site` is not really changed; the compiler has to believe so
+_SCHEMA = (
+    "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool differentiable)"
+    " -> ()"
+)
 _operators: Any = torch.library
 _library = _operators.Library("otel_torch", "FRAGMENT")
-# a CUDA graph would replay the kernels and not the call: inductor cuts its graphs there
+# flexible_layout: no tensor is copied for the operator. cudagraph_unsafe: a CUDA graph would not
+# replay the call, so inductor splits its graphs there
 _library.define(
     _SCHEMA,
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout, torch.Tag.cudagraph_unsafe),
@@ -185,64 +194,71 @@ def _observe(
     entering: bool,
     differentiable: bool,
 ) -> None:
-    known = _places.get(int(site.item()))
-    place, observer = (None, None) if known is None else (known(), known.observer())
-    if place is not None and observer is not None:
-        observer.seen(
-            place,
+    site_ref = _sites.get(int(site.item()))
+    if site_ref is None:
+        return
+    site_object, observer = site_ref(), site_ref.observer()
+    if site_object is not None and observer is not None:
+        observer.on_compiled_tensors(
+            site_object,
             list(zip(labels, tensors, strict=True)),
             entering=entering,
             differentiable=differentiable,
         )
 
 
-def _observe_batches(
+def _observe_in_vmap(
     info: Any, dims: Any, tensors: list[torch.Tensor], *others: Any
 ) -> tuple[None, None]:
-    """Inside vmap: all samples as one tensor."""
+    """Observe all samples as one tensor."""
     torch.ops.otel_torch.observe.default(tensors, *others)
     return None, None
 
 
 _library.impl("observe", _observe, "CompositeExplicitAutograd")
-_library.impl(
-    "observe", _operators.fallthrough_kernel, "Autograd"
-)  # there is nothing to differentiate
+# nothing to differentiate
+_library.impl("observe", _operators.fallthrough_kernel, "Autograd")
 _operators.register_fake("otel_torch::observe", lambda *arguments: None, lib=_library)
-_operators.register_vmap("otel_torch::observe", _observe_batches, lib=_library)
+_operators.register_vmap("otel_torch::observe", _observe_in_vmap, lib=_library)
 
 
-def outputs(site: torch.Tensor, output: Any) -> None:
-    """Have the graph that is being traced report the tensors of a module's output when it runs.
+def observe_outputs(site: torch.Tensor, output: Any) -> None:
+    """Add to the graph being traced: observe the tensors of a module's output.
 
-    Leaves an exported program alone: that is the user's product.
+    Does nothing in `torch.export`, whose graph belongs to the user.
     """
     if not is_exporting():
-        _hand_over(site, walk(output, "out"), False)
+        _observe_tensors(site, walk(output, "out"), False)
 
 
-def inputs(site: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Have the graph that is being traced report the tensors of a module's inputs when it runs."""
-    if not is_exporting():
-        _hand_over(site, walk_inputs(args, kwargs), True)
+def observe_inputs(site: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Add to the graph being traced: observe the tensors of a module's inputs.
 
-
-def hidden_gradient() -> None:
-    """Traced into a compiled backward pass in the place of a hook on a gradient: no record can be
-    made there.
+    Does nothing in `torch.export`, whose graph belongs to the user.
     """
-    torch._dynamo.comptime.comptime(_say_hidden_gradient)
+    if not is_exporting():
+        _observe_tensors(site, walk_inputs(args, kwargs), True)
 
 
-def _say_hidden_gradient(context: Any) -> None:
+def report_compiled_gradient() -> None:
+    """Log, while a backward pass is compiled, that its gradients are not recorded."""
+    torch._dynamo.comptime.comptime(_report_compiled_gradient)
+
+
+def _report_compiled_gradient(context: Any) -> None:
     say_once(
-        "gradients inside a compiled backward pass are not recorded; switch compiled autograd off to record them"
+        "gradients inside a compiled backward pass are not recorded; "
+        "switch compiled autograd off to record them"
     )
 
 
-def _hand_over(site: torch.Tensor, found: list[tuple[str, torch.Tensor]], entering: bool) -> None:
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in found)
-    tensors = [tensor.to_local() if isinstance(tensor, _shards) else tensor for _, tensor in found]  # type: ignore[attr-defined]
-    torch.ops.otel_torch.observe.default(
-        tensors, site, [label for label, _ in found], entering, differentiable
-    )
+def _observe_tensors(
+    site: torch.Tensor, labeled: list[tuple[str, torch.Tensor]], entering: bool
+) -> None:
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in labeled)
+    tensors = [
+        tensor.to_local() if isinstance(tensor, _dtensor_types) else tensor  # type: ignore[attr-defined]
+        for _, tensor in labeled
+    ]
+    labels = [label for label, _ in labeled]
+    torch.ops.otel_torch.observe.default(tensors, site, labels, entering, differentiable)

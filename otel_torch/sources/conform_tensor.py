@@ -1,6 +1,4 @@
-"""A tensor of one program in the form that another has it in: another shape of the same numbers, or
-other axes.
-"""
+"""Gives a tensor of the reference the shape, axes, type and device of its counterpart in the port."""
 
 from __future__ import annotations
 
@@ -9,62 +7,72 @@ import math
 
 import torch
 
-# a permutation of axes is believed where it brings a tensor this much closer (relative L2) than any
-# other thing would be
-_LIKE = 0.5
-_MOST_AXES = 5
+# a permutation of axes is accepted if the relative L2 distance to the port's tensor is below this;
+# between unrelated tensors it would be larger than 1
+_MAX_DISTANCE = 0.5
+_MAX_AXES = 5
 
 
-class Stays(Exception):
-    """A tensor cannot be put right; the message is one of the reasons."""
+class CannotConform(Exception):
+    """A tensor cannot be converted. The message is a key of `isolation.REASONS`."""
 
 
-def fitted(right: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """`right` with the shape, type and device of `own`. Raises Stays where it is another thing."""
+def conform(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
+    """Return `reference` with the shape, dtype and device of `port`.
+
+    Raises:
+        CannotConform: the tensors are of different kinds.
+
+    >>> conform(torch.ones(2, 6, 8), torch.zeros(1, 2, 48)).shape
+    torch.Size([1, 2, 48])
+    """
     if (
-        right.is_floating_point() != own.is_floating_point()
-        or right.is_complex() != own.is_complex()
+        reference.is_floating_point() != port.is_floating_point()
+        or reference.is_complex() != port.is_complex()
     ):
-        raise Stays("dtype")
-    right = right.to(device=own.device, dtype=own.dtype)
-    if right.shape != own.shape:
-        if _flattens_alike(right.shape, own.shape):
-            right = right.reshape(own.shape)
+        raise CannotConform("dtype")
+    reference = reference.to(device=port.device, dtype=port.dtype)
+    if reference.shape != port.shape:
+        if _have_same_order(reference.shape, port.shape):
+            reference = reference.reshape(port.shape)
         else:
-            right = _permuted(right, own)
-    return right.contiguous() if own.is_contiguous() else right
+            reference = _permuted(reference, port)
+    return reference.contiguous() if port.is_contiguous() else reference
 
 
-def _flattens_alike(one: torch.Size, other: torch.Size) -> bool:
-    """Whether one shape is the other with neighbouring axes put together, so that the order of the
-    numbers is the same.
+def _have_same_order(shape: torch.Size, other: torch.Size) -> bool:
+    """Return whether one shape is the other with neighboring axes merged.
 
-    >>> _flattens_alike(torch.Size([2, 6, 8]), torch.Size([1, 2, 48]))
+    The order of elements is then the same.
+
+    >>> _have_same_order(torch.Size([2, 6, 8]), torch.Size([1, 2, 48]))
     True
-    >>> _flattens_alike(torch.Size([2, 6, 8]), torch.Size([6, 2, 8]))
+    >>> _have_same_order(torch.Size([2, 6, 8]), torch.Size([6, 2, 8]))
     False
     """
-    borders = [
-        set(itertools.accumulate((size for size in shape if size != 1), lambda a, b: a * b))
-        for shape in (one, other)
-    ]
-    return math.prod(one) == math.prod(other) and (
-        borders[0] <= borders[1] or borders[1] <= borders[0]
-    )
+    products, other_products = _partial_products(shape), _partial_products(other)
+    is_merged = products <= other_products or other_products <= products
+    return math.prod(shape) == math.prod(other) and is_merged
 
 
-def _permuted(right: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """The reference's tensor with its axes in the port's order, which the port's own numbers tell."""
-    if sorted(right.shape) != sorted(own.shape) or right.dim() > _MOST_AXES:
-        raise Stays("shape")
+def _partial_products(shape: torch.Size) -> set[int]:
+    """Return the products of the first axes: those after which a merged axis may end."""
+    sizes = (size for size in shape if size != 1)
+    return set(itertools.accumulate(sizes, lambda product, size: product * size))
+
+
+def _permuted(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
+    """Return `reference` with the order of axes that brings it closest to `port`."""
+    if sorted(reference.shape) != sorted(port.shape) or reference.dim() > _MAX_AXES:
+        raise CannotConform("shape")
     orders = [
         order
-        for order in itertools.permutations(range(right.dim()))
-        if right.permute(order).shape == own.shape
+        for order in itertools.permutations(range(reference.dim()))
+        if reference.permute(order).shape == port.shape
     ]
-    wide = own.to(torch.float32)
-    errors = [float((right.permute(order).to(torch.float32) - wide).norm()) for order in orders]
-    best = min(range(len(orders)), key=errors.__getitem__)
-    if errors[best] > _LIKE * float(wide.norm()):
-        raise Stays("shape")
-    return right.permute(orders[best])
+    port_fp32, reference_fp32 = port.to(torch.float32), reference.to(torch.float32)
+    distances = [float((reference_fp32.permute(order) - port_fp32).norm()) for order in orders]
+    best = min(range(len(orders)), key=distances.__getitem__)
+    if distances[best] > _MAX_DISTANCE * float(port_fp32.norm()):
+        raise CannotConform("shape")
+    return reference.permute(orders[best])

@@ -1,4 +1,4 @@
-"""Copies of whole tensors, made when they exist: the next module may change them in place."""
+"""Copies whole tensors as soon as they exist, because later modules may change them in place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from otel_torch.torch_private import unobserved
 
 
 def can_write_tensors() -> bool:
-    """Whether safetensors is installed, without which no tensor is kept; says so where it is not."""
+    """Return whether safetensors is installed; log how to install it if not."""
     if find_spec("safetensors") is None:
         say_once(
-            "OTEL_TORCH_TENSORS needs safetensors, so no tensor is written: pip install 'otel-torch[tensors]'"
+            "OTEL_TORCH_TENSORS needs safetensors, so no tensor is written: "
+            "pip install 'otel-torch[tensors]'"
         )
         return False
     return True
@@ -23,8 +24,9 @@ def can_write_tensors() -> bool:
 
 @unobserved
 def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A dense copy of the tensor (of a DTensor, of its local shard) on its device; None where it
-    cannot be had, and while a CUDA graph is captured: it would become a part of the graph.
+    """Return a dense copy of a tensor, on its device; of a DTensor, a copy of its local shard.
+
+    None if it cannot be copied, and while a CUDA graph is captured, which would record the copy.
     """
     if tensor.is_cuda and is_capturing():
         return None

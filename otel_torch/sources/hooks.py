@@ -1,9 +1,8 @@
-"""The one way to attach to a module: forward hooks in FastVideo's contract, on torch's own hooks
-underneath.
+"""Forward hooks with FastVideo's interface, built on torch's own hooks.
 
-FastVideo replaces `module.forward`, which a compiler specialises per instance and a deep copy drags
-along. Torch's own hooks are traced once for all layers; a copy or a pickle of the module carries in
-their place a callable that does nothing.
+FastVideo replaces `module.forward`. The compiler specializes that for each instance, and a deep
+copy takes it along. Torch's hooks are traced once for all layers, and a copied or pickled module
+gets a callable that does nothing in place of ours.
 """
 
 from __future__ import annotations
@@ -19,52 +18,54 @@ from otel_torch import torch_private
 
 
 class ForwardHook:
-    """Something that runs around a module's forward:
+    """A hook around a module's forward pass:
 
         args, kwargs = hook.pre_forward(module, *args, **kwargs)
         output = hook.post_forward(module, module.forward(*args, **kwargs))
 
-    Several hooks of a module nest: A then B appended means A.pre, B.pre, forward, B.post, A.post.
-    What a hook raises reaches the caller of the module; when forward raises, no post_forward runs.
+    The hooks of a module nest: after A and B were appended, a call runs A.pre, B.pre, forward,
+    B.post, A.post. An exception in a hook reaches the caller of the module. If forward raises, no
+    post_forward runs.
+
+    intervenes: whether the hook changes values and the other hooks must see the changed ones. It
+    then runs first, both before and after forward.
     """
 
     __slots__ = ()
-    # whether all others are to see what this one makes of a value: it runs before them, in front of
-    # forward and behind it
     intervenes = False
 
     @classmethod
     def name(cls) -> str:
-        """The hook's name, unique on a module. Subclasses override it."""
+        """Return the hook's name, which is unique on a module. Subclasses override it."""
         raise NotImplementedError
 
     def on_attach(self, module: nn.Module) -> None:
         """Called once when the hook is attached."""
 
     def on_detach(self, module: nn.Module) -> None:
-        """Called once when the hook is removed; not when the module is deleted while the hook is on
-        it.
-        """
+        """Called once when the hook is removed, but not if the module is deleted with it."""
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Called before forward; returns the arguments that forward gets."""
+        """Called before forward. Returns the arguments for forward."""
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        """Called after forward; returns the output that the caller gets."""
+        """Called after forward. Returns the output for the caller."""
         return output
 
     def post_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Called once all is done, with what forward got and what the caller gets."""
+        """Called after all `post_forward`, with forward's arguments and the caller's output."""
 
 
 class TorchHook:
-    """What torch calls. A copied or pickled module gets a callable that takes anything and returns
-    None instead, and needs none of our code to be loaded.
+    """A callable to register with torch.
+
+    In a copied or pickled module it becomes a standard-library callable that does nothing, so that
+    the module can be loaded without this package.
     """
 
     __slots__ = ("call",)
@@ -80,48 +81,50 @@ class TorchHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-# by identity, for modules may be equal; each goes with its module. A `WeakIdKeyDictionary` asks a
-# module for an attribute that it has not whenever it looks one up: 12 us
+# by id(module), because modules may compare equal; an entry is removed with its module. A lookup in
+# a `WeakIdKeyDictionary` takes 12 us: it asks the module for an attribute that it does not have
 _managers: dict[int, ModuleHookManager] = {}
 
 
-class _Module(ref[nn.Module]):
-    """A module that may go, and where its manager is found. What stays for each module is kept to
-    few objects: the more there are, the more often the garbage collector walks the whole program.
+class _ModuleRef(ref[nn.Module]):
+    """A weak reference to a module, with its key in `_managers`.
+
+    Each module gets as few objects as possible: every object makes the garbage collector traverse
+    the whole program more often.
     """
 
-    __slots__ = ("identity",)
+    __slots__ = ("key",)
 
-    identity: int
+    key: int
 
 
-def _forget(module: _Module) -> None:
-    _managers.pop(module.identity, None)
+def _drop_manager(module: _ModuleRef) -> None:
+    _managers.pop(module.key, None)
 
 
 class ModuleHookManager:
     """The forward hooks of one module, by name, in the order in which they were appended.
 
-    Use `get_from_or_default`; a manager made by hand is not attached and refuses hooks.
+    Use `get_from_or_default`. A manager from the constructor is not attached and takes no hooks.
     """
 
-    __slots__ = ("__weakref__", "_after", "_before", "_reference", "module_hooks")
+    __slots__ = ("__weakref__", "_after", "_before", "_module_ref", "module_hooks")
 
     def __init__(self, module: nn.Module) -> None:
         self.module_hooks: dict[str, ForwardHook] = {}
-        self._before: _Hooks | None = None
-        self._after: _Hooks | None = None
-        self._reference = _Module(module, _forget)
-        self._reference.identity = id(module)
+        self._before: _HookList | None = None
+        self._after: _HookList | None = None
+        self._module_ref = _ModuleRef(module, _drop_manager)
+        self._module_ref.key = id(module)
 
     @classmethod
     def get_from(cls, module: nn.Module) -> ModuleHookManager | None:
-        """The module's manager, or None."""
+        """Return the module's manager, or None."""
         return _managers.get(id(module))
 
     @classmethod
     def get_from_or_default(cls, module: nn.Module) -> ModuleHookManager:
-        """The module's manager, attached now if there was none."""
+        """Return the module's manager; attach one if it has none."""
         manager = cls.get_from(module)
         if manager is None:
             manager = _managers[id(module)] = cls(module)
@@ -129,7 +132,7 @@ class ModuleHookManager:
 
     @staticmethod
     def remove_from_manager(module: nn.Module) -> None:
-        """Detach the module's manager and every hook in it. Raises ValueError where there is none."""
+        """Detach the module's manager and all its hooks. Raises ValueError if it has none."""
         manager = _managers.get(id(module))
         if manager is None:
             raise ValueError(f"{type(module).__name__} has no hook manager")
@@ -138,73 +141,83 @@ class ModuleHookManager:
         _managers.pop(id(module), None)
 
     def remove_if_empty(self) -> None:
-        """Detach this manager from its module if no hook is left in it."""
-        module = self._reference()
+        """Detach this manager from its module if it has no hooks."""
+        module = self._module_ref()
         if module is not None and not self.module_hooks and _managers.get(id(module)) is self:
             del _managers[id(module)]
 
     def get_forward_hook(self, name: str) -> ForwardHook | None:
-        """The hook of that name, or None."""
+        """Return the hook of that name, or None."""
         return self.module_hooks.get(name)
 
     def append_forward_hook(self, hook: ForwardHook) -> None:
-        """Attach a hook after those that are there. Raises ValueError when its name is taken."""
+        """Attach a hook after the existing ones. Raises ValueError if its name is taken."""
         module = self._module()
         name = hook.name()
         if name in self.module_hooks:
             raise ValueError(f"{type(module).__name__} already has a forward hook named {name!r}")
         self.module_hooks[name] = hook
-        self._arrange(module)
+        self._register(module)
         hook.on_attach(module)
 
     def replace_forward_hook(
         self, name: str, hook: ForwardHook, run_on_attach: bool = True
     ) -> None:
-        """Put a hook in another's place. `run_on_attach` decides whether the old one's `on_detach`
-        runs, as in FastVideo. Raises ValueError when there is no hook of that name.
+        """Replace the hook called `name` by another one, in the same position.
+
+        Raises ValueError if there is no hook of that name, or the new one's name is taken.
+
+        Args:
+            run_on_attach: whether the old hook's `on_detach` runs. (FastVideo calls it this.)
         """
         module = self._module()
-        old = self.module_hooks.get(name)
-        if old is None:
+        replaced = self.module_hooks.get(name)
+        if replaced is None:
             raise ValueError(f"{type(module).__name__} has no forward hook named {name!r}")
-        if hook.name() != name and hook.name() in self.module_hooks:
+        new_name = hook.name()
+        if new_name != name and new_name in self.module_hooks:
             raise ValueError(
-                f"{type(module).__name__} already has a forward hook named {hook.name()!r}"
+                f"{type(module).__name__} already has a forward hook named {new_name!r}"
             )
         if run_on_attach:
-            old.on_detach(module)
-        self.module_hooks = {
-            (hook.name() if key == name else key): (hook if key == name else value)
-            for key, value in self.module_hooks.items()
-        }
-        self._arrange(module)
+            replaced.on_detach(module)
+        hooks = {}
+        for key, existing in self.module_hooks.items():
+            if key == name:
+                hooks[new_name] = hook
+            else:
+                hooks[key] = existing
+        self.module_hooks = hooks
+        self._register(module)
         hook.on_attach(module)
 
     def remove_forward_hook(self, name: str, run_detach: bool = True) -> None:
-        """Remove a hook. Raises ValueError when there is none of that name."""
+        """Remove a hook. Raises ValueError if there is no hook of that name."""
         module = self._module()
         hook = self.module_hooks.pop(name, None)
         if hook is None:
             raise ValueError(f"{type(module).__name__} has no forward hook named {name!r}")
-        self._arrange(module)
+        self._register(module)
         if run_detach:
             hook.on_detach(module)
 
     def _module(self) -> nn.Module:
-        module = self._reference()
+        module = self._module_ref()
         if module is not None and _managers.get(id(module)) is self:
             return module
         raise ValueError(
-            "this hook manager is not attached to a module; use ModuleHookManager.get_from_or_default(module)"
+            "this hook manager is not attached to a module; "
+            "use ModuleHookManager.get_from_or_default(module)"
         )
 
-    def _arrange(self, module: nn.Module) -> None:
-        """Have torch call just what is overridden: a module whose inputs nobody wants pays for no
-        pre-hook.
+    def _register(self, module: nn.Module) -> None:
+        """Register with torch the methods that hooks override, and no others.
+
+        A module whose inputs no hook needs has no pre-hook to pay for.
         """
         before: list[ForwardHook] = []
         after: list[ForwardHook] = []
-        called: list[ForwardHook] = []
+        post_calls: list[ForwardHook] = []
         for hook in self.module_hooks.values():
             kind = type(hook)
             if kind.pre_forward is not ForwardHook.pre_forward:
@@ -212,21 +225,19 @@ class ModuleHookManager:
             if kind.post_forward is not ForwardHook.post_forward:
                 after.insert(0, hook)
             if kind.post_call is not ForwardHook.post_call:
-                called.append(hook)
-        before.sort(key=_comes_second)
-        after.sort(key=_comes_second)
-        self._before = _arranged(self._before, _Before, module, before)
-        self._after = _arranged(self._after, _After, module, after, called)
+                post_calls.append(hook)
+        before.sort(key=_runs_later)
+        after.sort(key=_runs_later)
+        self._before = _update(self._before, _PreHooks, module, before)
+        self._after = _update(self._after, _PostHooks, module, after, post_calls)
 
 
-def _comes_second(hook: ForwardHook) -> bool:
+def _runs_later(hook: ForwardHook) -> bool:
     return not hook.intervenes
 
 
 def remove_hook(module: nn.Module, name: str) -> None:
-    """Remove the forward hook of that name if the module has it, and its manager with the last of
-    its hooks.
-    """
+    """Remove the forward hook of that name, if any, and a manager that is then empty."""
     manager = _managers.get(id(module))
     if manager is not None:
         if name in manager.module_hooks:
@@ -235,38 +246,39 @@ def remove_hook(module: nn.Module, name: str) -> None:
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
-    """Remove the forward hooks of these names from all modules that have them, and managers with
-    their last hook.
-    """
+    """Remove the forward hooks of these names from the modules, and managers that are then empty."""
     for module in list(modules):
         for name in names:
             remove_hook(module, name)
 
 
-class _Hooks(TorchHook):
-    """What torch calls for all hooks of a module, once registered until none is left: a forward
-    under way has taken up what is registered, so a hook that comes or goes changes what is called
-    here. A compiled program looks at every attribute on the way to a hook before each call: so
-    there are few.
+class _HookList(TorchHook):
+    """The one callable that torch has for all our hooks of a module.
+
+    It stays registered until no hook is left, and its contents change: a running forward pass has
+    already copied torch's hooks, so that registering or removing one would not affect it. It has
+    few attributes, because a compiled program checks each one before every call.
     """
 
-    __slots__ = ("called", "handle", "hooks")
+    __slots__ = ("handle", "hooks", "post_calls")
 
     handle: Any
 
-    def __init__(self, hooks: Sequence[ForwardHook], called: Sequence[ForwardHook] = ()) -> None:
-        self.arrange(hooks, called)
+    def __init__(
+        self, hooks: Sequence[ForwardHook], post_calls: Sequence[ForwardHook] = ()
+    ) -> None:
+        self.set(hooks, post_calls)
 
-    def arrange(self, hooks: Sequence[ForwardHook], called: Sequence[ForwardHook] = ()) -> None:
-        """Call these from now on."""
-        self.hooks, self.called = tuple(hooks), tuple(called)
+    def set(self, hooks: Sequence[ForwardHook], post_calls: Sequence[ForwardHook] = ()) -> None:
+        """Call these hooks from now on."""
+        self.hooks, self.post_calls = tuple(hooks), tuple(post_calls)
 
     def register(self, module: nn.Module) -> Any:
-        """Have torch call this; returns what takes it off."""
+        """Register with torch and return torch's handle."""
         raise NotImplementedError
 
 
-class _Before(_Hooks):
+class _PreHooks(_HookList):
     __slots__ = ()
 
     def register(self, module: nn.Module) -> Any:
@@ -276,16 +288,15 @@ class _Before(_Hooks):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if (
-            kwargs is None
-        ):  # torch gives none to a hook that was taken off by one before it, and calls it all the same
+        if kwargs is None:
+            # removed by an earlier hook of this call: torch still calls it, but without kwargs
             return None
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
         return args, kwargs
 
 
-class _After(_Hooks):
+class _PostHooks(_HookList):
     __slots__ = ()
 
     def register(self, module: nn.Module) -> Any:
@@ -295,28 +306,31 @@ class _After(_Hooks):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: Any
     ) -> Any:
-        if not outputs:  # the same
+        if not outputs:  # removed by an earlier hook of this call, as above
             return None
         (output,) = outputs
         for hook in self.hooks:
             output = hook.post_forward(module, output)
-        for hook in self.called:
+        for hook in self.post_calls:
             hook.post_call(module, args, kwargs, output)
         return output
 
 
-def _arranged(
-    known: _Hooks | None, kind: type[_Hooks], module: nn.Module, *hooks: Sequence[ForwardHook]
-) -> _Hooks | None:
-    """What is registered once these are all that are to be called."""
+def _update(
+    registered: _HookList | None,
+    kind: type[_HookList],
+    module: nn.Module,
+    *hooks: Sequence[ForwardHook],
+) -> _HookList | None:
+    """Make torch call these hooks; return what is registered then, or None."""
     if not any(hooks):
-        if known is not None:
-            known.arrange(())
-            known.handle.remove()
+        if registered is not None:
+            registered.set(())
+            registered.handle.remove()
         return None
-    if known is None:
-        known = kind(*hooks)
-        known.handle = known.register(module)
+    if registered is None:
+        registered = kind(*hooks)
+        registered.handle = registered.register(module)
     else:
-        known.arrange(*hooks)
-    return known
+        registered.set(*hooks)
+    return registered

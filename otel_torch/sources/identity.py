@@ -1,10 +1,10 @@
-"""Which tensors are one: the output of a module is the input of the next, and is measured and
-counted once.
+"""Recognizes the same tensor in several places: a module's output is the next module's input.
 
-An address is no identity, for memory is used again, and neither is the Python object, for a view is
-another one. A tensor is the same while its memory lives, lies alike and has not been changed in
-place. Torch does not count every change (collectives, kernels of the program's own, inference
-mode): where one is likely, a tensor is measured again and its numbers decide.
+Such a tensor is measured once and gets one `value` number. Neither its address (memory is reused)
+nor the Python object (a view is a new one) identifies it. Here a tensor is the same as long as its
+storage lives, its offset, shape, strides and dtype are equal, and torch's version counter has not
+changed. Torch does not count every change in place (collectives, custom kernels, inference mode);
+where one is likely, the tensor is measured again and its statistics decide.
 """
 
 from __future__ import annotations
@@ -22,104 +22,106 @@ from otel_torch.torch_private import StorageLife, several_ranks, unobserved, ver
 
 
 class Identity:
-    """One tensor by identity. `number` and the numbers of its memory are given when it is read, in
-    order of first sight.
+    """One tensor by identity.
 
-    measured: what was seen of it in this step, where that may still be believed. counted: whether
-    torch counts what changes it in place; if not, it is measured at every sight.
+    measurement: what was measured in this step; None if the tensor must be measured (again).
+    counts_changes: whether torch counts all changes in place; if not, the tensor is measured
+    whenever it is seen. number: in order of first sight, set when the row is read. content: a digest
+    of the row that `number` belongs to.
     """
 
-    __slots__ = ("content", "counted", "measured", "number", "storage")
+    __slots__ = ("content", "counts_changes", "measurement", "number", "storage")
 
-    def __init__(self, storage: Storage | None, counted: bool) -> None:
+    def __init__(self, storage: Storage | None, counts_changes: bool) -> None:
         self.storage = storage
-        self.counted = counted
-        self.measured: Measurement | None = None
+        self.counts_changes = counts_changes
+        self.measurement: Measurement | None = None
         self.number: int | None = None
         self.content: bytes = b""
 
 
 class Storage:
-    """The memory of tensors: views of one have this in common."""
+    """The memory that a tensor shares with its views.
 
-    __slots__ = ("life", "number", "tensors", "version")
+    number: in order of first sight. version: torch's counter of changes in place. identities: by
+    offset, shape, strides and dtype.
+    """
+
+    __slots__ = ("identities", "life", "number", "version")
 
     def __init__(self, life: StorageLife) -> None:
         self.life = life
         self.number: int | None = None
         self.version: int | None = None
-        self.tensors: dict[Any, Identity] = {}
+        self.identities: dict[Any, Identity] = {}
 
 
-class Identities:
-    """The tensors that were seen, forgotten with their memory."""
+class IdentityRegistry:
+    """The identities of the tensors seen, dropped with their memory."""
 
     def __init__(self) -> None:
         self._storages: dict[int, Storage] = {}
-        self._tensors = self._memories = 0
+        self._tensor_count = self._storage_count = 0
 
     @unobserved
     def of(self, tensor: torch.Tensor) -> Identity:
-        """The identity of a tensor; one of its own for a tensor without memory that could be known
-        again.
-        """
+        """Return the identity of a tensor; a new one if its memory cannot be recognized."""
         try:
             if hasattr(tensor, "to_local"):  # a DTensor
                 with torch.no_grad():
                     tensor = tensor.to_local()
             life = StorageLife(tensor)
             version = version_of(tensor)
-            place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         except Exception:
             return Identity(None, True)
         storage = self._storages.get(life.key)
         if storage is None:
             storage = self._storages[life.key] = Storage(life)
-        if storage.version != version:  # what was in this memory is gone
+        if storage.version != version:  # the memory has new contents
             storage.version = version
-            storage.tensors.clear()
-        identity = storage.tensors.get(place)
+            storage.identities.clear()
+        identity = storage.identities.get(view)
         if identity is None:
-            identity = storage.tensors[place] = Identity(
-                storage, version is not None and not several_ranks()
-            )
+            counts_changes = version is not None and not several_ranks()
+            identity = storage.identities[view] = Identity(storage, counts_changes)
         return identity
 
-    def first_sight(
-        self, identity: Identity, measured: Measurement, numbers: Sequence[float] | None
+    def assign_number(
+        self, identity: Identity, measurement: Measurement, row: Sequence[float] | None
     ) -> bool:
-        """Number the identity, to be called in order of sight; whether this is a tensor that was
-        not there before.
+        """Number a tensor and its storage; return whether the tensor is new.
 
-        numbers: the row of `measured`, on the host.
+        A tensor whose row differs from that of an earlier sight is new. Call this in order of
+        sight.
         """
         if identity.storage is not None and identity.storage.number is None:
-            identity.storage.number = self._memories
-            self._memories += 1
-        content = _content(measured, numbers)
+            identity.storage.number = self._storage_count
+            self._storage_count += 1
+        content = _digest(measurement, row)
         if identity.number is not None and identity.content == content:
             return False
-        identity.number, identity.content = self._tensors, content
-        self._tensors += 1
+        identity.number, identity.content = self._tensor_count, content
+        self._tensor_count += 1
         return True
 
-    def forget(self) -> None:
-        """Let go of the tensors whose memory has been given back; what lives on is measured again
-        in the next step, for a replayed graph fills its memory anew and tells nobody.
+    def end_step(self) -> None:
+        """Drop tensors whose memory was freed; have the others measured again in the next step.
+
+        The replay of a CUDA graph writes to memory without any trace of it in torch.
         """
         for key, storage in list(self._storages.items()):
             if storage.life.over:
                 del self._storages[key]
             else:
-                for identity in list(storage.tensors.values()):
-                    identity.measured = None
+                for identity in list(storage.identities.values()):
+                    identity.measurement = None
 
 
-def _content(measured: Measurement, numbers: Sequence[float] | None) -> bytes:
-    """Sixteen bytes that stand for a tensor's numbers; of those that every sight has, so not of a
-    parameter's rows.
-    """
-    if numbers is None:
+def _digest(measurement: Measurement, row: Sequence[float] | None) -> bytes:
+    """Return 16 bytes for a row, without its row sketch, which only some sights have."""
+    if row is None:
         return b""
-    common = len(numbers) - (VECTORS["row_sketch"] if "row_sketch" in measured.columns else 0)
-    return blake2b(array("d", numbers[:common]), digest_size=16).digest()
+    has_row_sketch = "row_sketch" in measurement.columns
+    length = len(row) - (VECTORS["row_sketch"] if has_row_sketch else 0)
+    return blake2b(array("d", row[:length]), digest_size=16).digest()

@@ -1,8 +1,6 @@
-"""The table of a model's modules, those never called included, and the names that its checkpoint
-had.
+"""The modules of each model and its checkpoint mappings, for the metadata of a recording.
 
-A comparison cannot say "this block is never called" from records alone: what is not called makes
-none.
+Records alone cannot show that a block is never called, because such a block has no records.
 """
 
 from __future__ import annotations
@@ -16,76 +14,90 @@ from otel_torch.console import say_once
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, ModuleSite
 
-# where a port keeps how a checkpoint's names become its own: regex -> name, and which parts are
-# fused into what
-_MAPPINGS = ("param_names_mapping", "stacked_params_mapping")
+# attributes in which a port keeps its mapping from a checkpoint's parameter names to its own, and
+# which parameters it fuses
+_MAPPING_ATTRIBUTES = ("param_names_mapping", "stacked_params_mapping")
 
 
 class Inventory:
-    """Takes down what models consist of while they live: at the program's end most are gone."""
+    """Describes models while they exist: at the end of the program most are gone."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
-        self._rules: dict[str, dict[str, Any]] = {}
+        # by model: the names of a module and its line of the table
+        self._modules: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
+        # by model and attribute
+        self._mappings: dict[str, dict[str, list[list[Any]]]] = {}
 
-    def take_down(
-        self, model: Model, sites: list[ModuleSite], observed: Callable[[nn.Module], bool]
+    def add(
+        self, model: Model, sites: list[ModuleSite], is_observed: Callable[[nn.Module], bool]
     ) -> None:
-        """Add the modules of `sites`, which are new in `model`. observed: whether anybody sees the
-        calls of a module.
+        """Add the modules of `sites`, which are new in `model`, and the model's mappings.
+
+        Args:
+            is_observed: whether the calls of a module are counted.
         """
-        lines = self._lines.setdefault(model.name, [])
+        lines = self._modules.setdefault(model.name, [])
         for site in sites:
             module = site.module()
             if module is None or not site.names:
                 continue
             names = [name for name, _ in site.names]
+            parameters = module._parameters.items()
             line: dict[str, Any] = {
                 "module": names[0],
                 "class": class_name(module),
-                "called": observed(module),
+                "called": is_observed(module),
+                "parameters": [name for name, tensor in parameters if tensor is not None],
             }
-            line["parameters"] = [
-                key for key, tensor in module._parameters.items() if tensor is not None
-            ]
             if names[1:]:
                 line["aliases"] = names[1:]
             lines.append((names, line))
         try:
-            self._rules[model.name] = {
-                name: rules for name in _MAPPINGS if (rules := _rules(model.root(), name))
-            }
-        except Exception as error:  # the model's own code: a property may raise
+            self._mappings[model.name] = _mappings(model.root())
+        except Exception as error:  # the attribute may be a property that raises
             say_once(
-                f"{model.name}: its mappings of names are not in the metadata: {type(error).__name__}: {error}"
+                f"{model.name}: its name mappings are not in the metadata: "
+                f"{type(error).__name__}: {error}"
             )
 
     def describe(self, model: Model) -> dict[str, Any]:
-        """For the metadata: `table` has a line a module: `module` (canonical name), `class`,
-        `called` (None where nobody would have seen it), `parameters` (names), and `aliases`, the
-        further names of a shared module; beside it a port's own mappings of names, if any.
+        """Return the model's part of the metadata.
+
+        `table` has an object per module: `module` (canonical name), `class`, `called` (None if
+        calls are not counted), `parameters` (names) and `aliases` (other names of a shared module).
+        The port's own name mappings follow, if any.
         """
         called = model.calls.modules()
-        table = [
-            line | {"called": not called.isdisjoint(names) if line["called"] else None}
-            for names, line in self._lines.get(model.name, ())
-        ]
-        return {"table": table, **self._rules.get(model.name, {})}
+        table = []
+        for names, line in self._modules.get(model.name, ()):
+            was_called = not called.isdisjoint(names) if line["called"] else None
+            table.append(line | {"called": was_called})
+        return {"table": table, **self._mappings.get(model.name, {})}
+
+
+def _mappings(root: Any) -> dict[str, list[list[Any]]]:
+    """Return the name mappings of a model or its configuration, by attribute, as JSON."""
+    mappings = {name: _rules(root, name) for name in _MAPPING_ATTRIBUTES}
+    return {name: rules for name, rules in mappings.items() if rules}
 
 
 def _rules(root: Any, name: str) -> list[list[Any]]:
-    """[pattern, replacement] lines; a replacement may be a list: name, which part, of how many."""
+    """Return a mapping as [pattern, replacement] pairs.
+
+    A replacement may be a list: name, index of the part, number of parts.
+    """
     config = getattr(root, "config", None)
-    for holder in (root, config, getattr(config, "arch_config", None)):
-        rules = getattr(holder, name, None)
+    for owner in (root, config, getattr(config, "arch_config", None)):
+        rules = getattr(owner, name, None)
         if isinstance(rules, Mapping) and rules:
-            return [[str(pattern), _plain(to)] for pattern, to in rules.items() if not callable(to)]
+            items = rules.items()
+            return [[str(pattern), _as_json(to)] for pattern, to in items if not callable(to)]
         if isinstance(rules, list | tuple) and rules:
-            return [_plain(rule) for rule in rules if isinstance(rule, list | tuple)]
+            return [_as_json(rule) for rule in rules if isinstance(rule, list | tuple)]
     return []
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_as_json(item) for item in value]
     return value if isinstance(value, int | str) else str(value)

@@ -1,9 +1,16 @@
-"""Every module of a port computes from the reference's inputs, and what it hands on is the
-reference's output.
+"""Runs every module of a port on the reference's inputs, and passes on the reference's outputs.
 
-One wrong module makes all after it wrong. Here nothing is inherited: what a module is about to be
-given is recorded and then put right, what it returns is recorded and then put right, so that each
-recorded error was made where it is seen.
+One wrong module makes all modules after it wrong. Here errors do not propagate (OTEL_TORCH_ISOLATE):
+the inputs of a module are recorded and then replaced by the reference's, and so is its output. Each
+recorded difference was therefore made in the module where it is recorded. For a module `b` that
+follows `a`:
+
+    a(x)        record x, compute a(x of the reference), record the result,
+                return a's output of the reference
+    b(…)        record and replace its inputs, …
+
+Around the observer, which records, each module has two hooks: `_OutputHook` outside, `_InputHook`
+inside.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from otel_torch.recording.isolation_pairing import Pairing, Slot
 from otel_torch.recording.tensor_files import StoredTensor, TensorFolder, tensor_key
 from otel_torch.session import Session
 from otel_torch.sources import modules
-from otel_torch.sources.conform_tensor import Stays, fitted
+from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, ModuleSite
@@ -34,20 +41,20 @@ from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.torch_private import unobserved
 
-# why a tensor stayed as it was, in words
-_REASONS = {
+# why a tensor was not replaced, for reports
+REASONS = {
     "unpaired": "have no counterpart",
     "unrecorded": "are not among the reference's tensors",
     "shape": "have another shape there",
-    "dtype": "are of another kind there",
+    "dtype": "have another kind of dtype there",
     "distributed": "are distributed",
-    "structure": "lie in something that cannot be taken apart",
-    "error": "could not be put right",
+    "structure": "are in a container that cannot be rebuilt",
+    "error": "could not be replaced",
 }
 
 
-class Call(Protocol):
-    """Which call of a module is going on."""
+class CallKey(Protocol):
+    """What identifies a call of a module in a recording."""
 
     model: str
     module: str
@@ -58,35 +65,35 @@ class Call(Protocol):
 
 
 @dataclass(slots=True)
-class _Entered:
+class _EnteredCall:
+    """A call whose inputs were replaced. depth: length of the thread's call stack."""
+
     site: ModuleSite
-    call: Call
+    call: CallKey
     depth: int
 
 
-class _Open(threading.local):
-    """The calls that this thread is in, outermost first."""
+class _CallStack(threading.local):
+    """The entered calls of this thread, outermost first."""
 
     def __init__(self) -> None:
-        self.calls: list[_Entered] = []
+        self.calls: list[_EnteredCall] = []
 
 
-class _PutRight(torch.autograd.Function):
-    """The reference's numbers in place of the port's; gradients go on to where the port's came
-    from.
-    """
+class _ReplaceValues(torch.autograd.Function):
+    """Replaces a tensor's values; gradients flow to the port's tensor."""
 
     @staticmethod
-    def forward(context: Any, own: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return right.view_as(right)
+    def forward(context: Any, port: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        return reference.view_as(reference)
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
         return gradients[0], None
 
 
-class _Inputs(ForwardHook):
-    """Puts right what is handed to a module, once its observer has seen what that was."""
+class _InputHook(ForwardHook):
+    """Replaces the inputs of a module, after its observer has recorded them."""
 
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
@@ -100,11 +107,11 @@ class _Inputs(ForwardHook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if torch.compiler.is_compiling():
             return args, kwargs
-        return self._isolation.entered(self._site, args, kwargs)
+        return self._isolation.replace_inputs(self._site, args, kwargs)
 
 
-class _Outputs(ForwardHook):
-    """Puts right what a module hands on, once its observer has seen what that was."""
+class _OutputHook(ForwardHook):
+    """Replaces the output of a module, after its observer has recorded it."""
 
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
         self._isolation, self._site = isolation, site
@@ -116,55 +123,53 @@ class _Outputs(ForwardHook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
             return output
-        return self._isolation.left(self._site, output)
+        return self._isolation.replace_output(self._site, output)
 
 
 class Isolation(Source):
-    """Feeds the observed modules of a port.
+    """Replaces the values of a port's observed modules by those of the reference.
 
     `folder` has the reference's whole tensors and the pairing. `session` has the rank, known when
     the first model runs. `current_call(site)` returns the current call of a site, None if it is not
-    observed. If the folder cannot be used, this is reported in one line and nothing is fed.
+    observed. If the folder cannot be used, this is reported in one line and nothing is replaced.
     """
 
     def __init__(
         self,
         folder: str,
         session: Session,
-        current_call: Callable[[ModuleSite], Call | None],
+        current_call: Callable[[ModuleSite], CallKey | None],
         events: RunEvents,
     ) -> None:
         self._folder, self._session, self._current_call = folder, session, current_call
-        self._open = _Open()
+        self._stack = _CallStack()
         self._attached: Any = WeakIdKeyDictionary()
         self._pairing: Pairing | None = None
         self._tensors: TensorFolder | None = None
-        self._ready: bool | None = None
-        self._fed: Counter[str] = Counter()
-        self._stayed: dict[Slot, str] = {}
-        self._outside = 0  # tensors of steps that the reference does not have
+        self._ready: bool | None = None  # None until the folder was opened
+        self._replaced: Counter[str] = Counter()  # "input", "output"
+        self._unreplaced: dict[Slot, str] = {}  # the reason, a key of REASONS
+        self._of_unrecorded_steps = 0  # tensors of steps that the reference does not have
         self._lock = threading.Lock()
         events.compiled_call.append(self._on_compiled_call)
 
     # -- attaching
-    # ----------------------------------------------------------------------------------------------
 
     def attach_around(self, model: Model, sites: list[ModuleSite]) -> None:
-        """To be called before the observers are attached: what is put right after them must be
-        outside of them.
-        """
+        """Attach the hooks that replace outputs. Call this before observers are attached."""
         if self._is_ready():
-            self._attach(model, sites, _Outputs)
+            self._attach(model, sites, _OutputHook)
 
     def attach_within(self, model: Model, sites: list[ModuleSite]) -> None:
-        """To be called after the observers were attached, and before anything that changes what a
-        module computes.
+        """Attach the hooks that replace inputs.
+
+        Call this after observers are attached, and before hooks that change what a module computes.
         """
         if self._is_ready():
-            self._attach(model, sites, _Inputs)
+            self._attach(model, sites, _InputHook)
 
     def _attach(
-        self, model: Model, sites: list[ModuleSite], hook: type[_Inputs] | type[_Outputs]
+        self, model: Model, sites: list[ModuleSite], hook: type[_InputHook] | type[_OutputHook]
     ) -> None:
         for site in sites:
             module = site.module()
@@ -175,17 +180,20 @@ class Isolation(Source):
                 self._attached[module] = True
             except Exception as error:
                 say_once(
-                    f"{model.name}: {type(module).__name__} takes no hook and is not isolated ({type(error).__name__}: {error})"
+                    f"{model.name}: {type(module).__name__} takes no hook and is not isolated "
+                    f"({type(error).__name__}: {error})"
                 )
 
     def _is_ready(self) -> bool:
+        """Open the folder at the first call; return whether it can be used."""
         if self._ready is None:
             try:
                 self._pairing = Pairing.load(self._folder)
                 self._tensors = TensorFolder(self._folder, self._session.job.rank)
                 self._ready = True
                 say_once(
-                    f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's values, not from their own"
+                    f"OTEL_TORCH_ISOLATE={self._folder}: modules compute from the reference's "
+                    "values instead of their own"
                 )
             except (ValueError, OSError) as error:
                 self._ready = False
@@ -193,188 +201,182 @@ class Isolation(Source):
         return self._ready
 
     def uninstall(self) -> None:
-        """Take the hooks off again."""
-        remove_hooks(self._attached, _Inputs.name(), _Outputs.name())
+        """Remove all hooks."""
+        remove_hooks(self._attached, _InputHook.name(), _OutputHook.name())
         self._attached.clear()
 
-    # -- calls
-    # ----------------------------------------------------------------------------------------------
+    # -- replacing
 
-    def entered(
+    def replace_inputs(
         self, site: ModuleSite, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the module is to be given instead."""
+        """Return the arguments for forward. Never raises."""
         try:
-            calls, depth = self._open.calls, len(modules.call_stack())
+            calls, depth = self._stack.calls, len(modules.call_stack())
             while calls and calls[-1].depth >= depth:
-                calls.pop()  # that one's forward raised
+                calls.pop()  # its forward raised
             call = self._current_call(site)
             if call is None:
                 return args, kwargs
-            calls.append(_Entered(site, call, depth))
-            right = tuple(
-                self._put_right(call, f"in[{index}]", value) for index, value in enumerate(args)
+            calls.append(_EnteredCall(site, call, depth))
+            new_args = tuple(
+                self._replace_tensors(call, f"in[{index}]", value)
+                for index, value in enumerate(args)
             )
-            return right, {
-                key: self._put_right(call, f"in.{key}", value) for key, value in kwargs.items()
+            new_kwargs = {
+                key: self._replace_tensors(call, f"in.{key}", value)
+                for key, value in kwargs.items()
             }
+            return new_args, new_kwargs
         except Exception as error:
-            self._failed(site, error)
+            self._report_failed_call(site, error)
             return args, kwargs
 
-    def left(self, site: ModuleSite, output: Any) -> Any:
-        """What the module is to hand on instead."""
+    def replace_output(self, site: ModuleSite, output: Any) -> Any:
+        """Return the output for the caller. Never raises."""
         try:
-            calls, depth = self._open.calls, len(modules.call_stack())
+            calls, depth = self._stack.calls, len(modules.call_stack())
             while calls and calls[-1].depth > depth:
-                calls.pop()  # see above
+                calls.pop()  # its forward raised
             if calls and calls[-1].site is site and calls[-1].depth == depth:
-                return self._put_right(calls.pop().call, "out", output)
+                return self._replace_tensors(calls.pop().call, "out", output)
         except Exception as error:
-            self._failed(site, error)
+            self._report_failed_call(site, error)
         return output
 
-    def _put_right(self, call: Call, label: str, value: Any) -> Any:
-        """The value with the reference's tensors in it, as far as they are known."""
+    def _replace_tensors(self, call: CallKey, label: str, value: Any) -> Any:
+        """Return the value with the reference's tensors, as far as they are known."""
 
-        def swap(label: str, own: torch.Tensor) -> torch.Tensor:
+        def replace(label: str, port: torch.Tensor) -> torch.Tensor:
             slot = call.model, call.module, label
             try:
-                right = self._right(call, slot, own)
-            except Stays as reason:
-                self._stays(slot, str(reason))
-                return own
+                tensor = self._replacement(call, slot, port)
+            except CannotConform as reason:
+                self._count_unreplaced(slot, str(reason))
+                return port
             except Exception as error:
-                self._stays(slot, "error")
+                self._count_unreplaced(slot, "error")
                 say_once(
-                    f"{call.model}: a tensor could not be put right: {type(error).__name__}: {error}"
+                    f"{call.model}: a tensor could not be replaced: {type(error).__name__}: {error}"
                 )
-                return own
+                return port
             with self._lock:
-                self._fed["input" if label.startswith("in") else "output"] += 1
-            return right
+                self._replaced["input" if label.startswith("in") else "output"] += 1
+            return tensor
 
-        if not walk(value, label):
-            return value
-        return rebuilt(
-            value,
-            label,
-            swap,
-            lambda label: self._stays((call.model, call.module, label), "structure"),
-        )
+        def refuse(label: str) -> None:
+            self._count_unreplaced((call.model, call.module, label), "structure")
 
-    def _right(self, call: Call, slot: Slot, own: torch.Tensor) -> torch.Tensor:
+        return rebuilt(value, label, replace, refuse) if walk(value, label) else value
+
+    def _replacement(self, call: CallKey, slot: Slot, port: torch.Tensor) -> torch.Tensor:
+        """Return the reference's tensor; raise CannotConform with the reason if there is none."""
         assert self._pairing is not None and self._tensors is not None
         partner = self._pairing.partner(slot, call.loop, call.step, call.call)
         if partner is None:
-            raise Stays("unpaired")
-        if hasattr(own, "to_local"):
-            raise Stays("distributed")
+            raise CannotConform("unpaired")
+        if hasattr(port, "to_local"):
+            raise CannotConform("distributed")
         (model, module, tensor), (loop, step, number) = partner
         if not self._tensors.has(loop, step):
-            raise Stays("step")
-        stored = self._tensors.find(
-            loop, step, tensor_key(model, module, tensor, number, call.phase)
-        )
+            raise CannotConform("step")
+        key = tensor_key(model, module, tensor, number, call.phase)
+        stored = self._tensors.find(loop, step, key)
         if stored is None:
-            raise Stays("unrecorded")
-        right = _read_fitted(stored, own)
-        if own.requires_grad and torch.is_grad_enabled():
-            return _PutRight.apply(own, right)  # type: ignore[no-untyped-call, no-any-return]
-        return right
+            raise CannotConform("unrecorded")
+        reference = _read_conformed(stored, port)
+        if port.requires_grad and torch.is_grad_enabled():
+            return _ReplaceValues.apply(port, reference)  # type: ignore[no-untyped-call, no-any-return]
+        return reference
+
+    # -- reporting
 
     def _on_compiled_call(self, site: ModuleSite) -> None:
-        """A compiled program runs a call of the site, where nothing can be exchanged."""
+        """Report that a module runs in a compiled graph, where no value can be replaced."""
         if self._ready:
             say_once(
-                f"{site.model.name}: what is compiled is not isolated; TORCHDYNAMO_DISABLE=1 runs it eagerly"
+                f"{site.model.name}: compiled code is not isolated; "
+                "set TORCHDYNAMO_DISABLE=1 to run it eagerly"
             )
 
-    # -- what is said
-    # ----------------------------------------------------------------------------------------------
-
-    def _stays(self, slot: Slot, reason: str) -> None:
+    def _count_unreplaced(self, slot: Slot, reason: str) -> None:
         with self._lock:
-            if reason == "step":  # a warm-up is compared with nothing: it says nothing of the place
-                self._outside += 1
+            if reason == "step":  # a warm-up step, which is not compared: no fault of the slot
+                self._of_unrecorded_steps += 1
             else:
-                self._stayed.setdefault(slot, reason)
+                self._unreplaced.setdefault(slot, reason)
 
-    def _failed(self, site: ModuleSite, error: Exception) -> None:
+    def _report_failed_call(self, site: ModuleSite, error: Exception) -> None:
         say_once(f"{site.model.name}: a call was not isolated: {type(error).__name__}: {error}")
-        self._stays((site.model.name, site.name, ""), "error")
+        self._count_unreplaced((site.model.name, site.name, ""), "error")
 
     def describe(self) -> dict[str, Any]:
-        """For the recording's metadata: how many tensors were put right; how many are of steps that
-        the reference does not have; and which places were not put right, with the reason.
-        """
+        """Return the metadata: counts of replaced tensors, and what was not replaced and why."""
         with self._lock:
             return {
-                "inputs": self._fed["input"],
-                "outputs": self._fed["output"],
-                "outside": self._outside,
-                "stayed": [[*slot, reason] for slot, reason in self._stayed.items()],
+                "inputs": self._replaced["input"],
+                "outputs": self._replaced["output"],
+                "outside": self._of_unrecorded_steps,
+                "stayed": [[*slot, reason] for slot, reason in self._unreplaced.items()],
             }
 
     def finish(self) -> None:
-        """At the end: how much was isolated, and what was not."""
+        """Report how much was isolated, and what was not."""
         if not self._ready:
             return
-        reasons = Counter(self._stayed.values())
-        said = f"{self._fed['input']} inputs and {self._fed['output']} outputs were the reference's"
-        if self._outside:
-            said += f", {self._outside} tensors are of steps that it does not have"
+        inputs, outputs = self._replaced["input"], self._replaced["output"]
+        line = f"{inputs} inputs and {outputs} outputs were replaced by the reference's"
+        if self._of_unrecorded_steps:
+            line += f", {self._of_unrecorded_steps} tensors are of steps that it does not have"
+        reasons = Counter(self._unreplaced.values()).most_common()
         if reasons:
-            most = reasons.most_common()
             model, module, tensor = next(
-                slot for slot, reason in self._stayed.items() if reason == most[0][0]
+                slot for slot, reason in self._unreplaced.items() if reason == reasons[0][0]
             )
-            why = ", ".join(f"{count} {_REASONS.get(reason, reason)}" for reason, count in most)
-            said += f"; of the other places {why} (for example {module or model} {tensor})"
-        say(f"OTEL_TORCH_ISOLATE: {said}")
+            counts = [f"{count} {REASONS.get(reason, reason)}" for reason, count in reasons]
+            line += f"; not replaced: {', '.join(counts)} (for example {module or model} {tensor})"
+        say(f"OTEL_TORCH_ISOLATE: {line}")
 
 
 def rebuilt(
     value: Any,
     label: str,
-    swap: Callable[[str, torch.Tensor], torch.Tensor],
+    replace: Callable[[str, torch.Tensor], torch.Tensor],
     refuse: Callable[[str], None],
 ) -> Any:
-    """The value with `swap(label, tensor)` in each tensor's place; labels are those of
-    `values.walk`. What is not of tuples, lists, dicts and dataclasses is told to `refuse`.
+    """Return the value with `replace(label, tensor)` in place of each tensor.
+
+    Labels are those of `values.walk`. Tuples, lists, dicts and dataclasses are rebuilt. For any
+    other container of tensors `refuse(label)` is called, and it stays as it is.
 
     >>> rebuilt([(torch.zeros(1),)], "out", lambda label, tensor: tensor + 1, print)
     [(tensor([1.]),)]
     """
     if isinstance(value, torch.Tensor):
-        return swap(label, value)
+        return replace(label, value)
     if not walk(value, label):
         return value
     kind = type(value)
-    if issubclass(kind, tuple) and len(names := getattr(kind, "_fields", ())) == len(value):
-        return kind(
-            *(
-                rebuilt(item, f"{label}.{name}", swap, refuse)
-                for name, item in zip(names, value, strict=True)
-            )
-        )
+    names = getattr(kind, "_fields", ())
+    if issubclass(kind, tuple) and len(names) == len(value):
+        pairs = zip(names, value, strict=True)
+        return kind(*(rebuilt(item, f"{label}.{name}", replace, refuse) for name, item in pairs))
     if kind in (tuple, list):
         return kind(
-            rebuilt(item, f"{label}[{index}]", swap, refuse) for index, item in enumerate(value)
+            rebuilt(item, f"{label}[{index}]", replace, refuse) for index, item in enumerate(value)
         )
     try:
         if isinstance(value, Mapping):
             copied: Any = value.copy()  # type: ignore[attr-defined]
             for key, item in value.items():
-                copied[key] = rebuilt(item, f"{label}.{key}", swap, refuse)
+                copied[key] = rebuilt(item, f"{label}.{key}", replace, refuse)
             return copied
         if is_dataclass(value):
             copied = copy.copy(value)
-            for one in fields(value):
-                item = getattr(value, one.name)
-                object.__setattr__(
-                    copied, one.name, rebuilt(item, f"{label}.{one.name}", swap, refuse)
-                )
+            for field in fields(value):
+                item = getattr(value, field.name)
+                new_item = rebuilt(item, f"{label}.{field.name}", replace, refuse)
+                object.__setattr__(copied, field.name, new_item)
             return copied
     except Exception:
         pass
@@ -382,7 +384,7 @@ def rebuilt(
     return value
 
 
-@functools.lru_cache(maxsize=4)  # a step's file, and those of the steps around it
+@functools.lru_cache(maxsize=4)  # the file of a step, and of its neighbors
 def _opened(path: Path) -> Any:
     from safetensors import safe_open
 
@@ -390,8 +392,9 @@ def _opened(path: Path) -> Any:
 
 
 @unobserved
-def _read_fitted(stored: StoredTensor, own: torch.Tensor) -> torch.Tensor:
-    """The reference's tensor with the port's shape, type and device. Raises Stays where it is
-    another thing.
+def _read_conformed(stored: StoredTensor, port: torch.Tensor) -> torch.Tensor:
+    """Read the reference's tensor, with the shape, dtype and device of `port`.
+
+    Raises CannotConform if it is a tensor of another kind.
     """
-    return fitted(_opened(stored.path).get_tensor(stored.key), own)
+    return conform(_opened(stored.path).get_tensor(stored.key), port)

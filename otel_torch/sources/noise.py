@@ -1,9 +1,8 @@
-"""Half a unit in the last place on every leaf's output: how far legal arithmetic alone takes a
-model from itself.
+"""Adds noise of half an ulp to the output of every leaf module (OTEL_TORCH_NOISE).
 
-A reference that is recorded once more like this gives the floor below which a difference means
-nothing. The noise is of its own generators, so that the program's random numbers stay what they
-were.
+A reference recorded again with this noise shows how far legal rounding alone moves each tensor.
+Smaller differences to a port mean nothing. The noise has its own random generators, so that the
+program's random numbers do not change.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import is_fake
 
 _HOOK = "otel_torch.noise"
-# what arithmetic rounds to; smaller types only store
-_ROUNDED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# the types that arithmetic rounds to; smaller ones are for storage only
+_ROUNDED_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class _LeafHook(ForwardHook):
-    """Jitters what one leaf returns."""
+    """Adds noise to the output of one leaf module."""
 
-    def __init__(self, seed: int, place: str) -> None:
-        # 32 bits: torch's generator on the CPU takes no more
-        self._seed = int.from_bytes(
-            hashlib.blake2b(f"{seed} {place}".encode(), digest_size=4).digest(), "little"
-        )
-        self._place = place
+    def __init__(self, seed: int, path: str) -> None:
+        # 32 bits, the most that torch's CPU generator uses
+        digest = hashlib.blake2b(f"{seed} {path}".encode(), digest_size=4).digest()
+        self._seed = int.from_bytes(digest, "little")
+        self._path = path
         self._generators: dict[torch.device, torch.Generator] = {}
 
     @classmethod
@@ -47,57 +45,52 @@ class _LeafHook(ForwardHook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
             if torch.compiler.is_dynamo_compiling():
-                torch._dynamo.comptime.comptime(
-                    _say_compiled
-                )  # run by the compiler, not a part of the graph
+                # runs in the compiler and leaves nothing in the graph
+                torch._dynamo.comptime.comptime(_report_compiled)
             return output
         try:
-            return self._jittered(output)
+            return self._add_noise(output)
         except Exception as error:
-            say_once(
-                f"{self._place} gets no noise: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            )
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            say_once(f"{self._path} gets no noise: {reason}")
             return output
 
-    def _jittered(self, value: Any) -> Any:
-        """The value with every floating-point tensor in a tuple, list or dict changed."""
+    def _add_noise(self, value: Any) -> Any:
+        """Return the value with noise on every floating-point tensor in its tuples, lists, dicts."""
         if isinstance(value, torch.Tensor):
-            return self._jitter(value)
+            return self._add_noise_to_tensor(value)
         if type(value) in (tuple, list):
-            return type(value)(self._jittered(item) for item in value)
+            return type(value)(self._add_noise(item) for item in value)
         if isinstance(value, tuple) and hasattr(value, "_make"):
-            return value._make(self._jittered(item) for item in value)
+            return value._make(self._add_noise(item) for item in value)
         if type(value) is dict:
-            return {key: self._jittered(item) for key, item in value.items()}
+            return {key: self._add_noise(item) for key, item in value.items()}
         if any(_is_rounded(tensor) for _, tensor in walk(value, "out")):
-            say_once(f"{self._place} gets no noise: it returns a {type(value).__name__}")
+            say_once(f"{self._path} gets no noise: it returns a {type(value).__name__}")
         return value
 
-    def _jitter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _add_noise_to_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if not _is_rounded(tensor):
             return tensor
-        signs = self._signs(tensor)
+        signs = self._random_signs(tensor)
         if signs is None:
-            say_once(
-                f"{self._place} gets no noise: nothing can be added to its {type(tensor).__name__} ({tensor.layout})"
-            )
+            kind = f"{type(tensor).__name__} ({tensor.layout})"
+            say_once(f"{self._path} gets no noise: unsupported tensor type {kind}")
             return tensor
-        # half a unit of the largest mantissa, rounded in the tensor's own type: no element moves by
+        # half a unit of the largest mantissa, rounded in the tensor's type, moves no element by
         # more than one unit
-        moved = tensor + tensor * signs.mul_(torch.finfo(tensor.dtype).eps / 2)
-        # infinities stay, and the largest number, with which masks are made, does not become one
-        return torch.where(moved.isfinite(), moved, tensor)
+        noisy = tensor + tensor * signs.mul_(torch.finfo(tensor.dtype).eps / 2)
+        # keeps infinities, and the largest number, which masks use, from becoming infinite
+        return torch.where(noisy.isfinite(), noisy, tensor)
 
-    def _signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """1 and -1 by chance, like `tensor`; None for a kind of tensor that has no place for them."""
+    def _random_signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return random 1 and -1 like `tensor`; None for an unsupported kind of tensor."""
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
             return self._draw(tensor) if not (tensor.is_cuda and is_capturing()) else None
         distributed = sys.modules.get("torch.distributed.tensor")
-        if (
-            distributed is None
-            or not isinstance(tensor, distributed.DTensor)
-            or any(p.is_partial() for p in tensor.placements)
-        ):
+        if distributed is None or not isinstance(tensor, distributed.DTensor):
+            return None
+        if any(placement.is_partial() for placement in tensor.placements):
             return None
         with torch.no_grad():
             local = self._draw(tensor.to_local())
@@ -108,29 +101,30 @@ class _LeafHook(ForwardHook):
             return whole
 
     def _draw(self, like: torch.Tensor) -> torch.Tensor:
-        generator = self._generators.get(like.device)
+        device = like.device
+        generator = self._generators.get(device)
         if generator is None:
-            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(
-                self._seed
-            )
-        signs = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+            generator = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = generator
+        signs = torch.empty(like.shape, dtype=like.dtype, device=device)
         return signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
 
 
 def _is_rounded(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _ROUNDED and not tensor.is_meta and not is_fake(tensor)
+    return tensor.dtype in _ROUNDED_DTYPES and not tensor.is_meta and not is_fake(tensor)
 
 
-def _say_compiled(context: Any) -> None:
+def _report_compiled(context: Any) -> None:
     say_once(
-        "OTEL_TORCH_NOISE: modules inside compiled code get no noise, which makes the floor too low; "
-        "TORCHDYNAMO_DISABLE=1 runs them eagerly"
+        "OTEL_TORCH_NOISE: modules in compiled code get no noise, so the noise floor is too low; "
+        "set TORCHDYNAMO_DISABLE=1 to run them eagerly"
     )
 
 
 class Jitter(Source):
-    """Puts the noise on the leaves of every model that runs, recorded or not: what enters a
-    recorded one had it too. seed: of the noise, from 1 on.
+    """Attaches the noise to the leaves of every model, recorded or not.
+
+    An unrecorded model may compute the inputs of a recorded one. seed: at least 1.
     """
 
     def __init__(self, seed: int) -> None:
@@ -138,11 +132,13 @@ class Jitter(Source):
         self._attached: Any = WeakIdKeyDictionary()
 
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
-        """Have the leaves among `sites` jitter their outputs; to be called after their observers
-        were attached, which then see what the program gets.
+        """Attach the noise to the leaves among `sites`.
+
+        Call this after the observers were attached, so that they see the same values as the program.
         """
         say_once(
-            f"OTEL_TORCH_NOISE={self._seed}: outputs of leaf modules are changed by half a unit in the last place"
+            f"OTEL_TORCH_NOISE={self._seed}: outputs of leaf modules are changed by half a unit "
+            "in the last place"
         )
         for site in sites:
             module = site.module()
@@ -154,10 +150,11 @@ class Jitter(Source):
                 self._attached[module] = True
             except Exception as error:
                 say_once(
-                    f"{model.name}: {type(module).__name__} takes no hook and gets no noise ({type(error).__name__})"
+                    f"{model.name}: {type(module).__name__} takes no hook and gets no noise "
+                    f"({type(error).__name__})"
                 )
 
     def uninstall(self) -> None:
-        """Take the noise off again."""
+        """Remove all hooks."""
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()

@@ -33,7 +33,7 @@ class _RootHook(ForwardHook):
 
     def __init__(self, watch: NonFiniteWatch, site: ModuleSite) -> None:
         self._watch, self._site = watch, site
-        self._number = compiled.number(site, watch)
+        self._number = compiled.site_tensor(site, watch)
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +41,7 @@ class _RootHook(ForwardHook):
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         if torch.compiler.is_compiling():
-            compiled.outputs(self._number, output)
+            compiled.observe_outputs(self._number, output)
         else:
             self._watch.on_output(self._site.model, output)
         return output
@@ -94,7 +94,7 @@ class NonFiniteWatch(Source):
         except Exception as error:
             _report_failure(model, error)
 
-    def seen(
+    def on_compiled_tensors(
         self,
         site: ModuleSite,
         tensors: list[tuple[str, torch.Tensor]],

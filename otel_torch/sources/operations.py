@@ -1,8 +1,12 @@
-"""What happens inside one module: each ATen operation's output becomes a record of that module.
+"""Records the output of every ATen operation inside selected modules (OTEL_TORCH_OPERATIONS).
 
-A module's output says that it is wrong, not which of its lines is. To watch operations everywhere
-would multiply the cost of a run; here they are watched in the forwards of a few modules only, and
-nowhere else.
+A module's output shows that the module is wrong, but not which of its lines. Recording operations
+everywhere would multiply the cost of a run, so it is limited to the forwards of a few modules.
+
+A module that computes `(x * 2).relu()` gets, besides `out`, the records
+
+    op[0].aten.mul.out
+    op[1].aten.relu.out
 """
 
 from __future__ import annotations
@@ -28,9 +32,8 @@ from otel_torch.sources.values import walk, walk_inputs
 
 _HOOK = "otel_torch.operations"
 
-# what has no numbers yet, and what hands on the same numbers in the same order: nothing happens
-# there
-_NOTHING_HAPPENS = frozenset(
+# operations that are not recorded: they leave memory uninitialized, or keep numbers and their order
+_UNRECORDED = frozenset(
     f"aten.{name}"
     for name in (
         "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
@@ -38,76 +41,77 @@ _NOTHING_HAPPENS = frozenset(
     )
 )  # fmt: skip
 
-# takes a tensor that an operation returned, with its label; bound to the call in which that
-# happened
-Take = Callable[[str, torch.Tensor], None]
+# records a tensor, given its label, in a certain call of a module
+RecordTensor = Callable[[str, torch.Tensor], None]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
-    """Sees the operations of one module call. `depth`: how many calls the thread was in when it
-    began.
+class _OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
+    """Records the operations of one module call.
+
+    depth: length of the thread's call stack when the call began.
     """
 
-    def __init__(self, take: Take, depth: int) -> None:
+    def __init__(self, record_tensor: RecordTensor, depth: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.depth = depth
-        self._take = take
-        self._seen = 0
+        self._record_tensor = record_tensor
+        self._count = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled parts stay compiled while this watches; otherwise they would run eagerly, with
-        other rounding.
-        """
+        """Keep compiled parts compiled; otherwise they would run eagerly and round differently."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        # an operation belongs to the innermost module that is watched; a watch that nobody ended
-        # sees nothing
-        if _open.watches and _open.watches[-1] is self and len(modules.call_stack()) >= self.depth:
-            self._record(func, found)
-        return found
+        result = func(*args, **(kwargs or {}))
+        # an operation belongs to the innermost recorded module; a mode whose call has ended, but
+        # which was not exited, records nothing
+        is_innermost = _active.modes and _active.modes[-1] is self
+        if is_innermost and len(modules.call_stack()) >= self.depth:
+            self._record(func, result)
+        return result
 
     @torch_private.unseen_by_function_modes
-    def _record(self, func: Any, found: Any) -> None:
+    def _record(self, func: Any, result: Any) -> None:
         try:
             name = str(func).rpartition(".")[0] or str(func)
+            if name in _UNRECORDED:
+                return
             tensors = [
-                (label, one)
-                for label, one in walk(found, "out")
-                if one.is_floating_point() or one.is_complex()
+                (label, tensor)
+                for label, tensor in walk(result, "out")
+                if tensor.is_floating_point() or tensor.is_complex()
             ]
-            if tensors and name not in _NOTHING_HAPPENS:
+            if tensors:
                 for label, tensor in tensors:
-                    self._take(f"op[{self._seen}].{name}.{label}", tensor)
-                self._seen += 1
+                    self._record_tensor(f"op[{self._count}].{name}.{label}", tensor)
+                self._count += 1
         except Exception as error:
             say_once(f"an operation was not recorded: {type(error).__name__}: {error}")
 
 
-class _Open(threading.local):
-    """The watches of this thread, outermost first."""
+class _ActiveModes(threading.local):
+    """The modes of this thread, outermost first."""
 
     def __init__(self) -> None:
-        self.watches: list[_Watch] = []
+        self.modes: list[_OperationMode] = []
 
-    def end(self) -> None:
-        """End the watches of the call that is ending or beginning, and of those inside it that were
-        abandoned.
-        """
-        while self.watches and self.watches[-1].depth >= len(modules.call_stack()):
-            self.watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def exit_current(self) -> None:
+        """Exit the mode of the current call, if any, and those of inner calls that raised."""
+        while self.modes and self.modes[-1].depth >= len(modules.call_stack()):
+            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-_open = _Open()
+_active = _ActiveModes()
 
 
-class _Around(ForwardHook):
-    """Watches while the module's own forward runs, without the hooks around it."""
+class _OperationHook(ForwardHook):
+    """Records while the module's own forward runs, without the hooks around it."""
 
-    def __init__(self, begin: Callable[[ModuleSite], Take | None], site: ModuleSite) -> None:
-        self._begin, self._site = begin, site
+    def __init__(
+        self, recorder_for: Callable[[ModuleSite], RecordTensor | None], site: ModuleSite
+    ) -> None:
+        self._recorder_for, self._site = recorder_for, site
 
     @classmethod
     def name(cls) -> str:
@@ -117,92 +121,99 @@ class _Around(ForwardHook):
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not torch.compiler.is_compiling():
-            self._enter(args, kwargs)
+            self._enter_mode(args, kwargs)
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        _end()
+        _exit_mode()
         return output
 
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_mode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            _open.end()
-            take = self._begin(self._site)
-            if take is None or any(
-                torch_private.is_fake(tensor) for _, tensor in walk_inputs(args, kwargs)
-            ):
+            _active.exit_current()
+            record_tensor = self._recorder_for(self._site)
+            if record_tensor is None:
                 return
-            watch = _Watch(take, len(modules.call_stack()))
-            watch.__enter__()  # type: ignore[no-untyped-call]
-            _open.watches.append(watch)
+            if any(torch_private.is_fake(tensor) for _, tensor in walk_inputs(args, kwargs)):
+                return
+            mode = _OperationMode(record_tensor, len(modules.call_stack()))
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            _active.modes.append(mode)
         except Exception as error:
             say_once(
-                f"operations of {self._site.model.name} are not recorded: {type(error).__name__}: {error}"
+                f"operations of {self._site.model.name} are not recorded: "
+                f"{type(error).__name__}: {error}"
             )
 
 
-def _end(*of_the_hook: Any) -> None:
-    """Torch calls this even where forward raised: a watch that stayed would slow down all that
-    comes after.
+def _exit_mode(*hook_arguments: Any) -> None:
+    """Exit the current call's mode. Torch calls this even if forward raised.
+
+    A mode that stayed active would slow down everything after it.
     """
-    if not torch.compiler.is_compiling() and _open.watches:
-        _open.end()
+    if not torch.compiler.is_compiling() and _active.modes:
+        _active.exit_current()
 
 
 class Operations(Source):
-    """Watches the modules whose canonical name matches.
+    """Records the operations of modules whose canonical name matches `pattern`.
 
-    begin: says of a site where its operations go; None where its call is not recorded.
+    recorder_for: returns the function that records tensors in the current call of a site, or None
+    if that call is not recorded.
     """
 
     def __init__(
         self,
         pattern: re.Pattern[str],
-        begin: Callable[[ModuleSite], Take | None],
+        recorder_for: Callable[[ModuleSite], RecordTensor | None],
         events: RunEvents,
     ) -> None:
-        self._pattern, self._begin = pattern, begin
+        self._pattern, self._recorder_for = pattern, recorder_for
         self._attached: Any = WeakIdKeyDictionary()
         self._matched = False
         events.compiled_call.append(self._on_compiled_call)
 
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
-        """Watch those of the sites that match; to be called last, so that what other hooks compute
-        is not seen.
+        """Attach to the matching sites.
+
+        Call this last, so that operations of other hooks are not recorded.
         """
         for site in sites:
             module = site.module()
-            if module is None or not any(self._pattern.search(name) for name, _ in site.names):
+            if module is None or not self._matches(site):
                 continue
             self._matched = True
             try:
-                ModuleHookManager.get_from_or_default(module).append_forward_hook(
-                    _Around(self._begin, site)
-                )
+                hook = _OperationHook(self._recorder_for, site)
+                ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
                 self._attached[module] = module.register_forward_hook(
-                    TorchHook(_end), always_call=True
+                    TorchHook(_exit_mode), always_call=True
                 )
             except Exception as error:
                 say_once(
-                    f"{model.name}: operations of {type(module).__name__} are not recorded ({type(error).__name__}: {error})"
+                    f"{model.name}: operations of {type(module).__name__} are not recorded "
+                    f"({type(error).__name__}: {error})"
                 )
 
+    def _matches(self, site: ModuleSite) -> bool:
+        return any(self._pattern.search(name) for name, _ in site.names)
+
     def _on_compiled_call(self, site: ModuleSite) -> None:
-        """A compiled program runs a call of the site: there are no single operations any more."""
-        if any(self._pattern.search(name) for name, _ in site.names):
+        """Report that a matching module runs in a compiled graph, without single operations."""
+        if self._matches(site):
             say_once(
-                f"{site.model.name}: operations of compiled code are not recorded; TORCHDYNAMO_DISABLE=1 runs it eagerly"
+                f"{site.model.name}: operations of compiled code are not recorded; "
+                "set TORCHDYNAMO_DISABLE=1 to run it eagerly"
             )
 
     def finish(self) -> None:
-        """At the end: a pattern that matches nothing is probably a typing mistake."""
+        """Report a pattern that matched nothing, which is probably a typo."""
         if not self._matched:
-            say(
-                f"OTEL_TORCH_OPERATIONS={self._pattern.pattern!r} matches none of the recorded modules"
-            )
+            pattern = self._pattern.pattern
+            say(f"OTEL_TORCH_OPERATIONS={pattern!r} matches none of the recorded modules")
 
     def uninstall(self) -> None:
-        """Stop watching."""
+        """Remove all hooks."""
         for handle in list(self._attached.values()):
             handle.remove()
         remove_hooks(self._attached, _HOOK)
