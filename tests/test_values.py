@@ -162,7 +162,7 @@ def test_absurd_depth_and_number_end_and_are_said(capsys):
     for _ in range(30):
         wide = [wide, wide]
     assert labels(wide) is not None
-    assert "is not recorded" in capsys.readouterr().err
+    assert "are not recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

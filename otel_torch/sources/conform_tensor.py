@@ -1,4 +1,4 @@
-"""Gives a tensor of the reference the shape, axes, type and device of its counterpart in the port."""
+"""Converts a tensor of the reference to the shape, axes, type and device of the port's."""
 
 from __future__ import annotations
 

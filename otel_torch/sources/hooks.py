@@ -246,7 +246,7 @@ def remove_hook(module: nn.Module, name: str) -> None:
 
 
 def remove_hooks(modules: Iterable[nn.Module], *names: str) -> None:
-    """Remove the forward hooks of these names from the modules, and managers that are then empty."""
+    """Remove the forward hooks of these names from modules, and managers that are then empty."""
     for module in list(modules):
         for name in names:
             remove_hook(module, name)

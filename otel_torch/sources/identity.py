@@ -26,8 +26,8 @@ class Identity:
 
     measurement: what was measured in this step; None if the tensor must be measured (again).
     counts_changes: whether torch counts all changes in place; if not, the tensor is measured
-    whenever it is seen. number: in order of first sight, set when the row is read. content: a digest
-    of the row that `number` belongs to.
+    whenever it is seen. number: in order of first sight, set when the row is read. content: a
+    digest of the row that `number` belongs to.
     """
 
     __slots__ = ("content", "counts_changes", "measurement", "number", "storage")

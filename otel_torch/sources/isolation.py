@@ -1,16 +1,14 @@
 """Runs every module of a port on the reference's inputs, and passes on the reference's outputs.
 
-One wrong module makes all modules after it wrong. Here errors do not propagate (OTEL_TORCH_ISOLATE):
-the inputs of a module are recorded and then replaced by the reference's, and so is its output. Each
-recorded difference was therefore made in the module where it is recorded. For a module `b` that
-follows `a`:
+One wrong module makes all modules after it wrong. With OTEL_TORCH_ISOLATE errors do not propagate,
+so that each recorded difference was made in the module where it is recorded. A call `y = a(x)`
 
-    a(x)        record x, compute a(x of the reference), record the result,
-                return a's output of the reference
-    b(…)        record and replace its inputs, …
+1. records the port's x,
+2. computes a of the reference's x,
+3. records the result,
+4. returns the reference's y.
 
-Around the observer, which records, each module has two hooks: `_OutputHook` outside, `_InputHook`
-inside.
+Steps 1 and 3 are those of the observer. `_InputHook` is inside of it, `_OutputHook` outside.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _LeafHook(ForwardHook):
             return output
 
     def _add_noise(self, value: Any) -> Any:
-        """Return the value with noise on every floating-point tensor in its tuples, lists, dicts."""
+        """Return the value with noise on all floating-point tensors in tuples, lists and dicts."""
         if isinstance(value, torch.Tensor):
             return self._add_noise_to_tensor(value)
         if type(value) in (tuple, list):
@@ -134,7 +134,7 @@ class Jitter(Source):
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
         """Attach the noise to the leaves among `sites`.
 
-        Call this after the observers were attached, so that they see the same values as the program.
+        Call this after observers were attached, so that they see the same values as the program.
         """
         say_once(
             f"OTEL_TORCH_NOISE={self._seed}: outputs of leaf modules are changed by half a unit "

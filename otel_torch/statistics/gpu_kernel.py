@@ -109,7 +109,9 @@ class GpuKernel:
         self._lock = threading.Lock()
 
     def compile_and_test(self, dtype: torch.dtype, wanted: int) -> None:
-        """Compile the kernel for a dtype and flags, and compare it with torch. Waits for the device.
+        """Compile the kernel for a dtype and flags, and compare it with torch.
+
+        Waits for the device.
 
         Raises:
             KernelUnusable: its numbers are wrong.
