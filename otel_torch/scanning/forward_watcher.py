@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from otel_torch.scanning.fake_model import FakeCopies
 from otel_torch.scanning.flops import count_flops, has_formula
 from otel_torch.scanning.scanned_forward import ScannedCall, ScannedModule, ScannedTensor
-from otel_torch.sources.identity import Identities
+from otel_torch.sources.identity import IdentityRegistry
 from otel_torch.sources.module_names import class_name, named_modules
 from otel_torch.sources.values import walk, walk_inputs
 
@@ -83,7 +83,7 @@ class ForwardWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls: list[ScannedCall] = []
         self._active: list[_ActiveCall] = []  # outermost first
         self._call_counts: dict[str, int] = {}
-        self._identities = Identities()
+        self._identities = IdentityRegistry()
         self._numbers = itertools.count()
         self._flops, self._dynamic = 0, False
         # copy -> its names, each with the identity of the module that holds it under that name
