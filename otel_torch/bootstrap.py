@@ -19,7 +19,7 @@ from otel_torch.job import name_run, this_job
 from otel_torch.process_exit import stop_at_exit, stop_on_sigterm
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
-from otel_torch.settings import Settings, Unusable, misspelt
+from otel_torch.settings import Settings, UnusableSelection, find_misspelled
 from otel_torch.sources.source import Source
 from otel_torch.startup.import_hooks import after_import
 
@@ -43,10 +43,10 @@ _hooked_exit = False
 def start_from_env() -> bool:
     """Start as the environment says, once torch is imported. Return whether a session runs."""
     try:
-        settings = Settings.from_env(problem=say_once)
-        for line in misspelt(os.environ) if settings.enabled else ():
+        settings = Settings.from_env(report=say_once)
+        for line in find_misspelled(os.environ) if settings.enabled else ():
             say_once(line)
-    except Unusable as error:
+    except UnusableSelection as error:
         say(f"{error}. Nothing is recorded")
         return False
     return settings.enabled and _start(settings)
@@ -75,7 +75,7 @@ def start(**settings: str) -> bool:
         overrides[fields[name].metadata["name"]] = str(value)
     try:
         return _start(Settings.from_env(os.environ | overrides, say_once), overrides)
-    except Unusable as error:
+    except UnusableSelection as error:
         say(f"{error}. Nothing is recorded")
         return False
 
@@ -258,7 +258,7 @@ class RunningSession:
             return None
         from otel_torch.sources.nonfinite_watch import NonFiniteWatch
 
-        return NonFiniteWatch(self.step_tracker.cadence.saw, events)
+        return NonFiniteWatch(self.step_tracker.cadence.observe, events)
 
     # -- sinks
     # ----------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class RunningSession:
             sinks.append(TensorSink(settings.tensors, job, losses, budget))
         sinks += build_telemetry_sinks(settings, job, losses, stop, budget)
         if self.step_tracker.cadence is not None:
-            sinks.append(NonFiniteSink(self.step_tracker.cadence.saw))
+            sinks.append(NonFiniteSink(self.step_tracker.cadence.observe))
         return sinks
 
     def _metadata(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Every environment variable once: its name, FastVideo alias, meaning and default. The
-documentation is made from it.
+"""Every environment variable once: its name, FastVideo alias, default and meaning.
+
+docs/configuration.md is made from this table.
 """
 
 from __future__ import annotations
@@ -17,94 +18,92 @@ from otel_torch.statistics.table import DEFINITIONS
 
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
 
-Problem = Callable[[str], None]
+# Takes one line for the user.
+Report = Callable[[str], None]
 
 
 class BadValue(ValueError):
-    """A value that is not allowed, though its default will do; the message says what is allowed."""
+    """A value that is not allowed and is replaced by the default. The message says what is."""
 
 
-class Unusable(BadValue):
-    """A selection of which nothing usable remains: recording anything else than what was asked for
-    would mislead.
-    """
+class UnusableSelection(BadValue):
+    """A selection without a usable entry. To record anything else would mislead."""
 
 
-def _switch(text: str, problem: Problem) -> bool:
+def _switch(text: str, report: Report) -> bool:
     value = text.strip().lower()
     if value in _ON or value in _OFF:
         return value in _ON
     raise BadValue("use 1/true/yes/on or 0/false/no/off")
 
 
-def _regex(text: str, problem: Problem) -> re.Pattern[str] | None:
+def _regex(text: str, report: Report) -> re.Pattern[str] | None:
     if not text:
         return None
     try:
         return re.compile(text)
     except re.error as error:
-        raise Unusable(f"not a regular expression: {error}") from None
+        raise UnusableSelection(f"not a regular expression: {error}") from None
 
 
-def words(text: str) -> list[str]:
-    """The entries of a comma list, blanks ignored.
+def split_list(text: str) -> list[str]:
+    """Return the entries of a comma-separated list.
 
-    >>> words(" a, b,,")
+    >>> split_list(" a, b,,")
     ['a', 'b']
     """
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def one_of(
-    *allowed: str, aliases: Mapping[str, str] | None = None
-) -> Callable[[str, Problem], tuple[str, ...]]:
-    """A parser of comma lists whose entries are in a table; unknown ones are named and skipped."""
+def _list_of(*allowed: str) -> Callable[[str, Report], tuple[str, ...]]:
+    """Return a parser of comma-separated lists. It reports unknown entries and skips them."""
 
-    def parse(text: str, problem: Problem) -> tuple[str, ...]:
-        chosen: list[str] = []
-        for word in words(text):
-            name = (aliases or {}).get(word.lower(), word.lower())
+    def parse(text: str, report: Report) -> tuple[str, ...]:
+        selected: list[str] = []
+        for word in split_list(text):
+            name = word.lower()
             if name not in allowed:
-                problem(f"{word!r} is not known and is left out; use any of {', '.join(allowed)}")
-            elif name not in chosen:
-                chosen.append(name)
-        if text.strip() and not chosen:
-            raise Unusable(f"nothing usable; use any of {', '.join(allowed)}")
-        return tuple(chosen)
+                report(f"unknown entry {word!r} is skipped; use any of {', '.join(allowed)}")
+            elif name not in selected:
+                selected.append(name)
+        if text.strip() and not selected:
+            raise UnusableSelection(f"no usable entry; use any of {', '.join(allowed)}")
+        return tuple(selected)
 
     return parse
 
 
-def _captures(text: str, problem: Problem) -> tuple[str, ...]:
-    """What is captured; `parity` stands for several."""
-    chosen = one_of(*CAPTURES)(text, problem)
-    return tuple(dict.fromkeys((*chosen, *_PARITY_CAPTURES))) if "parity" in chosen else chosen
+def _captures(text: str, report: Report) -> tuple[str, ...]:
+    """Parse OTEL_TORCH_CAPTURE; `parity` includes others."""
+    selected = _list_of(*CAPTURES)(text, report)
+    if "parity" in selected:
+        return tuple(dict.fromkeys((*selected, *_PARITY_CAPTURES)))
+    return selected
 
 
-def _seed(text: str, problem: Problem) -> int | None:
+def _seed(text: str, report: Report) -> int | None:
     if text.strip().lower() in _OFF:
         return None
     if not text.strip().isdecimal():
-        raise BadValue("use a whole number from 1 on, or off")
+        raise BadValue("use a whole number of at least 1, or off")
     return int(text)
 
 
-def _percent(text: str, problem: Problem) -> float | None:
+def _percent(text: str, report: Report) -> float | None:
     word = text.strip().lower()
     if word in _OFF:
         return None
-    if (
-        not re.fullmatch(r"\d*\.?\d+\s*%?", word)
-        or not 0 < (percent := float(word.rstrip("% "))) <= 100
-    ):
-        raise BadValue("use a percentage above 0 and up to 100, such as 1 or 0.5, or off")
-    return percent
+    if re.fullmatch(r"\d*\.?\d+\s*%?", word):
+        percent = float(word.rstrip("% "))
+        if 0 < percent <= 100:
+            return percent
+    raise BadValue("use a percentage above 0 and up to 100, such as 1 or 0.5, or off")
 
 
-def choice(*allowed: str) -> Callable[[str, Problem], str]:
-    """A parser of one word out of a table."""
+def _one_of(*allowed: str) -> Callable[[str, Report], str]:
+    """Return a parser of a single word."""
 
-    def parse(text: str, problem: Problem) -> str:
+    def parse(text: str, report: Report) -> str:
         value = text.strip().lower()
         if value not in allowed:
             raise BadValue(f"use {' or '.join(allowed)}")
@@ -113,7 +112,7 @@ def choice(*allowed: str) -> Callable[[str, Problem], str]:
     return parse
 
 
-def _count(text: str, problem: Problem) -> int:
+def _count(text: str, report: Report) -> int:
     if not text.strip().isdecimal():
         raise BadValue("use a whole number, 0 or more")
     return int(text)
@@ -132,7 +131,7 @@ _UNITS = {
 }
 
 
-def _size(text: str, problem: Problem) -> int:
+def _size(text: str, report: Report) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
         raise BadValue("use a size such as 500MB, 10GB or 2GiB")
@@ -140,10 +139,10 @@ def _size(text: str, problem: Problem) -> int:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """A set of whole numbers written as `0,2,10-20,*/10`; with nothing written, all of them.
+class NumberSet:
+    """A set of whole numbers, written as `0,2,10-20,*/10`. An empty text means all numbers.
 
-    >>> steps = Numbers.parse("0,2,10-20,*/50"); [n for n in range(101) if n in steps]
+    >>> steps = NumberSet.parse("0,2,10-20,*/50"); [n for n in range(101) if n in steps]
     [0, 2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 50, 100]
     """
 
@@ -153,12 +152,14 @@ class Numbers:
     all: bool = True
 
     @classmethod
-    def parse(cls, text: str, problem: Problem = lambda message: None) -> Numbers:
-        """Parse the list; a bad entry is told to `problem` and skipped. Raises Unusable when
-        nothing usable remains.
+    def parse(cls, text: str, report: Report = lambda message: None) -> NumberSet:
+        """Parse the list. Bad entries are reported and skipped.
+
+        Raises:
+            UnusableSelection: no entry is usable.
         """
         single, spans, every = set(), [], []
-        for word in words(text):
+        for word in split_list(text):
             if re.fullmatch(r"-?\d+", word):
                 single.add(int(word))
             elif (match := re.fullmatch(r"(\d+)-(\d+)", word)) and int(match[1]) <= int(match[2]):
@@ -166,11 +167,11 @@ class Numbers:
             elif (match := re.fullmatch(r"\*/(\d+)", word)) and int(match[1]) > 0:
                 every.append(int(match[1]))
             else:
-                problem(f"{word!r} is left out; use entries such as 3, 10-20 or */10")
-        if not words(text):
+                report(f"bad entry {word!r} is skipped; use entries such as 3, 10-20 or */10")
+        if not split_list(text):
             return cls()
         if not (single or spans or every):
-            raise Unusable("nothing usable; use entries such as 0,2,10-20,*/10")
+            raise UnusableSelection("no usable entry; use entries such as 0,2,10-20,*/10")
         return cls(frozenset(single), tuple(spans), tuple(every), all=False)
 
     def __contains__(self, number: int) -> bool:
@@ -183,26 +184,25 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """Which ranks of a job are meant: `all`, `first_per_node`, numbers, or `auto` (all up to 16
-    ranks).
+class RankSelection:
+    """Some ranks of a job: `all`, `first_per_node`, numbers, or `auto` (all up to 16 ranks).
 
-    >>> Ranks.parse("auto", print).includes(rank=17, local_rank=1, world_size=64)
+    >>> RankSelection.parse("auto", print).includes(rank=17, local_rank=1, world_size=64)
     False
     """
 
     text: str
-    numbers: Numbers | None = None
+    numbers: NumberSet | None = None
 
     @classmethod
-    def parse(cls, text: str, problem: Problem) -> Ranks:
+    def parse(cls, text: str, report: Report) -> RankSelection:
         word = text.strip().lower()
         if word in ("all", "auto", "first_per_node"):
             return cls(word)
-        return cls(word, Numbers.parse(text, problem))
+        return cls(word, NumberSet.parse(text, report))
 
     def includes(self, *, rank: int, local_rank: int, world_size: int) -> bool:
-        """Whether the given rank is meant. All three are whole numbers as torchrun sets them."""
+        """Return whether a rank is selected. The three numbers are those that torchrun sets."""
         if self.numbers is not None:
             return rank in self.numbers
         if self.text == "all" or (self.text == "auto" and world_size <= 16):
@@ -211,24 +211,30 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Names:
-    """Region names: `registered`, or names, short names and wildcards.
+class RegionSelection:
+    """Some regions: the registered ones, and any that match a name, short name or wildcard.
 
-    >>> Names.parse("training_*, vae decode", print).matches("training_step")
+    `used` collects the patterns that have matched.
+
+    >>> RegionSelection.parse("training_*, vae decode", print).matches("training_step")
     True
     """
 
     registered: bool = True
     patterns: tuple[str, ...] = ()
-    used: set[str] = field(default_factory=set, compare=False)  # the patterns that have matched
+    used: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
-    def parse(cls, text: str, problem: Problem) -> Names:
-        patterns = tuple(word for word in words(text) if word.lower() != "registered")
-        return cls(len(patterns) < len(words(text)), patterns)
+    def parse(cls, text: str, report: Report) -> RegionSelection:
+        entries = split_list(text)
+        patterns = tuple(word for word in entries if word.lower() != "registered")
+        return cls(len(patterns) < len(entries), patterns)
 
     def matches(self, *names: str) -> bool:
-        """Whether any of the names (a region's long and short one) is written here, case ignored."""
+        """Return whether a pattern matches any of a region's names, long or short.
+
+        Ignores case.
+        """
         lowered = [name.lower() for name in names]
         hits = {
             pattern
@@ -239,42 +245,38 @@ class Names:
         return bool(hits)
 
 
-def _text(text: str, problem: Problem) -> str:
+def _text(text: str, report: Report) -> str:
     return text
 
 
-def _path(text: str, problem: Problem) -> str | None:
+def _path(text: str, report: Report) -> str | None:
     return None if text.strip().lower() in _OFF else os.path.expanduser(text.strip())
 
 
-# the statistics of a record, in the order in which it has them
+# The statistics of a record in their order there.
 STATISTICS = tuple(DEFINITIONS)
 CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
-# what a recording that is to be compared needs of each tensor, whatever else was asked for
+# What a comparison needs of each tensor, in addition to what OTEL_TORCH_STATS selects.
 PARITY_STATISTICS = (
-    "abs_mean",
-    "sum",
-    "min",
-    "max",
-    "nonfinite",
-    "l2",
-    "numel",
-    "shape",
-    "dtype",
-    "sketch",
-)
+    "abs_mean", "sum", "min", "max", "nonfinite", "l2", "numel", "shape", "dtype", "sketch",
+)  # fmt: skip
 _PARITY_CAPTURES = ("outputs", "inputs", "parameters", "parity")
 SIGNALS = ("spans", "span_events", "log_events", "metrics")
 
 
+def _code_list(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _setting(
     name: str,
-    parse: Callable[[str, Problem], Any],
+    parse: Callable[[str, Report], Any],
     default: str,
     text: str,
     alias: str | None = None,
     shown: str | None = None,
 ) -> Any:
+    """Return the field of one variable. `shown` describes the default where that is empty."""
     return field(
         metadata={
             "name": name,
@@ -289,29 +291,35 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """The parsed environment. Each field's metadata is one row of the documented table."""
+    """The parsed environment. The metadata of each field is one row of the documented table."""
 
     enabled: bool = _setting(
         "OTEL_TORCH_ENABLED",
         _switch,
         "off",
-        "Master switch. Off means: no torch hook, no thread, no socket, no SDK import.",
+        "Master switch. Off means no hook on torch, no thread, no socket and no import of the "
+        "OpenTelemetry SDK.",
     )
     activations: bool = _setting(
         "OTEL_TORCH_ACTIVATIONS",
         _switch,
         "on",
-        "Record activations.",
+        "Record activations. Off leaves regions, steps and forwards.",
         alias="FASTVIDEO_TRACE_ACTIVATIONS",
     )
     models: re.Pattern[str] | None = _setting(
-        "OTEL_TORCH_MODELS", _regex, "", "Regex on the model's name.", shown="all"
+        "OTEL_TORCH_MODELS",
+        _regex,
+        "",
+        "Regular expression, searched in the model's name.",
+        shown="all",
     )
     modules: re.Pattern[str] | None = _setting(
         "OTEL_TORCH_MODULES",
         _regex,
         "",
-        "Regex, searched in the canonical module name (wrappers such as `module.`, `_orig_mod.` left out).",
+        "Regular expression, searched in the canonical module name, which has no wrapper prefixes "
+        "such as `module.` or `_orig_mod.`.",
         alias="FASTVIDEO_TRACE_LAYERS",
         shown="all",
     )
@@ -319,28 +327,30 @@ class Settings:
         "OTEL_TORCH_EXCLUDE",
         _regex,
         "",
-        "Regex on the module name; what it finds is left out.",
+        "Regular expression, searched in the canonical module name. Modules that match are not "
+        "recorded.",
         shown="none",
     )
     stats: tuple[str, ...] = _setting(
         "OTEL_TORCH_STATS",
-        one_of(*STATISTICS),
+        _list_of(*STATISTICS),
         "abs_mean,sum,min,max,mean,std,nonfinite,shape,dtype",
-        f"Comma list of {', '.join(f'`{name}`' for name in STATISTICS)}.",
+        f"Statistics of each tensor: a comma-separated list of {_code_list(STATISTICS)}.",
         alias="FASTVIDEO_TRACE_STATS",
     )
     capture: tuple[str, ...] = _setting(
         "OTEL_TORCH_CAPTURE",
         _captures,
         "outputs",
-        "Comma list of `outputs`, `inputs`, `gradients`, `parameters`; `parity` is inputs, outputs, parameters, their sketches "
-        "and what `otel-torch diff` needs to line two programs up.",
+        "Which tensors are recorded: a comma-separated list of `outputs`, `inputs`, `gradients` "
+        "and `parameters`. `parity` records everything that `otel-torch diff` needs: inputs, "
+        "outputs, parameters and their sketches.",
     )
-    steps: Numbers = _setting(
+    steps: NumberSet = _setting(
         "OTEL_TORCH_STEPS",
-        Numbers.parse,
+        NumberSet.parse,
         "",
-        "Which steps are recorded: `0,2,10-20,*/10`.",
+        "Steps to record, such as `0,2,10-20,*/10`.",
         alias="FASTVIDEO_TRACE_STEPS",
         shown="all",
     )
@@ -348,98 +358,107 @@ class Settings:
         "OTEL_TORCH_BUDGET",
         _percent,
         "",
-        "Percent of the steps' time that recording may cost. The steps that are recorded are then chosen by what recording "
-        "turns out to cost (of those that `OTEL_TORCH_STEPS` selects), and those around a non-finite value are all recorded.",
+        "How much recording may slow the steps down, in percent of their time. Of the steps that "
+        "`OTEL_TORCH_STEPS` selects, only as many are recorded as the measured cost allows, plus "
+        "the steps right after a value became NaN or Inf.",
         shown="off",
     )
     jsonl: str | None = _setting(
         "OTEL_TORCH_JSONL",
         _path,
         "otel-torch/<run>.rank<rank>.jsonl",
-        "Where the recording goes; `<pid>`, `<rank>` and `<run>` are replaced, `~` is expanded, folders are made; `off` "
-        "writes none. An earlier run's file there is renamed `NAME.1.jsonl` (and so on) with its metadata.",
+        "Path of the recording; `off` writes none. `<pid>`, `<rank>` and `<run>` are replaced, `~` "
+        "is expanded, and missing folders are made. The file of an earlier run is renamed to "
+        "`NAME.1.jsonl` (and so on), together with its metadata.",
         alias="FASTVIDEO_TRACE_OUTPUT",
     )
-    jsonl_ranks: Ranks = _setting(
+    jsonl_ranks: RankSelection = _setting(
         "OTEL_TORCH_JSONL_RANKS",
-        Ranks.parse,
+        RankSelection.parse,
         "all",
-        "Which ranks write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither writes nor exports "
-        "attaches no hook.",
+        "Ranks that write a recording: `all`, `first_per_node`, `0`, `0,8`. A rank that neither "
+        "writes nor exports gets no hooks.",
     )
     otlp_file: str | None = _setting(
         "OTEL_TORCH_OTLP_FILE",
         _path,
         "",
-        "Folder for `traces.jsonl`, `metrics.jsonl` and `logs.jsonl`: what `OTEL_TORCH_SIGNALS` selects as lines of OTLP JSON, "
-        "with or without an endpoint, for clusters that reach no collector; `otel-torch send` delivers them later. Ranks "
-        "(`OTEL_TORCH_JSONL_RANKS`), placeholders and renaming as for the recording.",
+        "Folder for `traces.jsonl`, `metrics.jsonl` and `logs.jsonl`: the signals of "
+        "`OTEL_TORCH_SIGNALS` as lines of OTLP JSON. For clusters that reach no collector: "
+        "`otel-torch send` delivers the files later. Works with and without an endpoint. Ranks, "
+        "placeholders and renaming are those of the recording.",
         shown="off",
     )
     tensors: str | None = _setting(
         "OTEL_TORCH_TENSORS",
         _path,
         "",
-        "Folder for whole tensors of the selected modules: `<run>.rank<rank>/loop<L>.step<S>.safetensors`.",
+        "Folder for the whole tensors of the selected modules, as "
+        "`<run>.rank<rank>/loop<L>.step<S>.safetensors`.",
         shown="off",
     )
     max_bytes: int = _setting(
         "OTEL_TORCH_MAX_BYTES",
         _size,
         "10GB",
-        "Limit of everything that one process writes to disk; at the limit writing ends at a step's end, and says so.",
+        "How much one process may write to disk in total. At the limit, writing ends at the end of "
+        "a step, with a message.",
     )
     signals: tuple[str, ...] = _setting(
         "OTEL_TORCH_SIGNALS",
-        one_of(*SIGNALS),
+        _list_of(*SIGNALS),
         "spans,span_events,metrics",
-        "Comma list of `spans`, `span_events`, `log_events`, `metrics`: what is sent by OTLP when standard `OTEL_*` "
-        "variables name an endpoint or exporter.",
+        f"Signals to send by OTLP: a comma-separated list of {_code_list(SIGNALS)}. Sent only if "
+        "the standard `OTEL_*` variables name an endpoint or an exporter.",
     )
     metric_step: str = _setting(
         "OTEL_TORCH_METRIC_STEP",
-        choice("auto", "label", "time"),
+        _one_of("auto", "label", "time"),
         "auto",
-        "`label`: the step is a metric attribute; `time`: every step's value is a point at its own time; `auto`: label for "
-        "bounded loops while the series stay below the next line, else time.",
+        "How metrics carry the step. `label`: as an attribute. `time`: each step is a point at its "
+        "own time. `auto`: `label` for loops of known length, as long as that makes no more series "
+        "than `OTEL_TORCH_METRIC_SERIES`, else `time`.",
     )
     metric_series: int = _setting(
         "OTEL_TORCH_METRIC_SERIES",
         _count,
         "10000",
-        "Metric series a process; those beyond it are not sent, but counted and said.",
+        "Most metric series of a process. Further series are not sent; they are counted and "
+        "reported.",
     )
-    regions: Names = _setting(
+    regions: RegionSelection = _setting(
         "OTEL_TORCH_REGIONS",
-        Names.parse,
+        RegionSelection.parse,
         "registered",
-        "Which regions become spans: `registered` ones, or names, short names and wildcards, which also take "
-        "`torch.profiler.record_function` ranges.",
+        "Regions that become spans: `registered` for all registered ones, or names, short names "
+        "and wildcards. These also match `torch.profiler.record_function` ranges.",
     )
     region_prefix: str = _setting(
         "OTEL_TORCH_REGION_PREFIX",
         _text,
         "fastvideo.region::",
-        "Prefix of a registered region's span.",
+        "Prefix of the span names of registered regions.",
     )
-    ranks: Ranks = _setting(
+    ranks: RankSelection = _setting(
         "OTEL_TORCH_RANKS",
-        Ranks.parse,
+        RankSelection.parse,
         "auto",
-        "Which ranks export by OTLP: `0`, `0,8`, `first_per_node`, `all`; `auto` is `all` up to 16 ranks, else `first_per_node`.",
+        "Ranks that export by OTLP: `0`, `0,8`, `first_per_node`, `all`. `auto` is `all` up to 16 "
+        "ranks, else `first_per_node`.",
     )
     run_id: str = _setting(
         "OTEL_TORCH_RUN_ID",
         _text,
         "",
-        "Names the run.",
-        shown="the launcher's job id with its restart count, else made by the first enabled process and handed on",
+        "Name of the run, the same in all its processes.",
+        shown="the launcher's job id and restart count, else made by the first enabled process",
     )
     profiler_dir: str | None = _setting(
         "OTEL_TORCH_PROFILER_DIR",
         _path,
         "",
-        "Folder: the torch profiler collects inside the selected regions only.",
+        "Folder for the traces of the torch profiler, which collects inside the selected regions "
+        "only.",
         alias="FASTVIDEO_TORCH_PROFILER_DIR",
         shown="off",
     )
@@ -447,7 +466,7 @@ class Settings:
         "OTEL_TORCH_PROFILER_REGIONS",
         _text,
         "",
-        "Comma list: in which regions it collects.",
+        "Comma-separated list of the regions in which the torch profiler collects.",
         alias="FASTVIDEO_TORCH_PROFILE_REGIONS",
         shown="all",
     )
@@ -483,55 +502,64 @@ class Settings:
         "OTEL_TORCH_NOISE",
         _seed,
         "",
-        "Seed, a whole number from 1 on: the outputs of all leaf modules are changed by half a unit in the last place, to "
-        "record how much error legal arithmetic causes (the floor of `otel-torch diff --noise`).",
+        "Seed, a whole number of at least 1. Changes the outputs of all leaf modules by half a "
+        "unit in the last place, to measure how large rounding errors can become: the floor of "
+        "`otel-torch diff --noise`.",
         shown="off",
     )
     operations: re.Pattern[str] | None = _setting(
         "OTEL_TORCH_OPERATIONS",
         _regex,
         "",
-        "Regex, searched in the names of the recorded modules: inside the forwards of those that match, the output of every "
-        "ATen operation becomes a record of the module, `op[3].aten.mul.out`. Other modules cost nothing.",
+        "Regular expression, searched in the names of the recorded modules. Inside the forwards of "
+        "those that match, the output of every ATen operation becomes a record of the module, such "
+        "as `op[3].aten.mul.out`. Other modules cost nothing.",
         shown="none",
     )
     isolate: str | None = _setting(
         "OTEL_TORCH_ISOLATE",
         _path,
         "",
-        "Folder of a reference's whole tensors, recorded with `OTEL_TORCH_TENSORS` and `OTEL_TORCH_CAPTURE=parity`, with the "
-        "pairs that `otel-torch diff --save-isolation` wrote there: every module computes from the reference's inputs and "
-        "hands the reference's outputs on, so that its own error stands alone.",
+        "Folder with a reference's whole tensors, recorded with `OTEL_TORCH_TENSORS` and "
+        "`OTEL_TORCH_CAPTURE=parity`, and with the pairs from `otel-torch diff --save-isolation`. "
+        "Every module then computes from the reference's inputs and returns the reference's "
+        "outputs, so that each recorded error is the module's own.",
         shown="off",
     )
     nvtx: bool = _setting(
-        "OTEL_TORCH_NVTX", _switch, "off", "NVTX ranges.", alias="FASTVIDEO_NVTX_PROFILE"
+        "OTEL_TORCH_NVTX",
+        _switch,
+        "off",
+        "Emit an NVTX range for every region.",
+        alias="FASTVIDEO_NVTX_PROFILE",
     )
     exceptions: str = _setting(
         "OTEL_TORCH_EXCEPTIONS",
-        choice("type", "message"),
+        _one_of("type", "message"),
         "type",
-        "What of an exception goes on our spans: `type`, or `message`.",
+        "What spans say of an exception: its `type` only, or its `message` too.",
     )
 
     kernel: str = _setting(
         "OTEL_TORCH_KERNEL",
-        choice("auto", "native", "triton", "torch"),
+        _one_of("auto", "native", "triton", "torch"),
         "auto",
-        "What computes the statistics: the compiled kernel of a CPU (`native`; `auto`: where there is one), that and Triton's of "
-        "a GPU (`triton`, which has been compiled and interpreted, but not run on a GPU yet), or plain torch, ten times slower "
-        "on a CPU.",
+        "What computes the statistics. `native`: the compiled CPU kernel. `auto`: the same, if it "
+        "is available. `triton`: that and a Triton kernel on GPUs, which has been compiled and "
+        "interpreted, but not run on a GPU yet. `torch`: plain torch, ten times slower on a CPU.",
     )
 
     @classmethod
     def from_env(
-        cls, environ: Mapping[str, str] | None = None, problem: Problem = lambda message: None
+        cls, environ: Mapping[str, str] | None = None, report: Report = lambda message: None
     ) -> Settings:
-        """Read the environment. Each bad value or entry is one line to `problem`; a bad value falls
-        back to its default.
+        """Read the environment, by default that of the process.
 
-        Raises Unusable where a selection (a regex, a list) has nothing usable in it: the program
-        then runs untraced.
+        Each bad value or entry is one line to `report`. A bad value falls back to its default.
+
+        Raises:
+            UnusableSelection: a regular expression or a list has nothing usable. The program should
+                then run unrecorded.
         """
         environ = os.environ if environ is None else environ
         values = {}
@@ -545,18 +573,18 @@ class Settings:
                 text = meta["default"]  # an empty FastVideo variable means its default, as there
             try:
                 values[row.name] = meta["parse"](
-                    text, lambda message, name=name: problem(f"{name}: {message}")
+                    text, lambda message, name=name: report(f"{name}: {message}")
                 )
-            except Unusable as error:
-                raise Unusable(f"{name}={text!r}: {error}") from None
+            except UnusableSelection as error:
+                raise UnusableSelection(f"{name}={text!r}: {error}") from None
             except BadValue as error:
-                problem(f"{name}={text!r}: {error}; using {meta['shown']!r}")
+                report(f"{name}={text!r}: {error}; using {meta['shown']!r}")
                 values[row.name] = meta["parse"](meta["default"], lambda message: None)
         return cls(**values)
 
     @classmethod
     def names(cls) -> list[str]:
-        """Every variable that is read, ours and their FastVideo names."""
+        """Return every variable that is read, with the FastVideo aliases."""
         return [
             row.metadata[key]
             for row in dataclasses.fields(cls)
@@ -565,22 +593,24 @@ class Settings:
         ]
 
     def chosen(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The variables of ours and their FastVideo names that are set: all of the environment that
-        may leave the machine.
+        """Return the variables in the table that are set.
+
+        A recording's metadata has these and nothing else of the environment.
         """
         environ = os.environ if environ is None else environ
         return {name: environ[name] for name in self.names() if name in environ}
 
 
-def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that looks like one of ours and is none.
+def find_misspelled(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each OTEL_TORCH_ variable that does not exist.
 
-    >>> list(misspelt({"OTEL_TORCH_MODUELS": "x"}))
+    >>> list(find_misspelled({"OTEL_TORCH_MODUELS": "x"}))
     ['OTEL_TORCH_MODUELS is no setting; did you mean OTEL_TORCH_MODULES?']
     """
-    known = Settings.names()
-    for name in sorted(environ):
-        if name.startswith("OTEL_TORCH_") and name not in known:
-            swapped = [other for other in known if sorted(other) == sorted(name)]
-            near = swapped or difflib.get_close_matches(name, known, 1, 0.8)
-            yield f"{name} is no setting{f'; did you mean {near[0]}?' if near else ''}"
+    names = Settings.names()
+    for variable in sorted(environ):
+        if variable.startswith("OTEL_TORCH_") and variable not in names:
+            anagrams = [name for name in names if sorted(name) == sorted(variable)]
+            candidates = anagrams or difflib.get_close_matches(variable, names, 1, 0.8)
+            hint = f"; did you mean {candidates[0]}?" if candidates else ""
+            yield f"{variable} is no setting{hint}"

@@ -22,7 +22,7 @@ from otel_torch.settings import Settings
 from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
 job, losses = this_job(), Losses()
-settings = Settings.from_env(problem=say)
+settings = Settings.from_env(report=say)
 
 class Arrived:
     def __init__(self, pending):

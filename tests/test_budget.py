@@ -211,27 +211,27 @@ class TestNonFinite:
         return [step for step in steps if program.run(TRAIN, step)]
 
     def test_the_steps_after_one_are_recorded_whatever_they_cost(self, program: Program) -> None:
-        program.cadence.saw("Net", False)
+        program.cadence.observe("Net", False)
         assert self.run(program, range(41, 60)) == [41, 42, 43]
         assert program.cadence.describe()["in_full"] == FULL_STEPS
-        assert "3 of them because a value was not finite" in program.cadence.line()
+        assert "3 of them because of a NaN or Inf" in program.cadence.line()
 
     def test_what_stays_so_is_no_news(self, program: Program) -> None:
-        program.cadence.saw("mask", False)
+        program.cadence.observe("mask", False)
         self.run(program, range(41, 50))
-        program.cadence.saw("mask", False)
+        program.cadence.observe("mask", False)
         assert self.run(program, range(50, 60)) == []
 
     def test_nor_what_is_so_time_and_again(self, program: Program) -> None:
         found = []
         for turn in range(6):
-            program.cadence.saw("scores", False)
+            program.cadence.observe("scores", False)
             found.append(len(self.run(program, range(50 + 10 * turn, 60 + 10 * turn))))
-            program.cadence.saw("scores", True)
+            program.cadence.observe("scores", True)
         assert found == [3, 3, 3, 0, 0, 0]
 
     def test_steps_that_nobody_wants_stay_out(self, program: Program) -> None:
-        program.cadence.saw("Net", False)
+        program.cadence.observe("Net", False)
         assert not program.run(TRAIN, 41, wanted=False)
 
 

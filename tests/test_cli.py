@@ -171,7 +171,7 @@ def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch)
     [
         ("OTEL_TORCH_MODULES", "(", "not a regular expression"),
         ("OTEL_TORCH_STEPS", "soon", "0,2,10-20"),
-        ("OTEL_TORCH_STATS", "mean,average", "'average' is not known"),
+        ("OTEL_TORCH_STATS", "mean,average", "unknown entry 'average' is skipped"),
         ("OTEL_TORCH_ENABLED", "perhaps", "1/true/yes/on"),
         ("OTEL_TORCH_STAT", "mean", "did you mean OTEL_TORCH_STATS?"),
         ("OTEL_TORCH_JSONL", "/dev/null/recording.jsonl", "cannot be written"),

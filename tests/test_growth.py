@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import otel_torch
-from otel_torch.settings import Ranks, Settings
+from otel_torch.settings import RankSelection, Settings
 from otel_torch.telemetry import export_queue, trace_size
 from otel_torch.telemetry.attributes import gauge_values
 from tests.benchmarks.__main__ import rewritten
@@ -89,7 +89,7 @@ def shipped(name: str, *keys: str) -> float:
 
 def senders(ranks: int, which: str, per_node: float) -> int:
     """How many of a job's ranks send."""
-    chosen = Ranks.parse(which, print)
+    chosen = RankSelection.parse(which, print)
     node = int(per_node)
     return sum(
         chosen.includes(rank=rank, local_rank=rank % node, world_size=ranks)

@@ -358,7 +358,9 @@ def test_a_seed_is_a_whole_number(text: str, seed: int | None) -> None:
 def test_anything_else_is_said_and_gives_none(text: str) -> None:
     said: list[str] = []
     assert Settings.from_env({"OTEL_TORCH_NOISE": text}, said.append).noise is None
-    assert said == [f"OTEL_TORCH_NOISE={text!r}: use a whole number from 1 on, or off; using 'off'"]
+    assert said == [
+        f"OTEL_TORCH_NOISE={text!r}: use a whole number of at least 1, or off; using 'off'"
+    ]
 
 
 def test_any_seed_will_do() -> None:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import otel_torch
 from otel_torch import recorder
-from otel_torch.settings import Numbers
+from otel_torch.settings import NumberSet
 from tests.support import recording
 
 
@@ -244,9 +244,9 @@ def test_natural_regions_of_training_need_no_call_site() -> None:
 
 class TestNumbers:
     def test_nothing_written_is_everything(self) -> None:
-        assert 0 in Numbers.parse("") and 10**9 in Numbers.parse(" , ")
+        assert 0 in NumberSet.parse("") and 10**9 in NumberSet.parse(" , ")
 
     def test_a_bad_entry_is_named_and_skipped(self) -> None:
         problems: list[str] = []
-        assert 3 in Numbers.parse("3,9-7,*/0,x", problems.append)
+        assert 3 in NumberSet.parse("3,9-7,*/0,x", problems.append)
         assert [problem.split()[0] for problem in problems] == ["'9-7'", "'*/0'", "'x'"]

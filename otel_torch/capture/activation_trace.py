@@ -23,7 +23,7 @@ from otel_torch.console import say, say_once
 from otel_torch.job import this_job
 from otel_torch.recording.run_file import resolve_path
 from otel_torch.records import spell
-from otel_torch.settings import Numbers, Settings, Unusable
+from otel_torch.settings import NumberSet, Settings, UnusableSelection
 from otel_torch.sources.activations import selects
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.module_names import named_modules
@@ -81,7 +81,7 @@ class ActivationStatHook(ForwardHook):
         module_name: str,
         stats: list[tuple[str, StatFunction]],
         sink: JsonlSink,
-        step_filter: set[int] | Numbers | None = None,
+        step_filter: set[int] | NumberSet | None = None,
     ) -> None:
         self.module_name = module_name
         self.stats = stats
@@ -137,8 +137,8 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
     where the model is traced already.
     """
     try:
-        settings = Settings.from_env(problem=say_once)
-    except Unusable as error:
+        settings = Settings.from_env(report=say_once)
+    except UnusableSelection as error:
         say(f"{error}. Nothing is attached")
         return None
     asked = settings.enabled or "FASTVIDEO_TRACE_ACTIVATIONS" in os.environ

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from otel_torch.job import this_job
-from otel_torch.settings import Settings, Unusable, misspelt
+from otel_torch.settings import Settings, UnusableSelection, find_misspelled
 from otel_torch.telemetry.exporters import CARRIERS
 
 Environ = Mapping[str, str]
@@ -70,7 +70,7 @@ def _kernel(environ: Environ) -> str:
         )
         cpu_kernel.choose(Settings.from_env(environ).kernel)
         return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.try_out()}"
-    except (ImportError, Unusable) as error:
+    except (ImportError, UnusableSelection) as error:
         return f"nothing: {error}"
 
 
@@ -107,12 +107,12 @@ def find_settings(environ: Environ) -> Iterator[Finding]:
             yield Finding("set", None, f"{name}={environ[name]}")
         elif name.startswith("OTEL_") and not name.startswith("OTEL_TORCH_"):
             yield Finding("set", None, f"{name} (value not shown)")
-    for line in misspelt(environ):
+    for line in find_misspelled(environ):
         yield Finding("set", False, line)
     problems: list[str] = []
     try:
         settings = Settings.from_env(environ, problems.append)
-    except Unusable as error:
+    except UnusableSelection as error:
         yield Finding("set", False, f"{error}; a program runs on unrecorded")
         return
     yield from (Finding("set", False, problem) for problem in problems)
@@ -259,7 +259,7 @@ CHECKS: tuple[Callable[[Environ], Iterator[Finding]], ...] = (
 def _usable_settings(environ: Environ) -> Settings | None:
     try:
         return Settings.from_env(environ)
-    except Unusable:
+    except UnusableSelection:
         return None
 
 

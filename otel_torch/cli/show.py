@@ -13,7 +13,7 @@ from otel_torch.console import say
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.writable import check_writable
-from otel_torch.settings import BadValue, Numbers
+from otel_torch.settings import BadValue, NumberSet
 from otel_torch.show.selection import Selection
 
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         steps = (
-            Numbers.parse(arguments.step, problem=lambda message: say(f"--step: {message}"))
+            NumberSet.parse(arguments.step, report=lambda message: say(f"--step: {message}"))
             if arguments.step
             else None
         )

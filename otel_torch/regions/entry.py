@@ -36,7 +36,7 @@ from otel_torch.regions.registry import (
     resolve_profiler_region,
 )
 from otel_torch.session import Session
-from otel_torch.settings import Names
+from otel_torch.settings import RegionSelection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -118,7 +118,7 @@ class _OpenRegion:
             self.recorder.close(self.scope, error)
 
 
-_NO_NAMES = Names(registered=False)
+_NO_NAMES = RegionSelection(registered=False)
 # regions that a call site has entered in this process
 _explicit: set[str] = set()
 # open natural regions by region name, innermost last

@@ -33,7 +33,7 @@ from otel_torch.regions.registry import (
     normalise,
     resolve_profiler_region,
 )
-from otel_torch.settings import Names, Settings, words
+from otel_torch.settings import RegionSelection, Settings, split_list
 
 ENABLE, DISABLE = "fastvideo.profiler.enable_collection", "fastvideo.profiler.disable_collection"
 MARK = "fastvideo.region::"
@@ -65,7 +65,7 @@ class TorchProfilerConfig:
         >>> TorchProfilerConfig.parse("model_loading").regions
         {'profiler_region_model_loading': True}
         """
-        tokens = [normalise(word) for word in words(text)]
+        tokens = [normalise(word) for word in split_list(text)]
         if not tokens or "all" in tokens:
             return cls({region.name: True for region in list_profiler_regions()}, others=True)
         chosen: dict[str, bool] = {}
@@ -74,7 +74,7 @@ class TorchProfilerConfig:
             found = [
                 region.name
                 for region in list_profiler_regions()
-                if Names(False, (token,)).matches(*names_of(region))
+                if RegionSelection(False, (token,)).matches(*names_of(region))
             ]
             if not found:
                 say_once(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from otel_torch import session
-from otel_torch.settings import Names
+from otel_torch.settings import RegionSelection
 
 PREFIX = "profiler_region_"
 # distinct span names of unregistered ranges; further ranges share one name, because backends index
@@ -145,7 +145,7 @@ class RegionChoice(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(name: str, selected: Names, prefix: str) -> RegionChoice:
+def choose(name: str, selected: RegionSelection, prefix: str) -> RegionChoice:
     """Resolve `name` where the settings select the regions `selected`.
 
     prefix: of the span names of registered regions.

@@ -11,7 +11,7 @@ from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
 from otel_torch.records import Losses
 from otel_torch.rendering.table import escape
-from otel_torch.settings import Numbers
+from otel_torch.settings import NumberSet
 
 _TOLD_EVERY = 4096  # records
 
@@ -26,7 +26,7 @@ class Selection:
 
     path: str
     modules: re.Pattern[str] | None = None
-    steps: Numbers | None = None
+    steps: NumberSet | None = None
     records: int = 0
     selected: int = 0
     seen_modules: dict[str, None] = field(default_factory=dict)

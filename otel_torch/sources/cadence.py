@@ -1,11 +1,13 @@
-"""Which steps are recorded where recording may cost only a share of their time (OTEL_TORCH_BUDGET)?
-Knows no torch.
+"""Which steps are recorded if recording may cost only a share of the run time (OTEL_TORCH_BUDGET).
 
-What a recorded step costs is what it takes longer than steps of its kind that are not recorded,
-which no timer around a hook could tell: work that the device does later, caches that are lost. Only
-the reading of numbers and their way to the sinks, which may come steps later, is timed. Steps are
-picked from a ladder (every one, every second, every fourth, …), so that ranks and runs that decide
-alone pick the same ones, or one of them a part of the other's.
+The cost of recording a step is the time by which recorded steps of a kind take longer than others
+of that kind. A timer around the hooks would miss work that the device does later, and lost caches.
+Only reading the results and passing them to the sinks, which may happen some steps later, is timed.
+
+Steps are picked from a ladder (every step, every second, every fourth, …). So ranks and runs that
+decide for themselves pick the same steps, or one of them picks some of the other's.
+
+`Cadence` has an example. This module knows no torch.
 """
 
 from __future__ import annotations
@@ -17,24 +19,22 @@ from dataclasses import dataclass, field
 from statistics import fmean, median_low
 from typing import Any, NamedTuple
 
-# so many steps of each kind after one in which a value was first seen that is not finite are
-# recorded whatever they cost
+# How many steps of each kind are recorded in full, whatever they cost, after the first NaN or Inf.
 FULL_STEPS = 3
-# a place whose values have so often begun to be not finite (a mask, masked scores) is no news any
-# more
-_ONSETS = 3
-# the newest steps that are compared, of each sort; and how many are needed of each, the first step
-# of a kind left out
+# A key whose values became NaN or Inf this often (a mask, masked scores) is no longer news.
+_MAX_ONSETS = 3
+# The newest steps of a kind that are compared, and how many of each sort are needed.
 _WINDOW, _ENOUGH = 32, 2
-# the ladder's lowest rung until then: every second step, so that there are recorded and other ones
-# to compare
-_AT_FIRST = 2
-_TOP = 2**40
+# The rung until costs are known: every second step, so that both sorts exist.
+_FIRST_RUNG = 2
+_TOP_RUNG = 2**40
 
 
 class Kind(NamedTuple):
-    """Steps that can be compared with each other: told by the same rule (see `steps`), begun by the
-    same model's forward in the same phase.
+    """Steps that can be compared with each other.
+
+    `rule` is the one that numbers them (see `steps`); `model` and `phase` are those of the forward
+    that begins them.
     """
 
     rule: str
@@ -43,12 +43,13 @@ class Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Step:
-    """A step that is going on, or the last one. Times in seconds; `reading` is what of them went
-    into reading numbers.
+class _TimedStep:
+    """The current step, or the last one. Times are in seconds.
 
-    recorded: None until it was asked for. mixed: some of its models are recorded, so that it is
-    like no other step.
+    Attributes:
+        recorded: None until the first forward that may be recorded asks.
+        mixed: some of its models are recorded, so that it compares with no other step.
+        reading: the part of its time that went into reading results.
     """
 
     began: float
@@ -61,65 +62,73 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of the steps of a kind. wanted: those of them that might be recorded.
+class _KindCosts:
+    """The times of the steps of one kind, and which of them are recorded. Times are in seconds.
 
-    seconds: what they took, and steps: how many they were, but for the first, which compiles and
-    allocates. plain, full: what of its time a step took that was not, or was, recorded, reading
-    left out; readings: what reading took, a recorded step. cost: of recording one, in seconds; None
-    as long as nothing can be compared.
+    Attributes:
+        seen, recorded: how many steps.
+        eligible: how many steps OTEL_TORCH_STEPS selects.
+        full_steps, full_left: steps recorded in full because of a NaN or Inf, so far and to come.
+        seconds: the time of all steps but the first, which compiles and allocates.
+        plain, full: the times of steps that were not and that were recorded, without reading.
+        readings: the time that reading took, for each recorded step.
+        cost: of recording one step; None until there is something to compare.
+        rung: steps whose number is a multiple of this are picked.
+        passed: steps since the last one on the ladder.
+        longest_loop: a power of two, at least the number of steps of any loop.
+        charged: the cost of the recorded steps, without the `recent` newest. Those are charged at
+            the current cost, because an early estimate may be far off.
     """
 
     seen: int = 0
-    wanted: int = 0
+    eligible: int = 0
     recorded: int = 0
     full_steps: int = 0
+    full_left: int = 0
     seconds: float = 0.0
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     full: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     readings: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     cost: float | None = None
-    every: int = _AT_FIRST
-    full_left: int = 0  # steps that are recorded whatever they cost
-    passed: int = 0  # steps since one that stood high enough on the ladder
+    rung: int = _FIRST_RUNG
+    passed: int = 0
     loop: int = -1
-    in_loop: int = 0
-    longest_loop: int = 1  # a power of two, not less than the steps of any loop
-    _charged: float = 0.0
-    _recent: int = (
-        0  # recorded steps that are charged at today's cost: an early estimate may be far off
-    )
+    steps_in_loop: int = 0
+    longest_loop: int = 1
+    charged: float = 0.0
+    recent: int = 0
 
     @property
     def spent(self) -> float:
         """Seconds that recording has cost, as far as is known."""
-        return self._charged + self._recent * (self.cost or 0.0)
+        return self.charged + self.recent * (self.cost or 0.0)
 
-    def meet(self, loop: int) -> None:
-        """A step begins."""
+    def begin_step(self, loop: int) -> None:
+        """Count a step that begins."""
         self.seen += 1
-        self.in_loop = self.in_loop + 1 if loop == self.loop else 1
+        self.steps_in_loop = self.steps_in_loop + 1 if loop == self.loop else 1
         self.loop = loop
-        while self.longest_loop < self.in_loop:
+        while self.longest_loop < self.steps_in_loop:
             self.longest_loop *= 2
 
-    def rung(self, step: int) -> int:
-        """The highest power of two that divides the step's number. A loop's first step stands above
-        all others of the loop, as high as the loop's number says: what is only seen there is seen
-        in every loop before any step is seen twice.
+    def highest_rung(self, step: int) -> int:
+        """Return the highest rung that picks a step: the largest power of two that divides it.
+
+        The first step of a loop is above all others of the loop, by the number of the loop. What
+        only it shows is then recorded in every loop before any other step is recorded twice.
         """
         if step:
             return step & -step
-        return self.longest_loop * (self.loop & -self.loop) if self.loop > 0 else _TOP
+        return self.longest_loop * (self.loop & -self.loop) if self.loop > 0 else _TOP_RUNG
 
     def picks(self, step: int, allowance: float) -> bool:
-        """Whether a step that begins is recorded, where `allowance` seconds may have been spent by
-        now.
-        """
-        self.wanted += 1
-        # a program may number its steps so that none stands on the ladder (1, 3, 5)
+        """Return whether to record a step that begins, if recording may have cost `allowance`."""
+        self.eligible += 1
+        # A program may number its steps so that none is on the ladder (1, 3, 5).
         on_ladder = (
-            self.rung(step) >= self.every or self.passed + 1 >= 2 * self.every or not self.recorded
+            self.highest_rung(step) >= self.rung
+            or self.passed + 1 >= 2 * self.rung
+            or not self.recorded
         )
         self.passed = 0 if on_ladder else self.passed + 1
         if self.full_left:
@@ -129,38 +138,59 @@ class _Known:
         return on_ladder and (self.cost is None or self.spent + self.cost <= allowance)
 
     def charge(self) -> None:
-        """A step is recorded."""
+        """Charge a step that is recorded."""
         self.recorded += 1
         if self.recorded == 2:
             self.readings.clear()  # the first one opened files
         self.readings.append(0.0)
-        if self._recent < _WINDOW:
-            self._recent += 1
+        if self.recent < _WINDOW:
+            self.recent += 1
         else:
-            self._charged += self.cost or 0.0
+            self.charged += self.cost or 0.0
 
-    def compare(self) -> None:
-        """Estimate the cost anew. The lower of two middle values: what disturbs a step only ever
-        makes it longer.
+    def estimate_cost(self) -> None:
+        """Estimate the cost from the newest steps.
+
+        Compares low medians: whatever disturbs a step makes it longer, never shorter.
         """
         if min(len(self.plain), len(self.full), len(self.readings)) >= _ENOUGH:
-            longer = median_low(self.full) - median_low(self.plain)
-            # what was recorded last may not have been read yet
+            difference = median_low(self.full) - median_low(self.plain)
+            # The results of the last recorded steps may not have been read yet.
             read = [seconds for seconds in self.readings if seconds]
-            self.cost = max(0.0, longer) + (fmean(read) if read else 0.0)
+            self.cost = max(0.0, difference) + (fmean(read) if read else 0.0)
 
 
 class Cadence:
-    """Says which steps are recorded, so that recording costs at most `percent` of the time that all
-    steps take.
+    """Decides which steps are recorded, so that recording costs at most `percent` of their time.
 
-    The first step of each kind is recorded, and so is every second one until recording it can be
-    compared with not recording it. From then on a kind's steps are recorded as densely as the
-    kind's part of the budget allows: half of the budget belongs to the kinds by the time that they
-    take, half to all alike, or what runs once a video would never be seen.
+    The first step of each kind is recorded, and every second one until recording can be compared
+    with not recording. From then on, steps are recorded as densely as the kind's part of the budget
+    allows. One half of the budget is divided by the time that the kinds take, the other equally, so
+    that a kind that runs once per video is seen too.
 
-    percent: above 0, at most 100. clock: seconds, as `time.perf_counter` gives them. One step at a
-    time; not thread-safe but for `saw`. The same times give the same picks.
+    In this example a step takes 1 s, and 0.5 s more if it is recorded. Steps 0, 2 and 4 show that.
+    With 5 %, one recorded step costs the allowance of 10 steps, so every 16th step is recorded, once
+    the allowance covers the first three:
+
+    >>> now = 0.0
+    >>> cadence = Cadence(percent=5, clock=lambda: now)
+    >>> kind, recorded = Kind("optimizer", "Net", "forward"), []
+    >>> for step in range(100):
+    ...     cadence.begin()
+    ...     is_recorded = cadence.choose(kind, step, loop=0)
+    ...     now += 1.5 if is_recorded else 1.0
+    ...     cadence.end()
+    ...     if is_recorded:
+    ...         recorded.append(step)
+    >>> recorded
+    [0, 2, 4, 48, 64, 80, 96]
+
+    Args:
+        percent: above 0, at most 100.
+        clock: returns seconds, as `time.perf_counter` does.
+
+    One step at a time. Only `observe` may be called from other threads. The same times give the
+    same picks.
     """
 
     def __init__(self, percent: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -170,137 +200,138 @@ class Cadence:
 
     def forked(self) -> None:
         """Forget everything: a forked child counts its own steps."""
-        self._kinds: dict[Kind, _Known] = {}
-        self._step: _Step | None = None
-        self._before: _Step | None = None
-        self._read_for: _Known | None = None  # whose numbers are read next
-        self._met: set[str] = set()  # models of which a step was recorded
-        self._not_finite: set[Hashable] = set()
+        self._kinds: dict[Kind, _KindCosts] = {}
+        self._step: _TimedStep | None = None
+        self._last_step: _TimedStep | None = None
+        self._read_for: _KindCosts | None = None  # whose results are read next
+        self._recorded_models: set[str] = set()
+        self._nonfinite: set[Hashable] = set()
         self._onsets: Counter[Hashable] = Counter()
 
-    # -- what happens
+    # -- events of the run
     # ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self._step is not None and self._step.kind is not None:
-            self._before = self._step
-        self._step = _Step(self._clock())
+            self._last_step = self._step
+        self._step = _TimedStep(self._clock())
 
     def choose(self, kind: Kind, step: int, loop: int, wanted: bool = True) -> bool:
-        """Whether a forward in the step that began is recorded. The first forward says of which
-        kind the step is, the first that is `wanted` at all decides for the whole step; a model of
-        which nothing was recorded yet is recorded anyway.
+        """Return whether to record a forward of the current step.
+
+        The first forward sets the kind of the step. The first that is `wanted` at all decides for
+        the whole step, except that a model that was never recorded is recorded anyway.
         """
-        now = self._step
-        if now is None:
+        current = self._step
+        if current is None:
             return wanted
-        if now.kind is None:
-            now.kind, now.loop = kind, loop
-            self._settle(now)
-            self._kinds.setdefault(kind, _Known()).meet(loop)
+        if current.kind is None:
+            current.kind, current.loop = kind, loop
+            self._account_last_step(current)
+            self._kinds.setdefault(kind, _KindCosts()).begin_step(loop)
         if not wanted:
             return False
-        if now.recorded is None:
-            known = self._kinds[now.kind]
-            now.recorded = known.picks(step, self._allowance(known))
-            if now.recorded:
-                known.charge()
-                self._read_for = known
-        elif not now.recorded and kind.model not in self._met:
-            now.mixed = True
-            self._met.add(kind.model)
+        if current.recorded is None:
+            costs = self._kinds[current.kind]
+            current.recorded = costs.picks(step, self._allowance(costs))
+            if current.recorded:
+                costs.charge()
+                self._read_for = costs
+        elif not current.recorded and kind.model not in self._recorded_models:
+            current.mixed = True
+            self._recorded_models.add(kind.model)
             return True
-        if now.recorded:
-            self._met.add(kind.model)
-        return now.recorded
+        if current.recorded:
+            self._recorded_models.add(kind.model)
+        return current.recorded
 
     def read(self, seconds: float) -> None:
-        """So long it took to read recorded numbers and to hand them on, in a step, between steps or
-        a step later.
-        """
+        """Charge the time it took to read results and pass them to the sinks."""
         if self._step is not None:
             self._step.reading += seconds
         if self._read_for is not None:
             self._read_for.readings[-1] += seconds
 
     def end(self) -> None:
-        """The step that is going on has ended."""
+        """End the current step."""
         if self._step is not None:
             self._step.ended = self._clock()
 
-    def saw(self, place: Hashable, finite: bool) -> None:
-        """A tensor was seen at `place`. The first that is not finite has the steps that follow
-        recorded, whatever they cost; one that stays so has not, nor one that is so time and again.
-        May be called from any thread.
-        """
-        if finite:
-            self._not_finite.discard(place)
-        elif place not in self._not_finite:
-            self._not_finite.add(place)
-            self._onsets[place] += 1
-            if self._onsets[place] <= _ONSETS:
-                for known in list(self._kinds.values()):
-                    known.full_left = FULL_STEPS
+    def observe(self, key: Hashable, is_finite: bool) -> None:
+        """Note whether the tensor at `key` has no NaN or Inf. Any thread may call this.
 
-    # -- what it means
+        When it gets its first one, the next steps are recorded in full. A tensor that keeps its
+        NaN has no further effect, nor one that got and lost them several times.
+        """
+        if is_finite:
+            self._nonfinite.discard(key)
+        elif key not in self._nonfinite:
+            self._nonfinite.add(key)
+            self._onsets[key] += 1
+            if self._onsets[key] <= _MAX_ONSETS:
+                for costs in list(self._kinds.values()):
+                    costs.full_left = FULL_STEPS
+
+    # -- accounting
     # ----------------------------------------------------------------------------------------------
 
-    def _settle(self, following: _Step) -> None:
-        """Take in what the step before took. In a loop that is the time until the next step begins,
-        or a device that is waited for in between would cost nothing; between forwards that are
-        steps of their own a program may do anything.
+    def _account_last_step(self, following: _TimedStep) -> None:
+        """Add the last step to the times of its kind.
+
+        Within a loop a step lasts until the next one begins, so that waiting for the device in
+        between is included. Between forwards that are steps by themselves, a program may do
+        anything, so such a step lasts until it ends.
         """
-        before, self._before = self._before, None
-        if before is None or before.kind is None:
+        last, self._last_step = self._last_step, None
+        if last is None or last.kind is None:
             return
-        goes_on = (
-            before.kind == following.kind
-            and before.loop == following.loop
-            and before.kind.rule != "forward"
+        is_same_loop = (
+            last.kind == following.kind
+            and last.loop == following.loop
+            and last.kind.rule != "forward"
         )
-        seconds = (following.began if goes_on else max(before.ended, before.began)) - before.began
-        known = self._kinds[before.kind]
-        if known.seen == 1:
+        end = following.began if is_same_loop else max(last.ended, last.began)
+        seconds = end - last.began
+        costs = self._kinds[last.kind]
+        if costs.seen == 1:
             return
-        known.seconds += seconds
-        if not before.mixed:
-            (known.full if before.recorded else known.plain).append(seconds - before.reading)
-        if before.recorded or known.cost is None:
-            known.compare()
-        if known.cost is not None:
-            known.every = self._rung_for(known, known.cost)
+        costs.seconds += seconds
+        if not last.mixed:
+            times = costs.full if last.recorded else costs.plain
+            times.append(seconds - last.reading)
+        if last.recorded or costs.cost is None:
+            costs.estimate_cost()
+        if costs.cost is not None:
+            costs.rung = self._affordable_rung(costs, costs.cost)
 
-    def _allowance(self, known: _Known) -> float:
-        """Seconds that recording steps of a kind may have cost by now."""
-        total = sum(other.seconds for other in self._kinds.values())
-        return self.percent / 100 * (known.seconds + total / len(self._kinds)) / 2
+    def _allowance(self, costs: _KindCosts) -> float:
+        """Return how many seconds recording the steps of a kind may have cost by now."""
+        total = sum(kind.seconds for kind in self._kinds.values())
+        return self.percent / 100 * (costs.seconds + total / len(self._kinds)) / 2
 
-    def _rung_for(self, known: _Known, cost: float) -> int:
-        """The smallest power of two such that every so manieth of the steps that are wanted can be
-        recorded for good.
-        """
-        a_step = self._allowance(known) / max(1, known.wanted - 1)
-        every = 1
-        while every < _TOP and cost > a_step * every:
-            every *= 2
-        return every
+    def _affordable_rung(self, costs: _KindCosts, cost: float) -> int:
+        """Return the smallest rung whose steps can all be recorded within the budget."""
+        allowance_per_step = self._allowance(costs) / max(1, costs.eligible - 1)
+        rung = 1
+        while rung < _TOP_RUNG and cost > allowance_per_step * rung:
+            rung *= 2
+        return rung
 
-    # -- what is said
+    # -- reports
     # ----------------------------------------------------------------------------------------------
 
     @property
     def cost_percent(self) -> float | None:
-        """What recording has cost so far, in percent of the steps' time; None as long as nothing
-        could be compared.
-        """
-        total = sum(known.seconds for known in self._kinds.values())
-        if not total or all(known.cost is None for known in self._kinds.values()):
+        """The cost of recording so far, in percent of the steps' time; None until it is known."""
+        total = sum(costs.seconds for costs in self._kinds.values())
+        if not total or all(costs.cost is None for costs in self._kinds.values()):
             return None
-        return float(f"{100 * sum(known.spent for known in self._kinds.values()) / total:.3g}")
+        spent = sum(costs.spent for costs in self._kinds.values())
+        return float(f"{100 * spent / total:.3g}")
 
     def describe(self) -> dict[str, Any]:
-        """As the metadata of a recording has it.
+        """Return what the metadata of a recording has under `budget`.
 
         >>> Cadence(2.5).describe()
         {'percent': 2.5, 'steps': 0, 'recorded': 0, 'in_full': 0, 'cost_percent': None, 'kinds': []}
@@ -308,38 +339,40 @@ class Cadence:
         kinds = [
             {
                 **kind._asdict(),
-                "steps": known.seen,
-                "recorded": known.recorded,
-                "every": known.every,
+                "steps": costs.seen,
+                "recorded": costs.recorded,
+                "every": costs.rung,
             }
-            for kind, known in list(self._kinds.items())
+            for kind, costs in list(self._kinds.items())
         ]
         return {
             "percent": self.percent,
-            "steps": sum(known.seen for known in self._kinds.values()),
-            "recorded": sum(known.recorded for known in self._kinds.values()),
-            "in_full": sum(known.full_steps for known in self._kinds.values()),
+            "steps": sum(costs.seen for costs in self._kinds.values()),
+            "recorded": sum(costs.recorded for costs in self._kinds.values()),
+            "in_full": sum(costs.full_steps for costs in self._kinds.values()),
             "cost_percent": self.cost_percent,
             "kinds": kinds,
         }
 
     def line(self) -> str:
-        """The same in one line.
+        """Return the report for the end of the program.
 
         >>> Cadence(2.5).line()
         'OTEL_TORCH_BUDGET=2.5: 0 of 0 steps were recorded'
         """
-        told = self.describe()
-        text = f"OTEL_TORCH_BUDGET={self.percent:g}: {told['recorded']} of {told['steps']} steps were recorded"
-        if told["in_full"]:
-            text += f", {told['in_full']} of them because a value was not finite"
+        totals = self.describe()
+        text = (
+            f"OTEL_TORCH_BUDGET={self.percent:g}: "
+            f"{totals['recorded']} of {totals['steps']} steps were recorded"
+        )
+        if totals["in_full"]:
+            text += f", {totals['in_full']} of them because of a NaN or Inf"
         if self._kinds:
-            busiest = max(
-                self._kinds, key=lambda kind: (self._kinds[kind].seconds, self._kinds[kind].seen)
+            busiest, costs = max(
+                self._kinds.items(), key=lambda item: (item[1].seconds, item[1].seen)
             )
-            every = self._kinds[busiest].every
-            text += (
-                f"; at the end {'each' if every == 1 else f'one in {every}'} of {busiest.model}'s"
-            )
-        cost = told["cost_percent"]
-        return text + (f"; that cost about {cost:g} % of their time" if cost is not None else "")
+            share = "each" if costs.rung == 1 else f"one in {costs.rung}"
+            text += f"; at the end {share} of {busiest.model}'s"
+        if totals["cost_percent"] is not None:
+            text += f"; that cost about {totals['cost_percent']:g} % of their time"
+        return text

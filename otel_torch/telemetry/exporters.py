@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from otel_torch.console import say_once
-from otel_torch.settings import words
+from otel_torch.settings import split_list
 
 OTEL_SIGNALS = ("traces", "metrics", "logs")
 # the OpenTelemetry signal that carries each signal of OTEL_TORCH_SIGNALS
@@ -64,7 +64,7 @@ def _has_endpoint(signal: str, environ: Mapping[str, str]) -> bool:
 
 
 def _read_exporter_names(signal: str, environ: Mapping[str, str]) -> list[str]:
-    names = words(environ.get(f"OTEL_{signal.upper()}_EXPORTER", ""))
+    names = split_list(environ.get(f"OTEL_{signal.upper()}_EXPORTER", ""))
     if names:
         return [name for name in names if name.lower() != "none"]
     return ["otlp"] if _has_endpoint(signal, environ) else []

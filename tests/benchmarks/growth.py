@@ -121,7 +121,7 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
             return self._pending
 
     job, losses = this_job(), Losses()
-    settings = Settings.from_env(problem=say)
+    settings = Settings.from_env(report=say)
     recorder = Recorder(Here, lambda: build_telemetry_sinks(settings, job, losses), losses)
     numbers = random.Random(job.rank)
 
