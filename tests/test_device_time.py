@@ -16,7 +16,7 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Scope
 from otel_torch.regions import device_time, entry
 from otel_torch.regions.closer import RegionCloser
-from otel_torch.regions.device_time import Pool
+from otel_torch.regions.device_time import EventPool
 from tests.support import recording
 
 REGION = "inference_denoising"
@@ -72,13 +72,13 @@ class StandIn:
 @pytest.fixture
 def device() -> Iterator[StandIn]:
     stand_in = StandIn()
-    device_time.use(stand_in)
+    device_time.use_accelerator(stand_in)
     yield stand_in
-    device_time.use(None)
+    device_time.use_accelerator(None)
 
 
 def test_nothing_is_known_until_the_device_is_there(device: StandIn) -> None:
-    measured = Pool(device).begin()
+    measured = EventPool(device).start_timer()
     assert measured is not None and not measured.pending
     device.issued = 250
     measured.end()
@@ -91,9 +91,9 @@ def test_nothing_is_known_until_the_device_is_there(device: StandIn) -> None:
 
 
 def test_events_are_used_again(device: StandIn) -> None:
-    pool = Pool(device)
+    pool = EventPool(device)
     for _ in range(100):
-        measured = pool.begin()
+        measured = pool.start_timer()
         assert measured is not None
         measured.end()
         measured.seconds()
@@ -101,11 +101,11 @@ def test_events_are_used_again(device: StandIn) -> None:
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured(device: StandIn) -> None:
-    pool = Pool(device)
+    pool = EventPool(device)
     device.capturing = True
-    assert pool.begin() is None
+    assert pool.start_timer() is None
     device.capturing = False
-    begun = pool.begin()
+    begun = pool.start_timer()
     assert begun is not None
     device.capturing = True  # in the region, and its end would be in the graph
     begun.end()
@@ -113,7 +113,7 @@ def test_nothing_is_recorded_while_a_graph_is_captured(device: StandIn) -> None:
 
 
 def test_two_devices_are_no_stretch(device: StandIn) -> None:
-    begun = Pool(device).begin()
+    begun = EventPool(device).start_timer()
     assert begun is not None
     device.number = 1
     begun.end()
@@ -123,7 +123,7 @@ def test_two_devices_are_no_stretch(device: StandIn) -> None:
 def test_a_device_that_fails_is_said_and_left_alone(
     device: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = Pool(device).begin()
+    measured = EventPool(device).start_timer()
     assert measured is not None
     measured.end()
     device.reached = 1
@@ -198,7 +198,7 @@ def test_the_end_waits_for_the_device_but_not_for_ever(device: StandIn) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_is_measured_without_synchronising() -> None:
-    device_time.use(None)
+    device_time.use_accelerator(None)
     x = torch.randn(2048, 2048, device="cuda")
     with recording(signals=""):
         sink, closer = listen()
@@ -217,14 +217,14 @@ def test_cuda_is_measured_without_synchronising() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_captured_graph_holds_no_events_of_ours_and_others_may_be_asked_meanwhile() -> None:
-    device_time.use(None)
+    device_time.use_accelerator(None)
     x = torch.ones(8, device="cuda")
-    pending = device_time.begin()
+    pending = device_time.start_timer()
     assert pending is not None
     pending.end()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        assert device_time.begin() is None
+        assert device_time.start_timer() is None
         y = x * 2
     graph.replay()
     torch.cuda.synchronize()

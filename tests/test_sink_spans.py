@@ -260,7 +260,8 @@ def test_the_run_joins_the_trace_of_the_environment(tmp_path, receiver):
 def test_processes_that_the_run_starts_join_its_trace(tmp_path, receiver):
     done = drive(tmp_path, """
 run_step(0, [])
-print(os.environ["TRACEPARENT"], telemetry.trace_id(job, {}))
+from otel_torch.telemetry.run_trace import run_trace_id
+print(os.environ["TRACEPARENT"], run_trace_id(job, {}))
 finish()
 print(os.environ.get("TRACEPARENT"))
 """, **receiver.environment())  # fmt: skip

@@ -1,9 +1,15 @@
-"""How long the device was busy between two points of a program, without ever waiting for it.
+"""Measures how long the device worked between two points of a program, without waiting for it.
 
-A host that times a forward times its launch: on an accelerator a step looks as fast as Python. Two
-events on the current stream say how long it really was. They are taken from a pool, so that a
-forward allocates none, and asked later, by a thread that has nothing better to do. While a CUDA
-graph is captured nothing is recorded: an event in a graph has no time.
+A host clock around a forward measures its launch, so on an accelerator a step looks as fast as
+Python. Two events on the current stream give the real time:
+
+    timer = start_timer()    an event is recorded; returns at once
+    ...                      kernels are launched
+    timer.end()              a second event is recorded; returns at once
+    timer.seconds()          later, from any thread: None while `timer.pending`, then for example 0.25
+
+Events come from a pool, so that a forward allocates none. While a CUDA graph is captured nothing is
+recorded, because an event in a graph has no time.
 """
 
 from __future__ import annotations
@@ -19,125 +25,127 @@ from otel_torch.at_fork import ForkOrder
 from otel_torch.console import say_once
 from otel_torch.statistics.graph_capture import thread_local_capture_mode
 
-# events that are kept for the next regions; more are made and thrown away
-POOL = 1024
+# free events of a device that are kept for later timers
+MAX_FREE_EVENTS = 1024
 
 
-class Event(Protocol):
-    """An event with a time, such as `torch.cuda.Event(enable_timing=True)`."""
+class DeviceEvent(Protocol):
+    """An event that has a time, such as `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None:
-        """Put it onto the current stream."""
+        """Record the event on the current stream."""
 
     def query(self) -> bool:
-        """Whether the device has reached it. Does not wait."""
+        """Return whether the device has reached the event, without waiting."""
 
     def elapsed_time(self, other: Any) -> float:
-        """Milliseconds from this to `other`, both reached."""
+        """Return the milliseconds from this event to `other`; the device has reached both."""
 
 
-class Device(Protocol):
-    """What measuring needs of a kind of accelerator."""
+class Accelerator(Protocol):
+    """The functions of a kind of accelerator that timers use."""
 
     def is_ready(self) -> bool:
-        """Whether events may be recorded: no graph is being captured."""
+        """Return whether events may be recorded: no graph is being captured."""
 
     def current(self) -> int:
-        """The number of the current device."""
+        """Return the index of the current device."""
 
-    def make_event(self) -> Event:
-        """A new event, with a time."""
+    def make_event(self) -> DeviceEvent:
+        """Return a new event."""
 
 
-class Accelerator:
-    """CUDA, ROCm or XPU: `module` is what torch calls it."""
+class TorchAccelerator:
+    """CUDA, ROCm or XPU through torch.
+
+    Args:
+        module: `torch.cuda` or `torch.xpu`.
+    """
 
     def __init__(self, module: Any) -> None:
-        self._capturing: Callable[[], bool] = getattr(
+        self._is_capturing: Callable[[], bool] = getattr(
             module, "is_current_stream_capturing", lambda: False
         )
         self.current: Callable[[], int] = module.current_device
-        self._event: Any = module.Event
+        self._event_class: Any = module.Event
 
     def is_ready(self) -> bool:
-        return not self._capturing()
+        return not self._is_capturing()
 
-    def make_event(self) -> Event:
-        event: Event = self._event(enable_timing=True)
+    def make_event(self) -> DeviceEvent:
+        event: DeviceEvent = self._event_class(enable_timing=True)
         return event
 
 
-class Pool:
-    """Events of one kind of accelerator that are used again and again."""
+class EventPool:
+    """Reusable events of one kind of accelerator."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.asking = threading.Lock()  # the span and the tables may both want to know
-        self._free: dict[
-            int, list[Event]
-        ] = {}  # an event belongs to the device that it was first recorded on
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        # the export thread and the region closer may read a timer at once
+        self.read_lock = threading.Lock()
+        # by device: an event belongs to the device that it was first recorded on
+        self._free: dict[int, list[DeviceEvent]] = {}
 
-    def begin(self) -> DeviceTime | None:
-        """Begin to measure on the current stream; None while a graph is captured."""
-        if not self.device.is_ready():
+    def start_timer(self) -> EventTimer | None:
+        """Start to measure on the current stream; None while a graph is captured."""
+        if not self.accelerator.is_ready():
             return None
-        measured = DeviceTime(self)
-        measured.begin()
-        return measured
+        timer = EventTimer(self)
+        timer.begin()
+        return timer
 
-    def where(self) -> int | None:
-        """The current device; None where nothing may be recorded on it now."""
-        return self.device.current() if self.device.is_ready() else None
+    def recordable_device(self) -> int | None:
+        """Return the index of the current device; None if nothing may be recorded on it now."""
+        return self.accelerator.current() if self.accelerator.is_ready() else None
 
-    def take(self, device: int) -> Event:
-        """An event of a device."""
+    def take(self, device: int) -> DeviceEvent:
+        """Return a free event of `device`, or a new one."""
         try:
             return self._free[device].pop()
         except (KeyError, IndexError):
-            return self.device.make_event()
+            return self.accelerator.make_event()
 
-    def give_back(self, device: int, *events: Event | None) -> None:
-        """Events that nobody asks any more. One that the device has not reached yet may be recorded
-        anew all the same.
-        """
+    def give_back(self, device: int, *events: DeviceEvent | None) -> None:
+        """Make events free again, even if the device has not reached them yet."""
         free = self._free.setdefault(device, [])
         for event in events:
-            if event is not None and len(free) < POOL:
+            if event is not None and len(free) < MAX_FREE_EVENTS:
                 free.append(event)
 
 
-class DeviceTime:
-    """Device time of one stretch of code: `begin()`, `end()`, and later, from any thread,
-    `seconds()`.
+class EventTimer:
+    """Device time between `begin()` and `end()`, to be read later by `seconds()`.
 
-    `begin` and `end` put an event onto the current stream and return at once. Where the two are on
-    different devices, or the second would be captured into a graph, nothing is measured, and
-    `seconds()` stays None.
+    If the two are on different devices, or the second would become part of a captured graph,
+    nothing is measured and `seconds()` stays None.
+
+    pending: whether `seconds()` may still become known.
     """
 
     __slots__ = ("_device", "_events", "_pool", "_seconds", "pending")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: EventPool) -> None:
         self._pool = pool
         self._device: int | None = None
-        self._events: tuple[Event, Event | None] | None = None
+        self._events: tuple[DeviceEvent, DeviceEvent | None] | None = None
         self._seconds: float | None = None
         self.pending = False
 
     def begin(self) -> None:
-        """The stretch begins here."""
-        device = self._device = self._pool.where()
+        """Record the first event."""
+        device = self._device = self._pool.recordable_device()
         if device is not None:
             first = self._pool.take(device)
             first.record()
             self._events = first, None
 
     def end(self) -> None:
-        """The stretch ends here."""
+        """Record the second event."""
         if self._events is None or self._device is None:
             return
         first, _ = self._events
-        if self._pool.where() == self._device:
+        if self._pool.recordable_device() == self._device:
             last = self._pool.take(self._device)
             last.record()
             self._events = first, last
@@ -147,10 +155,8 @@ class DeviceTime:
             self._pool.give_back(self._device, first)
 
     def seconds(self) -> float | None:
-        """What was measured, in seconds. None while the device is not that far; ask again as long
-        as `pending` is true.
-        """
-        with self._pool.asking:
+        """Return the measured seconds; None while the device has not reached the second event."""
+        with self._pool.read_lock:
             if not self.pending or self._events is None or self._device is None:
                 return self._seconds
             first, last = self._events
@@ -161,25 +167,27 @@ class DeviceTime:
                         return None
                     self._seconds = first.elapsed_time(last) / 1000
             except Exception as error:
-                say_once(
-                    f"the device time of regions is not known: {type(error).__name__}: {error}"
-                )
+                reason = f"{type(error).__name__}: {error}"
+                say_once(f"the device time of regions is not known: {reason}")
             self.pending, self._events = False, None
             self._pool.give_back(self._device, first, last)
             return self._seconds
 
 
-# the kinds whose streams torch can time, and what of `torch.version` says that this torch knows
-# them
+# modules of torch whose streams can be timed, and the versions in `torch.version` that mean that
+# this build of torch supports them
 _KINDS = {"cuda": ("cuda", "hip"), "xpu": ("xpu",)}
-_pools: list[Pool] | None = None
-# False while there is nothing to measure: then not even a function is called
+# None before the first timer
+_pools: list[EventPool] | None = None
+# False if there is nothing to measure on; callers then skip even the call of `start_timer`
 is_active = True
 
 
-def begin() -> DeviceTime | None:
-    """Begin to measure on the current stream of this process's accelerator. None where there is
-    none, where the program has not used it yet, and while a graph is captured. Never raises.
+def start_timer() -> EventTimer | None:
+    """Start to measure on the current stream of this process's accelerator. Never raises.
+
+    Returns None without an accelerator, before the program has used it, and while a graph is
+    captured.
     """
     global _pools, is_active
     try:
@@ -187,44 +195,44 @@ def begin() -> DeviceTime | None:
             _pools, is_active = [], False
             for name, versions in _KINDS.items():
                 if any(getattr(torch.version, version, None) for version in versions):
-                    _when_in_use(getattr(torch, name))
+                    _add_pool_when_used(getattr(torch, name))
         for pool in _pools:
-            measured = pool.begin()
-            if measured is not None:
-                return measured
+            timer = pool.start_timer()
+            if timer is not None:
+                return timer
     except Exception as error:
         _pools, is_active = [], False
         say_once(f"the device time of regions is not measured: {type(error).__name__}: {error}")
     return None
 
 
-def use(device: Device | None) -> None:
-    """Measure on `device` from now on; None: on what there is."""
+def use_accelerator(accelerator: Accelerator | None) -> None:
+    """Measure on `accelerator` from now on; None for those that torch has."""
     global _pools, is_active
-    _pools, is_active = None if device is None else [Pool(device)], True
+    _pools = None if accelerator is None else [EventPool(accelerator)]
+    is_active = True
 
 
-def _when_in_use(module: Any) -> None:
-    """Measure on an accelerator as soon as the program uses it. Nothing may ask whether there is
-    one: that starts the driver, and a forked child could not use it any more.
+def _add_pool_when_used(module: Any) -> None:
+    """Measure on an accelerator as soon as the program uses it.
+
+    Asking torch whether there is one would start its driver, which a forked child cannot use.
     """
 
-    def begin_to_measure() -> None:
+    def add_pool() -> None:
         global is_active
         if _pools is not None:
-            _pools.append(Pool(Accelerator(module)))
+            _pools.append(EventPool(TorchAccelerator(module)))
             is_active = True
 
-    torch_private.once_in_use(module, begin_to_measure)
+    torch_private.once_in_use(module, add_pool)
 
 
-def _after_fork() -> None:
-    """The parent's events are not the child's, and a device that the parent uses is none that the
-    child can.
-    """
+def _reset_in_child() -> None:
+    """Measure nothing in a forked child, which cannot use its parent's device and events."""
     global _pools, is_active
     if _pools:
         _pools, is_active = [], False
 
 
-at_fork.register(ForkOrder.DEVICE_TIME, in_child=_after_fork)
+at_fork.register(ForkOrder.DEVICE_TIME, in_child=_reset_in_child)

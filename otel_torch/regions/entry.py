@@ -26,7 +26,7 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.regions import device_time
 from otel_torch.regions.closer import RegionEntry, RegionLabel
-from otel_torch.regions.device_time import DeviceTime
+from otel_torch.regions.device_time import EventTimer
 from otel_torch.regions.nvtx import nvtx_range, wants_nvtx
 from otel_torch.regions.registry import (
     RegionChoice,
@@ -86,7 +86,7 @@ class _OpenRegion:
         self.collector: Collector | None = None
         self.collected: object | None = None
         self.nvtx: nvtx_range | None = None
-        self.device_timer: DeviceTime | None = None
+        self.device_timer: EventTimer | None = None
 
     def open(self, collector: Collector | None, nvtx: bool) -> bool:
         """Open scope, collector and NVTX range; return whether there was anything to open."""
@@ -94,7 +94,7 @@ class _OpenRegion:
             collector.prepare(self.region)
         if self.recorder is not None and self.scope is not None:
             self.recorder.open(self.scope)
-            self.device_timer = device_time.begin()
+            self.device_timer = device_time.start_timer()
         if collector is not None:
             self.collector, self.collected = collector, collector.enter(self.region, self.scope)
         if nvtx:
@@ -155,7 +155,7 @@ def _enter(name: str, collector: Collector | None) -> _OpenRegion | RegionEntry 
                     entry = closer.start_region(closer, label, time_ns())
                     if entry is not None:
                         if device_time.is_active:
-                            entry.device_timer = device_time.begin()
+                            entry.device_timer = device_time.start_timer()
                         return entry
         except Exception as error:
             _report_failure(name, "opened", error)

@@ -1,6 +1,4 @@
-"""Settings for those who use regions, the profiler or NVTX in a program that is not being
-recorded.
-"""
+"""Settings of regions, profiler and NVTX for a program that uses them without a session."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ from otel_torch.settings import Settings
 
 
 def read_environment(prefix: str) -> Settings:
-    """The environment's settings whose field begins with `prefix`; all others have their defaults.
+    """Return settings whose fields that start with `prefix` are read from the environment.
 
-    Only these are read, so that a bad value elsewhere cannot switch a profiler off.
+    The others have their defaults: a bad value elsewhere must not switch the profiler off.
     """
-    rows = [row.metadata for row in dataclasses.fields(Settings) if row.name.startswith(prefix)]
-    names = {name for row in rows for name in (row["name"], row["alias"]) if name}
-    return Settings.from_env(
-        {name: os.environ[name] for name in names if name in os.environ}, say_once
-    )
+    names: dict[str, str] = {}
+    for row in dataclasses.fields(Settings):
+        if row.name.startswith(prefix):
+            for name in (row.metadata["name"], row.metadata["alias"]):
+                if name and name in os.environ:
+                    names[name] = os.environ[name]
+    return Settings.from_env(names, say_once)
 
 
 def find_settings(prefix: str) -> Settings:
-    """The session's settings, and where there is no session those of the environment that begin
-    with `prefix`.
-    """
-    running = session.current()
-    return running.settings if running is not None else read_environment(prefix)
+    """Return the session's settings; without a session those of the environment, by `prefix`."""
+    current = session.current()
+    return current.settings if current is not None else read_environment(prefix)

@@ -1,5 +1,6 @@
-"""NVTX ranges, so that Nsight Systems shows the names that the spans have. Nothing without CUDA,
-and nothing unless asked for.
+"""NVTX ranges, which give Nsight Systems the names of the spans.
+
+They need OTEL_TORCH_NVTX and CUDA.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from otel_torch.regions.fallback_settings import read_environment
 
 
 @functools.lru_cache(maxsize=8)
-def _parsed(ours: str | None, theirs: str | None) -> bool:
+def _is_set(value: str | None, fastvideo_value: str | None) -> bool:
+    """Return the environment's setting; the arguments are the key of the cache."""
     return read_environment("nvtx").nvtx
 
 
 def wants_nvtx() -> bool:
-    """Whether NVTX ranges were asked for, by the session or else by the environment, and CUDA is
-    there to take them.
-    """
-    running = session.current()
-    if running is not None:
-        asked = running.settings.nvtx
+    """Return whether the session, or else the environment, asks for NVTX and CUDA is available."""
+    current = session.current()
+    if current is not None:
+        is_wanted = current.settings.nvtx
     else:
-        asked = _parsed(os.environ.get("OTEL_TORCH_NVTX"), os.environ.get("FASTVIDEO_NVTX_PROFILE"))
-    return asked and torch.cuda.is_available()
+        is_wanted = _is_set(
+            os.environ.get("OTEL_TORCH_NVTX"), os.environ.get("FASTVIDEO_NVTX_PROFILE")
+        )
+    return is_wanted and torch.cuda.is_available()
 
 
 class nvtx_range:
-    """Push an NVTX range around a block, where OTEL_TORCH_NVTX is on and CUDA available; else do
-    nothing.
+    """Push an NVTX range around a block, if OTEL_TORCH_NVTX is on and CUDA is available.
 
-    The range is popped, and the exception passed on, when the block raises.
+    If the block raises, the range is popped and the exception propagates.
 
     >>> with nvtx_range("vae.decode"):
     ...     pass
@@ -59,7 +60,7 @@ class nvtx_range:
                 nvtx.range_push(self.name)
                 pushed = True
         except Exception as error:
-            say_once(f"NVTX ranges do not work here: {type(error).__name__}: {error}")
+            _report_failure(error)
         self._pushed.append(pushed)
         return self
 
@@ -76,4 +77,8 @@ class nvtx_range:
                 nvtx: Any = torch.cuda.nvtx
                 nvtx.range_pop()
             except Exception as problem:
-                say_once(f"NVTX ranges do not work here: {type(problem).__name__}: {problem}")
+                _report_failure(problem)
+
+
+def _report_failure(error: Exception) -> None:
+    say_once(f"NVTX ranges do not work here: {type(error).__name__}: {error}")

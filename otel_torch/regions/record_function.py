@@ -1,10 +1,9 @@
-"""`torch.profiler.record_function` ranges that a program already has become scopes, where
-OTEL_TORCH_REGIONS asks for them.
+"""Turns `torch.profiler.record_function` ranges of a program into scopes.
 
-Torch offers Python no observer of ranges, so the two methods of the one class that every range goes
-through are wrapped: the class stays what it is, for Dynamo, TorchScript and those who imported it
-before. Ranges that torch opens from C++, or by `_RecordFunctionFast`, which it enters only while a
-profiler runs, are not seen.
+OTEL_TORCH_REGIONS selects them by name. Torch offers Python no observer of ranges, so `__enter__`
+and `__exit__` of their class are wrapped. The class itself stays the same for Dynamo, TorchScript
+and modules that have imported it already. Ranges that torch opens from C++ or through
+`_RecordFunctionFast` (only under a profiler) are not seen.
 """
 
 from __future__ import annotations
@@ -23,86 +22,84 @@ from otel_torch.records import Scope
 from otel_torch.regions.entry import pop_last_of_thread
 from otel_torch.regions.registry import bounded_span_name, clear_unregistered_names
 
-# the profiler's own marks, which say in a torch trace what a region's span says already
-_MARKS = ("fastvideo.region::", "fastvideo.profiler.")
-# entered at one turn of a loop and left at the next, around whatever else is open
+# marks that the profiler's controller sets; the region's span has the same information
+_PROFILER_MARKS = ("fastvideo.region::", "fastvideo.profiler.")
+# entered in one iteration of a loop and left in the next, so not nested
 _UNNESTED = "ProfilerStep#"
-# how generators and loops end, which is no error
-_ENDINGS = (StopIteration, StopAsyncIteration, GeneratorExit)
-_OPEN = "_otel_torch_open"
+# raised when generators and loops end, not errors
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit)
+# attribute of a range: what was opened for it, by thread
+_OPENED = "_otel_torch_open"
 
-_originals: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+_original_methods: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
 def install() -> None:
-    """Begin to turn ranges into scopes; nothing where no pattern asks for any, or where it is done
-    already.
-    """
-    global _originals
-    running = session.current()
-    if _originals is not None or running is None or not running.settings.regions.patterns:
+    """Turn the selected ranges into scopes from now on, if the settings have a name pattern."""
+    global _original_methods
+    current = session.current()
+    if _original_methods is not None or current is None or not current.settings.regions.patterns:
         return
     cls: Any = torch.autograd.profiler.record_function
-    _originals = enter, leave = cls.__enter__, cls.__exit__
+    _original_methods = original_enter, original_exit = cls.__enter__, cls.__exit__
 
-    @functools.wraps(enter)
-    def entering(self: Any) -> Any:
-        result = enter(self)
+    @functools.wraps(original_enter)
+    def enter(self: Any) -> Any:
+        result = original_enter(self)
         if not torch.compiler.is_compiling():
             _open(self)
         return result
 
-    @functools.wraps(leave)
-    def leaving(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> Any:
+    @functools.wraps(original_exit)
+    def exit(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> Any:
         if not torch.compiler.is_compiling():
             _close(self, exc_value)
-        return leave(self, exc_type, exc_value, traceback)
+        return original_exit(self, exc_type, exc_value, traceback)
 
-    cls.__enter__, cls.__exit__ = entering, leaving
+    cls.__enter__, cls.__exit__ = enter, exit
 
 
 def uninstall() -> None:
-    """Put everything back as it was before `install`."""
-    global _originals
-    if _originals is not None:
+    """Restore the class as it was before `install`."""
+    global _original_methods
+    if _original_methods is not None:
         cls: Any = torch.autograd.profiler.record_function
-        cls.__enter__, cls.__exit__ = _originals
-        _originals = None
+        cls.__enter__, cls.__exit__ = _original_methods
+        _original_methods = None
     clear_unregistered_names()
 
 
 @functools.lru_cache(maxsize=4096)
-def _wants(name: str, names: Any) -> bool:
-    return names.matches(name) and not name.startswith(_MARKS)
+def _is_selected(name: str, names: Any) -> bool:
+    return names.matches(name) and not name.startswith(_PROFILER_MARKS)
 
 
-def _open(entered: Any) -> None:
+def _open(entered_range: Any) -> None:
     try:
-        running = session.current()
+        current = session.current()
         opened: tuple[Recorder, Scope] | None = None
-        name = entered.name
-        if running is not None and _wants(name, running.settings.regions):
-            scope = Scope(
-                "region",
-                bounded_span_name(name),
-                not name.startswith(_UNNESTED),
-                {"torch.region": name},
-            )
-            running.recorder.open(scope)
-            opened = running.recorder, scope
-        if opened is not None or _OPEN in entered.__dict__:
-            entered.__dict__.setdefault(_OPEN, []).append((threading.get_ident(), opened))
+        name = entered_range.name
+        if current is not None and _is_selected(name, current.settings.regions):
+            lexical = not name.startswith(_UNNESTED)
+            scope = Scope("region", bounded_span_name(name), lexical, {"torch.region": name})
+            current.recorder.open(scope)
+            opened = current.recorder, scope
+        if opened is not None or _OPENED in entered_range.__dict__:
+            opened_by_thread = entered_range.__dict__.setdefault(_OPENED, [])
+            opened_by_thread.append((threading.get_ident(), opened))
     except Exception as error:
-        say_once(f"a record_function range could not be recorded: {type(error).__name__}: {error}")
+        _report_failure(error)
 
 
-def _close(left: Any, error: BaseException | None) -> None:
+def _close(exited_range: Any, error: BaseException | None) -> None:
     try:
-        opened = pop_last_of_thread(left.__dict__.get(_OPEN, []))
+        opened = pop_last_of_thread(exited_range.__dict__.get(_OPENED, []))
         if opened is not None:
             recorder, scope = opened
-            recorder.close(scope, None if isinstance(error, _ENDINGS) else error)
+            recorder.close(scope, None if isinstance(error, _CONTROL_FLOW) else error)
     except Exception as problem:
-        say_once(
-            f"a record_function range could not be recorded: {type(problem).__name__}: {problem}"
-        )
+        _report_failure(problem)
+
+
+def _report_failure(error: Exception) -> None:
+    say_once(f"a record_function range could not be recorded: {type(error).__name__}: {error}")
