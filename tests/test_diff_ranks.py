@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch.parity import ranks
 from otel_torch.parity.compare import compare
+from otel_torch.parity.rank_recordings import find_recordings
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import RecordingError, load_recording
 from tests.support import run_python, run_ranks
@@ -106,7 +106,7 @@ def folder(tmp_path_factory) -> Path:
 
 def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_path):
     said: list[str] = []
-    (part,) = ranks.parts_of(folder / "sharded", tmp_path, said.append)
+    (part,) = find_recordings(folder / "sharded", tmp_path, said.append)
     assert part.rank is None and said == []
     alone, together = load_recording(folder / "reference.jsonl"), load_recording(part.path)
     names = (
@@ -171,7 +171,7 @@ def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
         path.unlink()
     report = compare(folder / "reference.jsonl", port)
     assert any(
-        "parts are missing (a rank's recording?)" in warning
+        "some shards of their tensors are missing (is a rank's recording missing?)" in warning
         and "blocks.0.up param.weight" in warning
         for warning in report.warnings
     )
@@ -212,10 +212,7 @@ def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = compare(folder / "reference.jsonl", port)
     (warning,) = report.warnings
-    assert (
-        "2 tensors that are not spread over ranks are not the same on all of them, first on rank 2"
-        in warning
-    )
+    assert "2 tensors that are not sharded differ between ranks, first on rank 2" in warning
 
 
 def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
@@ -228,8 +225,8 @@ def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
     ("names", "said"),
     [
         ([], "holds no recording"),
-        (["a.jsonl", "b.jsonl"], "says of which rank it is"),
-        (["a.rank0.jsonl", "b.rank0.jsonl"], "are both of rank 0; leave one run in it"),
+        (["a.jsonl", "b.jsonl"], "gives its rank"),
+        (["a.rank0.jsonl", "b.rank0.jsonl"], "are both of rank 0; leave one run in the folder"),
     ],
 )
 def test_a_folder_that_is_no_folder_of_ranks_is_one_line(folder, tmp_path, names, said):

@@ -1,0 +1,351 @@
+"""Merges the recordings of ranks that each hold shards of tensors into one recording.
+
+The row of a rank describes its shard. What adds up (sums, squares, counts, sketches) is added up by
+position to the row that a single process with the whole tensor would have written:
+
+    rank 0  {"tensor": "out", "numel": 4, "sum": 1.0, "max": 2.0, "shard": {"offset": [0, 0], …}}
+    rank 1  {"tensor": "out", "numel": 4, "sum": 3.0, "max": 1.5, "shard": {"offset": [2, 0], …}}
+    merged  {"tensor": "out", "numel": 8, "sum": 4.0, "max": 2.0}
+
+DuckDB groups the rows, on disk if needed: the recordings of sixty-four ranks do not fit in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otel_torch.parity.call_graph import sketch_bytes
+from otel_torch.recording.metadata import metadata_path, read_metadata
+from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.rows import Row, parse_line
+from otel_torch.records import spell
+
+Warn = Callable[[str], None]
+ShardColumns = dict[str, list[Any]]  # field -> its value in each shard
+
+_DATABASE_MEMORY = "256MB"  # beyond that, DuckDB uses the disk
+_ROWS_PER_QUERY = 100_000  # rows of all ranks that are grouped at a time
+# Relative difference that the mean magnitudes of a replicated tensor may have: ranks add up in
+# different orders.
+_REPLICA_TOLERANCE = 1e-4
+_KEY = ("module", "tensor", "model", "loop", "step", "call", "phase", "branch")
+_STATISTICS = (
+    "numel",
+    "abs_mean",
+    "sum",
+    "min",
+    "max",
+    "std",
+    "l2",
+    "rms",
+    "mean",
+    "nonfinite",
+    "zeros",
+    "sketch",
+    "row_sketch",
+)
+_SHARD_COLUMNS = (*_STATISTICS, "whole", "at", "partial", "shape")
+_TEXTS = ("module", "tensor", "model", "phase", "branch", "sketch", "row_sketch")
+_INTEGERS = ("loop", "step", "call", "numel", "nonfinite", "zeros")
+_FLOATS = ("abs_mean", "sum", "min", "max", "std", "l2", "rms", "mean")
+_COLUMN_TYPES = {
+    **dict.fromkeys(_TEXTS, "VARCHAR"),
+    **dict.fromkeys(_INTEGERS, "BIGINT"),
+    **dict.fromkeys(_FLOATS, "VARCHAR"),  # NaN and Inf are spelled out
+    "shape": "BIGINT[]",
+    "shard": 'STRUCT(shape BIGINT[], "offset" BIGINT[], partial BOOLEAN)',
+}
+# Numbers that identify something within a rank; they are made unique across ranks.
+_RANK_STRIDE = 10**9
+
+
+def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn: Warn) -> Path:
+    """Write one recording of the recordings of several ranks, and return its path.
+
+    Args:
+        folder: The folder of the recordings, for messages.
+        ranks: Rank -> recording.
+        temporary: The folder to write to.
+        warn: Called with a line for each problem.
+
+    Raises:
+        RecordingError: Without DuckDB, or if the recordings cannot be merged.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise RecordingError(
+            f"{folder}: its ranks hold shards of tensors; merging them needs DuckDB: "
+            "pip install 'otel-torch[ranks]'"
+        ) from None
+    target = Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl"
+    with duckdb.connect(str(target.with_suffix(".duckdb"))) as database:
+        try:
+            _load_rows(database, list(ranks.values()), target.parent)
+            _write_rows(database, ranks, target, warn)
+            _warn_of_different_replicas(database, list(ranks), warn)
+        except duckdb.Error as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RecordingError(f"{folder}: cannot be merged ({reason})") from None
+    metadata = [read_metadata(path, warn) for path in ranks.values()]
+    ended_cleanly = all(entry.get("ended_cleanly", True) for entry in metadata)
+    merged = {**metadata[0], "ended_cleanly": ended_cleanly}
+    metadata_path(target).write_text(json.dumps(merged), encoding="utf-8")
+    return target
+
+
+# -- the database
+
+
+def _load_rows(database: Any, paths: list[Path], temporary: Path) -> None:
+    """Load all rows, and group them by place.
+
+    Table `rows`: `rank` is the index of the recording, `line` the number of the row in it, `place`
+    the hash of its key. Table `places`: the lowest rank with a place owns it; its row is written.
+    """
+    database.execute(f"SET memory_limit = '{_DATABASE_MEMORY}'")
+    database.execute("SET temp_directory = ?", [str(temporary)])
+    key = ", ".join(f'"{name}"' for name in _KEY)
+    statistics = ", ".join(map(_statistic_column, _STATISTICS))
+    for index, path in enumerate(paths):
+        target = "INSERT INTO rows" if index else "CREATE TABLE rows AS"
+        database.execute(
+            f"{target} SELECT {index}::INTEGER AS rank, row_number() OVER () AS line, "
+            f"hash({key}) AS place, {statistics}, shape, shard.shape AS whole, "
+            'shard."offset" AS at, coalesce(shard.partial, false) AS partial '
+            "FROM read_json(?, format = 'newline_delimited', columns = ?, ignore_errors = true)",
+            [str(path), _COLUMN_TYPES],
+        )
+    database.execute(
+        "CREATE TABLE places AS SELECT place, min(rank) AS owner, arg_min(line, rank) AS line, "
+        "count(whole) > 0 AS sharded, max(abs_mean) - min(abs_mean) AS difference, "
+        "max(abs_mean) AS largest, count(DISTINCT rank) AS ranks FROM rows GROUP BY place"
+    )
+
+
+def _statistic_column(name: str) -> str:
+    return f'TRY_CAST("{name}" AS DOUBLE) AS "{name}"' if name in _FLOATS else f'"{name}"'
+
+
+def _owned_lines(database: Any, rank_index: int) -> Iterator[int]:
+    query = "SELECT line FROM places WHERE owner = ? ORDER BY line"
+    result = database.cursor().execute(query, [rank_index]).fetchnumpy()
+    return iter(result["line"].tolist())
+
+
+def _sharded_places(database: Any) -> Iterator[tuple[int, int, ShardColumns]]:
+    """Yield (owner, line, fields of all shards) of each sharded place, in the order of writing."""
+    lists = ", ".join(f'list(r."{name}" ORDER BY r.rank)' for name in _SHARD_COLUMNS)
+    count, ranks = database.execute(
+        "SELECT count(*), max(ranks) FROM places WHERE sharded"
+    ).fetchone()
+    places_per_query = max(1, _ROWS_PER_QUERY // max(ranks or 1, 1))
+    for start in range(0, count, places_per_query):
+        result = database.cursor().execute(
+            f"SELECT any_value(p.owner), any_value(p.line), {lists} FROM rows r "
+            "JOIN (SELECT * FROM places WHERE sharded ORDER BY owner, line LIMIT ? OFFSET ?) p "
+            "USING (place) WHERE r.whole IS NOT NULL GROUP BY r.place ORDER BY 1, 2",
+            [places_per_query, start],
+        )
+        while rows := result.fetchmany(500):
+            for owner, line, *columns in rows:
+                yield owner, line, dict(zip(_SHARD_COLUMNS, columns, strict=True))
+
+
+def _warn_of_different_replicas(database: Any, ranks: list[int], warn: Warn) -> None:
+    """Warn of tensors that every rank holds as a whole, and that differ between ranks."""
+    differs = f"NOT sharded AND ranks > 1 AND difference > {_REPLICA_TOLERANCE} * largest"
+    (count,) = database.execute(f"SELECT count(*) FROM places WHERE {differs}").fetchone()
+    if not count:
+        return
+    place, owner, line = database.execute(
+        f"SELECT place, owner, line FROM places WHERE {differs} ORDER BY owner, line LIMIT 1"
+    ).fetchone()
+    magnitudes = database.execute(
+        "SELECT rank, abs_mean FROM rows WHERE place = ? ORDER BY rank", [place]
+    ).fetchall()
+    first_magnitude = magnitudes[0][1]
+    rank_index, _ = max(magnitudes, key=lambda item: abs(item[1] - first_magnitude))
+    warn(
+        f"{count} tensors that are not sharded differ between ranks, first on rank "
+        f"{ranks[rank_index]} (line {line} of rank {ranks[owner]}): the lowest rank's is compared"
+    )
+
+
+# -- rows
+
+
+def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, warn: Warn) -> None:
+    """Write the rows of the owners; rows of shards become rows of the whole tensor."""
+    sharded = _sharded_places(database)
+    next_sharded = next(sharded, None)
+    incomplete: list[Row] = []
+    with open(target, "w", encoding="utf-8") as file:
+        for rank_index, path in enumerate(ranks.values()):
+            owned_lines = _owned_lines(database, rank_index)
+            for line, row in _rows_at(path, owned_lines):
+                if next_sharded is not None and next_sharded[:2] == (rank_index, line):
+                    is_complete = _make_whole(row, next_sharded[2])
+                    next_sharded = next(sharded, None)
+                    if not is_complete:
+                        incomplete.append(row)
+                        continue
+                fields = _with_unique_numbers(row, rank_index)
+                spelled = {name: spell(value) for name, value in fields.items()}
+                file.write(json.dumps(spelled) + "\n")
+    if incomplete:
+        first = incomplete[0]
+        warn(
+            f"{len(incomplete)} rows were left out because some shards of their tensors are "
+            "missing (is a rank's recording missing?); the first is "
+            f"{first['module'] or first.get('model')} {first['tensor']}"
+        )
+
+
+def _rows_at(path: Path, wanted_lines: Iterator[int]) -> Iterator[tuple[int, Row]]:
+    """Yield (line number, row) of these lines; the numbers ascend, and blank lines do not count."""
+    wanted = next(wanted_lines, None)
+    if wanted is None:
+        return
+    with open(path, "rb") as file:
+        for line, text in enumerate((text for text in file if text.strip()), 1):
+            if line != wanted:
+                continue
+            row = parse_line(text)
+            if isinstance(row, dict):
+                yield line, row
+            wanted = next(wanted_lines, None)
+            if wanted is None:
+                return
+
+
+def _make_whole(row: Row, shards: ShardColumns) -> bool:
+    """Turn the row of a shard into the row of the whole tensor.
+
+    Partial shards (terms of a sum) have the shape of the whole tensor, and all of them count. Of
+    several shards at the same offset only one counts.
+
+    Returns:
+        Whether all shards are there; if not, the row is unchanged.
+    """
+    shape = shards["whole"][0]
+    numel = math.prod(shape)
+    is_partial = any(shards["partial"])
+    if not is_partial:
+        indices = _first_at_each_offset(shards["at"])
+        shards = {name: [values[index] for index in indices] for name, values in shards.items()}
+    sizes = [
+        math.prod(shard_shape) if size is None else size
+        for size, shard_shape in zip(shards["numel"], shards["shape"], strict=True)
+    ]
+    if not is_partial and sum(sizes) != numel:
+        return False
+    del row["shard"]
+    row["shape"] = list(shape)
+    merged = _merge_statistics(shards, sizes, numel, is_partial)
+    for name in (*_STATISTICS, "histogram"):
+        if name in row:
+            value = merged.get(name)
+            if value is None:
+                del row[name]
+            else:
+                row[name] = value
+    return True
+
+
+def _first_at_each_offset(offsets: list[list[int]]) -> list[int]:
+    first: dict[tuple[int, ...], int] = {}
+    for index, offset in enumerate(offsets):
+        first.setdefault(tuple(offset), index)
+    return sorted(first.values())
+
+
+def _merge_statistics(
+    shards: ShardColumns, sizes: list[int], numel: int, is_partial: bool
+) -> dict[str, Any]:
+    """Return the statistics of the whole tensor that follow from those of its shards.
+
+    Of partial shards only linear statistics follow.
+    """
+    complete = {name: shards[name] for name in _STATISTICS if None not in shards[name]}
+    merged: dict[str, Any] = {"numel": numel}
+    if "sum" in complete:
+        merged["sum"] = float(np.sum(complete["sum"]))
+        merged["mean"] = merged["sum"] / max(numel, 1)
+    for name in ("nonfinite",) if is_partial else ("nonfinite", "zeros"):
+        if name in complete:
+            merged[name] = sum(complete[name])
+    for name in ("sketch", "row_sketch"):
+        sketch = _add_sketches(complete.get(name, []))
+        if sketch is not None:
+            merged[name] = sketch
+    if not is_partial:
+        merged |= _merge_nonlinear(complete, np.array(sizes, dtype=np.float64), numel)
+    return {name: spell(value) for name, value in merged.items()}
+
+
+def _add_sketches(texts: list[str]) -> str | None:
+    sketches = [sketch_bytes(text) for text in texts]
+    if not sketches or sketches[0] is None:
+        return None
+    if any(sketch is None or len(sketch) != len(sketches[0]) for sketch in sketches):
+        return None
+    content = b"".join(sketch or b"" for sketch in sketches)
+    values = np.frombuffer(content, "<f4").reshape(len(sketches), -1)
+    total = values.sum(axis=0, dtype=np.float64).astype("<f4")
+    return b64encode(total.tobytes()).decode("ascii")
+
+
+def _merge_nonlinear(
+    complete: ShardColumns, sizes: np.ndarray[Any, Any], numel: int
+) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    if "abs_mean" in complete:
+        merged["abs_mean"] = float(np.dot(complete["abs_mean"], sizes)) / max(numel, 1)
+    if "l2" in complete or "rms" in complete:
+        if "l2" in complete:
+            squares = np.square(complete["l2"])
+        else:
+            squares = np.square(complete["rms"]) * sizes
+        merged["l2"] = float(np.sqrt(squares.sum()))
+        merged["rms"] = float(np.sqrt(squares.sum() / max(numel, 1)))
+    if "std" in complete and "mean" in complete and numel > 1:
+        merged["std"] = _merge_std(complete["std"], complete["mean"], sizes, numel)
+    for name, extreme in (("min", np.min), ("max", np.max)):
+        if name in complete:
+            merged[name] = float(extreme(complete[name]))
+    return merged
+
+
+def _merge_std(
+    stds: list[float], means: list[float], sizes: np.ndarray[Any, Any], numel: int
+) -> float:
+    """Return the standard deviation of all elements: variance within the shards plus between them.
+
+    >>> round(_merge_std([1.0, 1.0], [0.0, 2.0], np.array([2.0, 2.0]), 4), 4)
+    1.4142
+    """
+    deviations = np.array(means) - np.dot(means, sizes) / numel
+    squares = np.square(stds) * (sizes - 1) + sizes * np.square(deviations)
+    return float(np.sqrt(squares.sum() / (numel - 1)))
+
+
+def _with_unique_numbers(row: Row, rank_index: int) -> Row:
+    """Shift the numbers of values and calls, so that no two ranks share one."""
+    if rank_index == 0:
+        return row
+    offset = rank_index * _RANK_STRIDE
+    for name in ("value", "storage", "parent"):
+        if isinstance(row.get(name), int):
+            row[name] += offset
+    if isinstance(row.get("order"), list):
+        row["order"] = [None if number is None else number + offset for number in row["order"]]
+    return row

@@ -1,0 +1,97 @@
+"""Finds the recordings of all ranks in a folder, and pairs those of two folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from otel_torch.parity.merge_shards import merge_shards
+from otel_torch.recording.metadata import read_metadata
+from otel_torch.recording.reader import RecordingError
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecording:
+    """A recording to compare. rank: None if it covers all ranks, or if there is only one."""
+
+    rank: int | None
+    path: Path
+
+
+def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankRecording]:
+    """Return the recordings of a path.
+
+    A file is one recording. A folder has one for each rank; if the ranks recorded shards of
+    tensors, they are merged into a single recording in `temporary`.
+
+    Raises:
+        RecordingError: If the folder holds no recordings, or ranks cannot be told apart.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return [RankRecording(None, path)]
+    ranks = _recordings_by_rank(path)
+    if len(ranks) == 1:
+        return [RankRecording(None, recording) for recording in ranks.values()]
+    if not any(map(_has_shards, ranks.values())):
+        return [RankRecording(rank, recording) for rank, recording in ranks.items()]
+    return [RankRecording(None, merge_shards(path, ranks, temporary, warn))]
+
+
+def pair_ranks(
+    reference: list[RankRecording], port: list[RankRecording], warn: Warn
+) -> list[tuple[RankRecording, RankRecording]]:
+    """Pair equal ranks; if the two sides have different ones, pair only the first of each."""
+    reference_by_rank = {recording.rank: recording for recording in reference}
+    port_by_rank = {recording.rank: recording for recording in port}
+    if reference_by_rank.keys() == port_by_rank.keys():
+        return [(recording, port_by_rank[rank]) for rank, recording in reference_by_rank.items()]
+    if len(reference) > 1 or len(port) > 1:
+        warn(
+            f"the reference has {_ranks(reference)} and the port {_ranks(port)}, and their rows "
+            "do not say which shard they hold: only the first rank of each is compared"
+        )
+    return [(reference[0], port[0])]
+
+
+def _ranks(recordings: list[RankRecording]) -> str:
+    return "1 rank" if len(recordings) == 1 else f"{len(recordings)} ranks"
+
+
+def _recordings_by_rank(folder: Path) -> dict[int, Path]:
+    recordings: dict[int, Path] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        if re.search(r"\.\d+\.jsonl$", path.name):
+            continue  # the renamed recording of an earlier run
+        rank = _rank_of(path)
+        if rank in recordings:
+            raise RecordingError(
+                f"{folder}: {recordings[rank].name} and {path.name} are both of rank {rank}; "
+                "leave one run in the folder"
+            )
+        recordings[rank] = path
+    if not recordings:
+        raise RecordingError(f"{folder}: holds no recording (*.jsonl)")
+    return dict(sorted(recordings.items()))
+
+
+def _rank_of(path: Path) -> int:
+    """Return the rank in the metadata of a recording, else the one in its name."""
+    rank = read_metadata(path).get("rank")
+    if isinstance(rank, int):
+        return rank
+    match = re.search(r"rank(\d+)", path.name)
+    if match is None:
+        raise RecordingError(
+            f"{path}: neither its name (.rank0.jsonl) nor its metadata gives its rank"
+        )
+    return int(match[1])
+
+
+def _has_shards(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return any(b'"shard"' in line for line in file)
