@@ -1,13 +1,12 @@
-"""Records what an unmodified torch program did and what its numbers did. This is its face: names,
-and where each lives.
+"""Records what an unmodified torch program does, and the values of its tensors.
 
-Nothing is loaded before it is used: `import otel_torch` imports neither torch nor OpenTelemetry,
-because the interpreter's start-up file imports it in every enabled process.
+This is the list of public names. Each is loaded when it is first used: the interpreter's start-up
+file imports this module in every enabled process, so it imports neither torch nor OpenTelemetry.
 """
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # typing's own costs an import; type checkers know the name
+TYPE_CHECKING = False  # importing it from typing costs time; type checkers know the name
 if TYPE_CHECKING:
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.steps import current_step_idx as current_step_idx
     from otel_torch.sources.steps import trace_step as trace_step
 
-# module -> the public names that live there; the imports above say the same to type checkers
+# Module -> its public names. The imports above repeat this for type checkers.
 _HOMES = {
     "bootstrap": ("start", "stop", "flush"),
     "instrumentor": ("OtelTorchInstrumentor",),
@@ -112,7 +111,7 @@ _HOMES = {
     "recording.reader": ("read_recording",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-# what is of use to a program that never imports torch
+# Modules that are useful to a program that never imports torch.
 _WITHOUT_TORCH = frozenset(
     {
         "bootstrap",
@@ -133,11 +132,11 @@ def __getattr__(name: str) -> object:
     import importlib
 
     if _HOME[name] not in _WITHOUT_TORCH:
-        # first, for with it an enabled process begins to record, and needs our modules whole: none
-        # may be half loaded then
+        # First, because an enabled process starts recording when it imports torch, and then needs
+        # complete modules: the one asked for would be half loaded.
         importlib.import_module("torch")
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # found once, an ordinary attribute from then on
+    globals()[name] = value  # from now on an ordinary attribute
     return value
 
 

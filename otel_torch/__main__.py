@@ -1,4 +1,4 @@
-"""`python -m otel_torch …`: the command where its script is not on the PATH."""
+"""Runs the command as `python -m otel_torch …`, for when its script is not on the PATH."""
 
 import sys
 

@@ -218,7 +218,7 @@ class RunningSession:
     def _report(self) -> None:
         from otel_torch import torch_private
 
-        if not self.registry.models and torch_private.compiled_graphs():
+        if not self.registry.models and torch_private.count_compiled_graphs():
             say(
                 "no model was seen: what ran was compiled as part of a function. "
                 "Call the model once before that, or compile it"

@@ -1,8 +1,7 @@
-"""OpenTelemetry's own door: `opentelemetry-instrument python train.py` records without
-`OTEL_TORCH_ENABLED`.
+"""Records under `opentelemetry-instrument python train.py`, without OTEL_TORCH_ENABLED.
 
-The wrapper is the switch there; only an explicit `OTEL_TORCH_ENABLED=off` keeps us out. Session and
-wiring are those of the environment switch, so both together record once.
+There the wrapper is the switch; only an explicit `OTEL_TORCH_ENABLED=off` prevents recording. Both
+ways start the same session, so that a process with both records once.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from otel_torch.startup import OFF, name_this_run, say_not_started
+from otel_torch.startup import OFF, name_this_run, report_failed_start
 from otel_torch.startup.import_hooks import after_import
 
 try:
@@ -25,38 +24,38 @@ _SWITCH = "OTEL_TORCH_ENABLED"
 
 
 class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """`instrument(**settings)` starts recording as `otel_torch.start(**settings)` does;
-    `uninstrument()` stops it.
+    """Starts recording with `instrument(**settings)`, and stops it with `uninstrument()`.
 
-    Nothing is started, and nothing of torch imported, before the program itself imports torch.
+    The settings are those of `otel_torch.start`. Nothing starts before the program imports torch.
     """
 
     _settings: dict[str, Any] | None = None
-    _switched_on = False
+    _set_switch = False
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """What a manual `instrument()` checks; the wrapper reads the same from the extra
-        `instruments`.
+        """Return what a manual `instrument()` checks.
+
+        The wrapper reads the same from the package's extra `instruments`.
         """
         return ("torch >= 2.9",)
 
     def _instrument(self, **settings: Any) -> None:
-        word = os.environ.get(_SWITCH, "").strip().lower()
-        if word and word in OFF:
+        switch = os.environ.get(_SWITCH, "").strip().lower()
+        if switch and switch in OFF:
             return
-        if not word:
-            # processes started from here are recorded too, those that ignore PYTHONPATH and so the
-            # wrapper included
+        if not switch:
+            # So that child processes are recorded too, even if they ignore PYTHONPATH, through
+            # which the wrapper reaches them.
             os.environ[_SWITCH] = "1"
-            self._switched_on = True
+            self._set_switch = True
         self._settings = settings
         name_this_run()
         after_import("torch", self._start)
 
     def _uninstrument(self, **_: Any) -> None:
-        if self._switched_on:
+        if self._set_switch:
             os.environ.pop(_SWITCH, None)
-        self._settings, self._switched_on = None, False
+        self._settings, self._set_switch = None, False
         from otel_torch.bootstrap import stop
 
         stop()
@@ -69,4 +68,4 @@ class OtelTorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
             start(**self._settings)
         except Exception as error:
-            say_not_started(error)
+            report_failed_start(error)

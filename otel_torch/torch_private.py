@@ -1,8 +1,7 @@
-"""Torch's private names, once and each with a fallback: what recording needs so that the program
-cannot tell it runs.
+"""Every private name of torch that recording uses, each with a fallback.
 
-A user's FLOP counter, default device, autocast, autograd, vmap or tracer must not see the
-arithmetic of a statistic.
+Recording must not change what the program sees: a FLOP counter, default device, autocast, autograd,
+vmap or tracer must not see the arithmetic of a statistic. Public torch has no way to hide it.
 """
 
 from __future__ import annotations
@@ -19,21 +18,28 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# below the layers that `ADInplaceOrView` tops (autograd, autocast, tracer, functorch, modes) these
-# too change or watch
-_WATCHERS = ("Python", "Fake", "Functionalize", "FuncTorchDynamicLayerBackMode", "PythonDispatcher")
+# Layers below `ADInplaceOrView` that also change or observe an operation. Those above it (autograd,
+# autocast, tracer, functorch, modes) all do.
+_OBSERVING_LAYERS = (
+    "Python",
+    "Fake",
+    "Functionalize",
+    "FuncTorchDynamicLayerBackMode",
+    "PythonDispatcher",
+)
 
 
 def _layers_above_arithmetic() -> Any:
-    """The dispatch keys of everything that watches or changes an operation, None where this torch
-    has other names.
+    """Return the dispatch keys of everything that observes or changes an operation.
+
+    None if this torch has other names for them.
     """
     try:
         private = torch._C
         keys = private._dispatch_keyset_full() - private._dispatch_keyset_full_after(
             private.DispatchKey.ADInplaceOrView
         )
-        for name in _WATCHERS:
+        for name in _OBSERVING_LAYERS:
             if (key := getattr(private.DispatchKey, name, None)) is not None:
                 keys = keys | private.DispatchKeySet(key)
         with private.DisableTorchFunction(), private._ExcludeDispatchKeyGuard(keys):
@@ -47,11 +53,10 @@ _keys = _layers_above_arithmetic()
 
 
 def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run `function` below autograd, autocast, functorch, tracers and every function or dispatch
-    mode of the user.
+    """Hide what `function` computes from autograd, autocast, functorch, tracers and all modes.
 
-    Where torch's private guards are gone it runs under `no_grad` only: right, though a mode may see
-    it.
+    If torch's private guards are gone, it runs under `no_grad` only. The result is the same, but a
+    mode may see the operations.
     """
     if _keys is None:
         return torch.no_grad()(function)
@@ -65,9 +70,8 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def below(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if (
-            trace := tracing()
-        ) is not None:  # while `torch.jit` traces, sizes are tensors and every use of one a warning
+        # While `torch.jit` traces, sizes are tensors, and every use of one is a warning.
+        if (trace := tracing()) is not None:
             resume(None)
         try:
             with function_modes_off(), layers_off(keys):
@@ -80,9 +84,7 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _plain_layers() -> frozenset[int]:
-    """The sets of dispatch keys that tensors of ordinary CPU memory have: of any program, and of
-    inference mode.
-    """
+    """Return the dispatch keys of tensors in ordinary CPU memory, with and without inference mode."""
     try:
         with torch.inference_mode():
             inside = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
@@ -97,8 +99,7 @@ _ordinary = frozenset({torch.Tensor, torch.nn.Parameter})
 _plain = _plain_layers()
 
 
-# how many function modes of the program are active in this thread, which would see what is asked of
-# a tensor
+# Returns how many function modes are active in this thread. They see every call on a tensor.
 count_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
 
@@ -124,16 +125,14 @@ def _is_plain_memory() -> Callable[[torch.Tensor], bool]:
     return is_plain_memory
 
 
-# whether a tensor is strided CPU memory that holds its numbers as they are (no view with another
-# sign, nothing sparse, nested, quantized or wrapped), and may be asked for its size and type
-# without a mode or tracer seeing it
+# Returns whether a tensor is strided CPU memory that holds its values as they are (not a conjugate
+# or negative view, nor sparse, nested, quantized or wrapped), and its size and type can be read
+# without a mode or tracer seeing it.
 is_plain_memory = _is_plain_memory()
 
 
 def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run `function` so that no function mode of the user sees what it asks of a tensor; autograd
-    and the rest stay.
-    """
+    """Hide what `function` calls on tensors from function modes. Autograd and the rest see it."""
     modes_off = getattr(torch._C, "DisableTorchFunction", nullcontext)
 
     @functools.wraps(function)
@@ -145,8 +144,9 @@ def unseen_by_function_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def hide_from_torchscript(hidden: type) -> Callable[[], None]:
-    """Have TorchScript, which compiles a module's hooks too, leave out those of the class `hidden`;
-    returns what ends that. Where TorchScript has no such place any more this does nothing.
+    """Have TorchScript skip the hooks of the class `hidden` when it compiles a module.
+
+    Returns a function that ends this. Does nothing if this torch's TorchScript works otherwise.
     """
     recursive: Any = sys.modules.get("torch.jit._recursive")
     create = getattr(recursive, "create_script_module", None)
@@ -178,17 +178,18 @@ def hide_from_torchscript(hidden: type) -> Callable[[], None]:
     return restore
 
 
-# torch from which on a compiled program can be told from an exported one, and hooks kept from being
-# graphs of their own. Older torch has the names too, but with other meanings: in 2.9 `is_exporting`
-# is true in every graph
+# Whether the compiler distinguishes an exported program from a compiled one, and can keep hooks out
+# of graphs of their own. Older torch has the names with other meanings: in 2.9 `is_exporting` is
+# true in every graph.
 COMPILER_TELLS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
-    """Have the compiler leave `function` alone where it meets it as a frame of its own: it runs
-    eagerly there, and with `with_callees` all that it calls too. Inlined into a graph it is traced
-    as ever. Older torch compiles both: the records are the same, the hooks of a regionally compiled
-    module are graphs of their own.
+    """Keep the compiler from compiling `function` as a frame of its own; it runs eagerly instead.
+
+    With `with_callees`, so does everything that it calls. Inlined into a graph it is traced as
+    usual. Older torch compiles it: then the records are the same, but the hooks of a regionally
+    compiled module become separate graphs.
     """
     if not COMPILER_TELLS:
         return function
@@ -202,8 +203,8 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     return function
 
 
-def compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process; 0 where torch does not say."""
+def count_compiled_graphs() -> int:
+    """Return how many graphs torch.compile has made in this process; 0 if torch does not report it."""
     utils = sys.modules.get("torch._dynamo.utils")
     try:
         return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
@@ -212,10 +213,9 @@ def compiled_graphs() -> int:
 
 
 def local_while_tracing(context: Any, name: str) -> Any:
-    """The value of a local variable at the place that the compiler is tracing, None where it does
-    not say.
+    """Return the value of a local variable where the compiler is tracing, or None if unknown.
 
-    context: what `torch._dynamo.comptime` hands to a function.
+    `context` is what `torch._dynamo.comptime` passes to a function.
     """
     try:
         return context.get_local(name)._ComptimeVar__variable.value
@@ -223,38 +223,36 @@ def local_while_tracing(context: Any, name: str) -> Any:
         return None
 
 
-# whether `torch.export` is at work
+# Returns whether `torch.export` is tracing.
 is_exporting: Callable[[], bool] = (
     getattr(torch.compiler, "is_exporting", bool) if COMPILER_TELLS else bool
 )
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` only pretends to have memory, as those do with which a compiler tries a
-    model.
-    """
+    """Return whether `tensor` has no memory, like those with which a compiler traces a model."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
-# the number of the backward pass that runs in this thread, -1 outside of one (or where torch does
-# not say)
+# Returns the number of the backward pass that runs in this thread, or -1 outside of one (or if torch
+# does not report it).
 graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
-def once_in_use(accelerator: Any, call: Callable[[], None]) -> None:
-    """Call when the program first uses an accelerator (`torch.cuda`), or now if it has; nothing
-    here starts its driver.
+def call_on_first_use(accelerator: Any, call: Callable[[], None]) -> None:
+    """Call `call` when the program first uses an accelerator (`torch.cuda`), or now if it has.
 
-    Raises AttributeError where torch has no such list.
+    This does not start the accelerator's driver.
+
+    Raises:
+        AttributeError: this torch keeps no such list of calls.
     """
     accelerator._lazy_call(call)
 
 
 def shard_offset(tensor: Any) -> list[int] | None:
-    """Where the local part of a DTensor begins in it, one number a dimension; None where torch does
-    not say.
-    """
+    """Return where the local part of a DTensor begins, one index per dimension; None if unknown."""
     try:
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -267,8 +265,7 @@ def shard_offset(tensor: Any) -> list[int] | None:
 
 
 class StorageLife:
-    """Tells whether a tensor's memory still is the one that was seen: addresses come again, this
-    does not.
+    """Shows whether a tensor's memory has been freed. Addresses are reused; this is not.
 
     Raises what torch raises for a tensor without a storage.
     """
@@ -282,14 +279,15 @@ class StorageLife:
         self.key: int = self._reference.cdata
 
     @property
-    def over(self) -> bool:
-        """Whether the memory has been given back."""
+    def is_freed(self) -> bool:
+        """Whether the memory has been freed."""
         return bool(self._reference.expired())
 
 
-def several_ranks() -> bool:
-    """Whether other ranks work with this one: a collective changes tensors in place, and torch does
-    not count that.
+def has_other_ranks() -> bool:
+    """Return whether other ranks work with this one.
+
+    If so, collectives change tensors in place, which torch does not count in their versions.
     """
     distributed = sys.modules.get("torch.distributed")
     try:
@@ -303,7 +301,8 @@ def several_ranks() -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """How often the tensor's memory was changed in place, None where torch does not count
-    (inference mode).
+    """Return how often the tensor was changed in place, or None if torch does not count that.
+
+    It does not in inference mode.
     """
     return None if tensor.is_inference() else int(tensor._version)

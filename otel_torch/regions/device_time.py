@@ -225,7 +225,7 @@ def _add_pool_when_used(module: Any) -> None:
             _pools.append(EventPool(TorchAccelerator(module)))
             is_active = True
 
-    torch_private.once_in_use(module, add_pool)
+    torch_private.call_on_first_use(module, add_pool)
 
 
 def _reset_in_child() -> None:

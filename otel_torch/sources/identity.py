@@ -18,7 +18,7 @@ import torch
 
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.row_layout import VECTORS
-from otel_torch.torch_private import StorageLife, several_ranks, unobserved, version_of
+from otel_torch.torch_private import StorageLife, has_other_ranks, unobserved, version_of
 
 
 class Identity:
@@ -83,7 +83,7 @@ class IdentityRegistry:
             storage.identities.clear()
         identity = storage.identities.get(view)
         if identity is None:
-            counts_changes = version is not None and not several_ranks()
+            counts_changes = version is not None and not has_other_ranks()
             identity = storage.identities[view] = Identity(storage, counts_changes)
         return identity
 
@@ -111,7 +111,7 @@ class IdentityRegistry:
         The replay of a CUDA graph writes to memory without any trace of it in torch.
         """
         for key, storage in list(self._storages.items()):
-            if storage.life.over:
+            if storage.life.is_freed:
                 del self._storages[key]
             else:
                 for identity in list(storage.identities.values()):

@@ -1,5 +1,6 @@
-"""By which attribute a program holds a model: `transformer_2` tells two models of one class apart
-better than `#2`.
+"""By which attributes a program holds a model.
+
+`transformer_2` distinguishes two models of one class better than the `#2` in their names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from torch import nn
 
 
 def attributes_holding(root: nn.Module | None) -> list[str]:
-    """The attribute names and dictionary keys by which other objects hold `root`, sorted. Walks the
-    heap once.
+    """Return the attribute names and dictionary keys under which other objects hold `root`, sorted.
+
+    Walks the heap once.
     """
     if root is None:
         return []
@@ -21,13 +23,11 @@ def attributes_holding(root: nn.Module | None) -> list[str]:
     for referrer in gc.get_referrers(root):
         if isinstance(referrer, ModuleType):
             continue
-        attributes: Any = (
-            referrer if type(referrer) is dict else getattr(referrer, "__dict__", None)
-        )
-        if isinstance(attributes, dict):
-            names |= {
-                key
-                for key, value in list(attributes.items())
-                if value is root and isinstance(key, str)
-            }
+        is_dict = type(referrer) is dict
+        attributes: Any = referrer if is_dict else getattr(referrer, "__dict__", None)
+        if not isinstance(attributes, dict):
+            continue
+        for key, value in list(attributes.items()):
+            if value is root and isinstance(key, str):
+                names.add(key)
     return sorted(name for name in names if name.isidentifier() and not name.startswith("_"))

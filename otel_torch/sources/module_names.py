@@ -5,29 +5,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# attributes under which wrappers keep the module that they wrap: DDP and DataParallel,
-# torch.compile, FSDP1, checkpointing
-_WRAPPED = {
+# The attribute under which each wrapper class holds the module that it wraps.
+_WRAPPED_ATTRIBUTES = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
-    "OptimizedModule": "_orig_mod",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",  # torch.compile
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",  # FSDP1
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module that a wrapper wraps, None for a module that is none of the known wrappers."""
+    """Return the module that a wrapper wraps, or None if `module` is no known wrapper."""
     for cls in type(module).__mro__:
-        attribute = _WRAPPED.get(cls.__name__)
+        attribute = _WRAPPED_ATTRIBUTES.get(cls.__name__)
         if attribute is not None and cls.__module__.startswith("torch."):
             return module._modules.get(attribute)
     return None
 
 
 def core(module: nn.Module) -> nn.Module:
-    """What is left of a module when all wrappers around it are looked through."""
+    """Return the module inside all wrappers, `module` itself if there are none."""
     inner = wrapped(module)
     while inner is not None:
         module, inner = inner, wrapped(inner)
@@ -35,8 +34,9 @@ def core(module: nn.Module) -> nn.Module:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class a module was written as: FSDP2 gives it a subclass named `FSDP...`, TorchScript a
-    class of its own.
+    """Return the name of the class that a module was written as.
+
+    FSDP2 gives a module a subclass named `FSDP...`, TorchScript an unrelated class.
     """
     cls = type(module)
     if cls.__name__.startswith("FSDP") and any(
@@ -49,30 +49,33 @@ def class_name(module: nn.Module) -> str:
 
 
 def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every (canonical name, module) under `root`, itself included as `""`, in order, wrappers left
-    out.
+    """Return every (canonical name, module) under `root`, without wrappers, in order.
 
-    A shared module stands there once for each of its names. What contains itself is walked once.
+    `root` is included as `""`. A shared module appears once for each of its names. A module that
+    contains itself is walked once.
+
+    >>> [name for name, _ in named_modules(nn.DataParallel(nn.Sequential(nn.ReLU())))]
+    ['', '0']
     """
-    found: list[tuple[str, nn.Module]] = []
+    named: list[tuple[str, nn.Module]] = []
 
-    def walk(module: nn.Module, name: str, above: frozenset[int]) -> None:
+    def walk(module: nn.Module, name: str, enclosing: frozenset[int]) -> None:
         inner = wrapped(module)
         if inner is not None:
-            if id(inner) not in above:
-                walk(inner, name, above | {id(module)})
+            if id(inner) not in enclosing:
+                walk(inner, name, enclosing | {id(module)})
             return
-        found.append((name, module))
-        above |= {id(module)}
+        named.append((name, module))
+        enclosing |= {id(module)}
         for key, child in module._modules.items():
-            if child is not None and id(child) not in above:
-                walk(child, f"{name}.{key}" if name else key, above)
+            if child is not None and id(child) not in enclosing:
+                walk(child, f"{name}.{key}" if name else key, enclosing)
 
     walk(root, "", frozenset())
-    return found
+    return named
 
 
 def first_names(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The same with every module once, by its first name."""
-    found = {id(module): (name, module) for name, module in reversed(named_modules(root))}
-    return list(reversed(found.values()))
+    """Return what `named_modules` does, but every module once, by its first name."""
+    by_id = {id(module): (name, module) for name, module in reversed(named_modules(root))}
+    return list(reversed(by_id.values()))

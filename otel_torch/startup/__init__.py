@@ -1,50 +1,50 @@
-"""What an interpreter's start-up file calls: makes `OTEL_TORCH_ENABLED=1 python anything.py` the
-whole installation.
+"""Called by the interpreter's start-up file, so that `OTEL_TORCH_ENABLED=1 python x.py` records.
 
-Runs in every Python process of the environment, helpers that never see torch included, twice in a
-virtual environment, and before the program's first line. So it imports nothing while off, leaves
-nothing but an import hook while on, and never raises.
+This runs in every Python process of the environment, before the program's first line, twice in a
+virtual environment, and also in helpers that never import torch. So it imports nothing while
+recording is off, adds only an import hook while it is on, and never raises.
 """
 
 import os
 
 ON = frozenset({"1", "true", "yes", "on"})
 OFF = frozenset({"", "0", "false", "no", "off"})
-_armed = False
+_started = False
 
 
 def main() -> None:
-    """Record this process from its import of torch on, if `OTEL_TORCH_ENABLED` says so. Safe to
-    call often; never raises.
+    """Record this process once it imports torch, if OTEL_TORCH_ENABLED is on.
+
+    Safe to call several times. Never raises.
     """
-    global _armed
-    word = os.environ.get("OTEL_TORCH_ENABLED", "").strip().lower()
-    if _armed or word in OFF:
+    global _started
+    switch = os.environ.get("OTEL_TORCH_ENABLED", "").strip().lower()
+    if _started or switch in OFF:
         return
     try:
-        if word in ON:
-            _armed = True
+        if switch in ON:
+            _started = True
             name_this_run()
-            _arm()
+            _record_after_import()
         else:
-            _refuse()
+            _reject_switch()
     except Exception as error:
-        say_not_started(error)
+        report_failed_start(error)
 
 
 def name_this_run() -> None:
-    """Put the run's id into the environment, for this process and those that it starts."""
+    """Put the run id into the environment, for this process and those that it starts."""
     from otel_torch.job import name_run
 
     os.environ["OTEL_TORCH_RUN_ID"] = name_run(os.environ)
 
 
-def say_not_started(error: Exception) -> None:
-    """The one line for a start that failed."""
+def report_failed_start(error: Exception) -> None:
+    """Print the line for a start that failed."""
     _say(f"cannot start: {type(error).__name__}: {error}; the program runs on unrecorded")
 
 
-def _arm() -> None:
+def _record_after_import() -> None:
     from otel_torch.startup.import_hooks import after_import
 
     after_import("torch", _start)
@@ -56,16 +56,16 @@ def _start(torch: object) -> None:
 
         start_from_env()
     except Exception as error:
-        say_not_started(error)
+        report_failed_start(error)
 
 
-def _refuse() -> None:
+def _reject_switch() -> None:
     _say(
-        f"OTEL_TORCH_ENABLED={os.environ['OTEL_TORCH_ENABLED']!r}: use 1/true/yes/on or 0/false/no/off; using 'off'"
+        f"OTEL_TORCH_ENABLED={os.environ['OTEL_TORCH_ENABLED']!r}: "
+        "use 1/true/yes/on or 0/false/no/off; using 'off'"
     )
-    os.environ["OTEL_TORCH_ENABLED"] = (
-        "off"  # so that the processes this one starts do not all say it again
-    )
+    # So that the processes that this one starts do not print the line again.
+    os.environ["OTEL_TORCH_ENABLED"] = "off"
 
 
 def _say(message: str) -> None:

@@ -1,5 +1,6 @@
-"""The names of our variables as attributes: how `opentelemetry-instrument --torch_steps 0-3` learns
-which options exist.
+"""The environment variables as attributes.
+
+`opentelemetry-instrument` reads its command-line options from here: `--torch_steps 0-3`.
 """
 
 import dataclasses

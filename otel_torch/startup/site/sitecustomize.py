@@ -1,9 +1,8 @@
-"""What `otel-torch run` puts first on PYTHONPATH: starts us where no start-up file may be
-installed, then steps aside.
+"""Starts recording under `otel-torch run`, where no start-up file may be installed.
 
-An interpreter imports one `sitecustomize` only, the first on its path. This one therefore hands on
-to the one that it hides, a program's or the distribution's own, and leaves nothing of itself on
-`sys.path`.
+`otel-torch run` puts this folder first on PYTHONPATH. An interpreter imports only the first
+`sitecustomize` on its path, so this one then runs the one that it hides, if any, and removes its
+own folder from `sys.path`.
 """
 
 import importlib.machinery
@@ -22,16 +21,15 @@ def _start() -> None:
             f"otel_torch: not installed for {sys.executable}; the program runs on unrecorded",
             file=sys.stderr,
         )
-        os.environ["OTEL_TORCH_ENABLED"] = (
-            "off"  # said once, not by each process that this one starts
-        )
+        # Printed once, not by every process that this one starts.
+        os.environ["OTEL_TORCH_ENABLED"] = "off"
     else:
         main()
 
 
-def _hand_on() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
+def _run_hidden_sitecustomize() -> None:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
@@ -41,4 +39,4 @@ def _hand_on() -> None:
 
 
 _start()
-_hand_on()
+_run_hidden_sitecustomize()
