@@ -69,7 +69,7 @@ class Sink:
         return None
 
     @property
-    def wanted(self) -> bool:
+    def has_destination(self) -> bool:
         """Whether records given to this sink have a destination."""
         return True
 
@@ -195,7 +195,7 @@ class Recorder:
             self._call_sinks("close", scope, reverse=True)
 
     @property
-    def due(self) -> bool:
+    def is_flush_due(self) -> bool:
         """Whether a flush is due although the step has not ended."""
         pending = len(self._pending)
         if self._queue and self._is_next_ready():

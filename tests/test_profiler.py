@@ -392,7 +392,7 @@ def test_configuration_from_the_environment(
     monkeypatch.setenv("OTEL_TORCH_PROFILER_REGIONS", "training_checkpoint_saving")
     assert TorchProfilerConfig.from_env().regions["profiler_region_training_save_checkpoint"]
     monkeypatch.setenv("OTEL_TORCH_PROFILER_REGIONS", "wrong_name")
-    with pytest.raises(ValueError, match="no known region"):
+    with pytest.raises(ValueError, match="no registered region"):
         TorchProfilerConfig.from_env()
 
 

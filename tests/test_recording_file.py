@@ -460,12 +460,16 @@ def test_what_a_device_still_computes_is_handed_on_later_and_in_order(tmp_path: 
         recorder.add(record(step=number))
         recorder.flush(step)
         recorder.close(step)
-    assert (sink.records, sink.closed, recorder.due) == ([], [], False)
+    assert (sink.records, sink.closed, recorder.is_flush_due) == ([], [], False)
     assert 0 < first.end_ns <= second.start_ns  # when a step ended does not wait
     readings[0].arrived = True
-    assert recorder.due
+    assert recorder.is_flush_due
     recorder.flush(None)
-    assert ([one.step for one in sink.records], sink.closed, recorder.due) == ([0], [first], False)
+    assert ([one.step for one in sink.records], sink.closed, recorder.is_flush_due) == (
+        [0],
+        [first],
+        False,
+    )
     recorder.finish(math.inf)
     assert ([batch.step for batch in sink.batches], sink.closed) == (
         [first, second],

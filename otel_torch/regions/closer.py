@@ -302,7 +302,7 @@ class RegionCloser:
             say_once(f"{len(entries)} spans of regions are lost: {type(error).__name__}: {error}")
         scopes = [entry.make_scope() for entry in entries]
         for sink in self._sinks[::-1]:
-            if not sink.wanted:
+            if not sink.has_destination:
                 continue
             try:
                 for scope in scopes:

@@ -6,7 +6,7 @@ Python. Two events on the current stream give the real time:
     timer = start_timer()    an event is recorded; returns at once
     ...                      kernels are launched
     timer.end()              a second event is recorded; returns at once
-    timer.seconds()          later, from any thread: None while `timer.pending`, then for example 0.25
+    timer.seconds()          later, from any thread: None while `timer.pending`, then e.g. 0.25
 
 Events come from a pool, so that a forward allocates none. While a CUDA graph is captured nothing is
 recorded, because an event in a graph has no time.

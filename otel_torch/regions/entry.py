@@ -118,7 +118,7 @@ class _OpenRegion:
             self.recorder.close(self.scope, error)
 
 
-_NO_NAMES = RegionSelection(registered=False)
+_NO_REGIONS = RegionSelection(registered=False)
 # regions that a call site has entered in this process
 _explicit: set[str] = set()
 # open natural regions by region name, innermost last
@@ -127,7 +127,7 @@ _lock = threading.Lock()
 
 
 def _reset_in_child() -> None:
-    """In a forked child, replace the lock, which a thread may have held, and forget open regions."""
+    """In a forked child, replace a lock that a thread may hold, and forget the open regions."""
     global _lock
     _lock = threading.Lock()
     _open_natural.clear()
@@ -187,7 +187,7 @@ def _open(
 
 def _choose(name: str, current: Session | None) -> RegionChoice:
     if current is None:
-        return choose(name, _NO_NAMES, "")
+        return choose(name, _NO_REGIONS, "")
     return choose(name, current.settings.regions, current.settings.region_prefix)
 
 

@@ -1,9 +1,16 @@
-"""The torch profiler, collecting inside chosen regions only: a whole run's trace is gigabytes that
-no viewer opens.
+"""The torch profiler, collecting in selected regions only.
 
-Each line here answers a way in which such a profiler recorded nothing without a word: a region that
-is misspelt, a trace that is never exported, a marker written while collection was off, a thread
-that Kineto does not see.
+The trace of a whole run is gigabytes that no viewer opens. With OTEL_TORCH_PROFILER_DIR set and
+OTEL_TORCH_PROFILER_REGIONS=training_step:
+
+    region("model_loading")   nothing is collected
+    region("training_step")   the profiler starts here and collects until the region ends
+    region("training_step")   collection is switched on and off again
+    exit                      the trace and summary_rank0.txt and .json are written
+
+Every case in which such a profiler would silently record nothing is handled or reported: a misspelt
+region, a trace that is never exported, marks that are set while collection is off, and threads that
+Kineto does not see.
 """
 
 from __future__ import annotations
@@ -42,8 +49,11 @@ _SUMMARY_ROWS = 60
 
 @dataclass
 class TorchProfilerConfig:
-    """In which regions the profiler collects: {registered name: whether}; `others` is for names
-    that do not stand there.
+    """The regions in which the profiler collects.
+
+    Args:
+        regions: whether to collect, by registered name.
+        others: whether to collect in regions that are not in `regions`.
     """
 
     regions: dict[str, bool]
@@ -51,16 +61,21 @@ class TorchProfilerConfig:
 
     @classmethod
     def from_env(cls) -> TorchProfilerConfig:
-        """Read OTEL_TORCH_PROFILER_REGIONS. Raises ValueError where regions are named and none of
-        them is known.
+        """Read OTEL_TORCH_PROFILER_REGIONS.
+
+        Raises:
+            ValueError: regions are named, and none of them is registered.
         """
         return cls.parse(read_environment("profiler_").profiler_regions)
 
     @classmethod
     def parse(cls, text: str) -> TorchProfilerConfig:
-        """Read a comma list of names, short names and wildcards; an empty one means all regions.
+        """Parse a comma-separated list of names, short names and wildcards; empty for all regions.
 
-        An unknown name is said and left out. Raises ValueError where nothing is left.
+        Unknown names are reported and skipped.
+
+        Raises:
+            ValueError: no name is left.
 
         >>> TorchProfilerConfig.parse("model_loading").regions
         {'profiler_region_model_loading': True}
@@ -68,38 +83,43 @@ class TorchProfilerConfig:
         tokens = [normalise(word) for word in split_list(text)]
         if not tokens or "all" in tokens:
             return cls({region.name: True for region in list_profiler_regions()}, others=True)
-        chosen: dict[str, bool] = {}
-        available = ", ".join(region.short for region in list_profiler_regions())
+        selected: dict[str, bool] = {}
+        registered = list_profiler_regions()
+        available = ", ".join(region.short for region in registered)
         for token in tokens:
-            found = [
-                region.name
-                for region in list_profiler_regions()
-                if RegionSelection(False, (token,)).matches(*names_of(region))
-            ]
-            if not found:
+            pattern = RegionSelection(registered=False, patterns=(token,))
+            matches = [region.name for region in registered if pattern.matches(*names_of(region))]
+            if not matches:
                 say_once(
-                    f"OTEL_TORCH_PROFILER_REGIONS: unknown profiler region {token!r} is left out; use any of {available}"
+                    f"OTEL_TORCH_PROFILER_REGIONS: unknown region {token!r} is skipped; "
+                    f"use any of {available}"
                 )
-            chosen.update(dict.fromkeys(found, True))
-        if not chosen:
+            selected.update(dict.fromkeys(matches, True))
+        if not selected:
             raise ValueError(
-                f"OTEL_TORCH_PROFILER_REGIONS={text!r} names no known region; use any of {available}"
+                f"OTEL_TORCH_PROFILER_REGIONS={text!r} names no registered region; "
+                f"use any of {available}"
             )
-        return cls(chosen)
+        return cls(selected)
 
 
 class TorchProfilerController:
-    """Switches a torch profiler's collection on inside chosen regions and off outside of them.
+    """Switches the collection of a torch profiler on in selected regions and off outside of them.
 
-    profiler: a `torch.profiler.profile`, or None. activities: those that are switched. config:
-    which regions; read from the environment when None (ValueError as in
-    `TorchProfilerConfig.from_env`). disabled: a controller that never collects and is not the
-    global one. Its regions are spans all the same. trace_dir: folder for the summary; with it the
-    profiler starts at the first chosen region, in that region's thread. Raises RuntimeError where a
-    controller is already the global one.
+    Kineto sees one thread, the one that started the profiler: regions of other threads collect
+    nothing. All regions are spans as usual.
 
-    Kineto sees one thread, that in which the profiler was started: regions of other threads collect
-    nothing.
+    Args:
+        profiler: a `torch.profiler.profile`, or None.
+        activities: the activities to switch.
+        config: the regions; None reads them from the environment.
+        disabled: make a controller that never collects and is not the global one.
+        trace_dir: folder of the summary. With a folder the profiler is started by the first
+            selected region, in its thread; without one it must be running already.
+
+    Raises:
+        RuntimeError: there is a global controller already.
+        ValueError: as `TorchProfilerConfig.from_env`.
     """
 
     def __init__(
@@ -118,14 +138,14 @@ class TorchProfilerController:
         self._lock = threading.RLock()
         self._depth = 0
         self._thread = threading.get_ident()
-        # torch's profiler collects from its start on
-        self._started = self._collecting = trace_dir is None
+        # a started profiler collects at first
+        self._is_started = self._is_collecting = trace_dir is None
         if disabled:
-            self._started = self._collecting = False
+            self._is_started = self._is_collecting = False
             return
         if get_global_controller() is not None:
             raise RuntimeError(
-                "there is already a torch profiler controller in this process; use get_global_controller()"
+                "this process already has a torch profiler controller; use get_global_controller()"
             )
         self._config = config or TorchProfilerConfig.from_env()
         self._profiler = profiler
@@ -133,92 +153,90 @@ class TorchProfilerController:
 
     @property
     def activities(self) -> tuple[ProfilerActivity, ...]:
-        """The activities that are switched."""
+        """The activities that the controller switches."""
         return self._activities
 
     @property
     def has_profiler(self) -> bool:
-        """Whether there is a profiler that has not been stopped."""
+        """Whether the controller has a profiler that is not stopped."""
         return self._profiler is not None
 
     @property
     def is_enabled(self) -> bool:
-        """Whether the profiler collects right now."""
-        return self._profiler is not None and self._collecting
+        """Whether the profiler is collecting now."""
+        return self._profiler is not None and self._is_collecting
 
     def is_region_enabled(self, region: str) -> bool:
-        """Whether the profiler collects inside `region`, a long or short name; False for an unknown
-        one.
-        """
-        known = resolve_profiler_region(region)
-        return known is not None and self._profiler is not None and self._chooses(known.name)
+        """Return whether the profiler collects in `region`, by its long or short name."""
+        registered = resolve_profiler_region(region)
+        return registered is not None and self._is_selected(registered.name)
 
     def region(self, region: str) -> Any:
-        """A context manager around `region`, in which this controller's profiler collects if it was
-        chosen.
-        """
+        """Return a context manager for `region` in which this profiler collects if selected."""
         return _regions.region(region, collector=self if self.has_profiler else None)
 
     def start(self) -> None:
-        """Start the profiler in this thread, and pause it until a region is entered."""
+        """Start the profiler in this thread, paused until a selected region is entered."""
         with self._lock:
             if self._profiler is None:
                 return
             self._profiler.start()
             self._thread = threading.get_ident()
-            self._started = True
+            self._is_started = True
             self._profiler.toggle_collection_dynamic(False, self._activities)
-            self._collecting = False
+            self._is_collecting = False
 
     def stop(self) -> None:
-        """Stop the profiler, write its trace and summary, and be no longer the global controller.
-        Never raises; idempotent.
+        """Stop the profiler, write its trace and summary, and unset the global controller.
+
+        Never raises. A second call does nothing.
         """
         with self._lock:
             profiler, self._profiler = self._profiler, None
-            self._depth, self._collecting = 0, False
+            self._depth, self._is_collecting = 0, False
         if get_global_controller() is self:
             set_global_controller(None)
         atexit.unregister(self.stop)
         if profiler is None:
             return
-        if not self._started:
+        if not self._is_started:
+            selected = ", ".join(name for name, on in self._config.regions.items() if on)
             say(
-                f"the torch profiler collected nothing: no region it was asked to collect in was entered ({self._wanted()})"
+                f"the torch profiler collected nothing: no selected region was entered ({selected})"
             )
             return
         if self._trace_dir is not None and threading.get_ident() != self._thread:
             say(
-                "the torch profiler's trace is lost: only the thread that entered the first profiled region can stop it; "
-                "call the controller's stop() there"
+                "the torch profiler's trace is lost: call the controller's stop() in the thread "
+                "that entered the first profiled region"
             )
         try:
             profiler.stop()
             if self._trace_dir is not None:
                 _write_summary(profiler, Path(self._trace_dir))
         except Exception as error:
-            say(
-                f"the torch profiler's trace could not be written to {self._trace_dir}: {type(error).__name__}: {error}"
-            )
+            reason = f"{type(error).__name__}: {error}"
+            say(f"the torch profiler's trace could not be written to {self._trace_dir}: {reason}")
 
     def prepare(self, region: str) -> None:
-        """Start a profiler that is ours to start, before the region's clock does."""
-        if self._started or not self._chooses(region):
+        """Start the profiler at the first selected region, before the region's clock starts."""
+        if self._is_started or not self._is_selected(region):
             return
         try:
             with self._lock:
-                if not self._started:
+                if not self._is_started:
                     self.start()
         except Exception as error:
-            self._give_up(error)
+            self._stop_failed(error)
 
     def enter(self, region: str, scope: Scope | None) -> Any:
-        """Collect, if `region` was chosen, and mark it in the trace."""
-        if not self._chooses(region):
+        """Collect if `region` is selected, and mark it in the trace."""
+        if not self._is_selected(region):
             return None
         if threading.get_ident() != self._thread:
             say_once(
-                f"the torch profiler sees only the thread that started it: {region!r} in another one is not in its trace"
+                "the torch profiler sees only the thread that started it: "
+                f"its trace lacks {region!r} of another thread"
             )
             return None
         try:
@@ -227,58 +245,52 @@ class TorchProfilerController:
                     return None
                 self._depth += 1
                 if self._depth == 1:
-                    self._collect(True, scope)
+                    self._switch(True, scope)
             mark: Any = torch.profiler.record_function(MARK + region)
             mark.__enter__()
             return mark
         except Exception as error:
-            self._give_up(error)
+            self._stop_failed(error)
             return None
 
-    def leave(self, entered: Any, scope: Scope | None) -> None:
-        """End the region's mark, and collecting with the outermost region; also after `stop`."""
+    def leave(self, mark: Any, scope: Scope | None) -> None:
+        """End the region's mark, also after `stop`; stop to collect at the outermost region."""
         try:
-            entered.__exit__(None, None, None)
+            mark.__exit__(None, None, None)
             with self._lock:
                 if self._profiler is None:
                     return
                 self._depth -= 1
                 if self._depth == 0:
-                    self._collect(False, scope)
+                    self._switch(False, scope)
         except Exception as error:
-            self._give_up(error)
+            self._stop_failed(error)
 
-    def _chooses(self, region: str) -> bool:
+    def _is_selected(self, region: str) -> bool:
         return self._profiler is not None and self._config.regions.get(region, self._config.others)
 
-    def _collect(self, on: bool, scope: Scope | None) -> None:
-        if self._collecting == on:
+    def _switch(self, on: bool, scope: Scope | None) -> None:
+        if self._is_collecting == on:
             return
         event = ENABLE if on else DISABLE
+        # both marks are set while collection is on, otherwise the trace would lack them
         if not on:
-            _mark(
-                event
-            )  # both events are written while collection is on: else they would not be in the trace
+            _mark(event)
         self._profiler.toggle_collection_dynamic(on, self._activities)
-        self._collecting = on
+        self._is_collecting = on
         if on:
             _mark(event)
         if scope is not None:
             scope.events.append((time.time_ns(), event, {}))
 
-    def _give_up(self, error: Exception) -> None:
-        say_once(
-            f"the torch profiler failed and is left out from here on: {type(error).__name__}: {error}"
-        )
+    def _stop_failed(self, error: Exception) -> None:
+        say_once(f"the torch profiler failed and is stopped: {type(error).__name__}: {error}")
         self.stop()
 
-    def _wanted(self) -> str:
-        return ", ".join(name for name, on in self._config.regions.items() if on)
-
-    def _forget(self) -> None:
-        # in a forked child the profiler is the parent's
+    def _reset_in_child(self) -> None:
+        """In a forked child, leave the profiler to the parent."""
         self._lock = threading.RLock()
-        self._profiler, self._depth, self._collecting = None, 0, False
+        self._profiler, self._depth, self._is_collecting = None, 0, False
         atexit.unregister(self.stop)
         if get_global_controller() is self:
             set_global_controller(None)
@@ -290,23 +302,22 @@ def _mark(event: str) -> None:
 
 
 class _QuietProfile(torch.profiler.profile):
-    """A profiler whose collection can be switched without a warning of Kineto's each time.
+    """A profiler that switches collection without a warning of Kineto each time.
 
-    On a CPU it is the thread's observers that are switched off: Kineto's own switch warns, and with
-    an absent GPU named, so that it does not, takes 0.5 ms. With a GPU, Kineto warns unless every
-    kind of GPU is named.
+    On a CPU it switches the thread's observers: Kineto's own switch warns, or takes 0.5 ms if an
+    absent GPU is named to avoid the warning. With a GPU, Kineto warns unless every kind is named.
     """
 
     def toggle_collection_dynamic(
         self, enable: bool, activities: Iterable[ProfilerActivity]
     ) -> None:
-        chosen = set(activities)
+        selected = set(activities)
         switch = getattr(torch.autograd, "_enable_record_function", None)
-        if chosen == {ProfilerActivity.CPU} and switch is not None:
+        if selected == {ProfilerActivity.CPU} and switch is not None:
             switch(enable)
         else:
             super().toggle_collection_dynamic(
-                enable, chosen | {ProfilerActivity.CUDA, ProfilerActivity.XPU}
+                enable, selected | {ProfilerActivity.CUDA, ProfilerActivity.XPU}
             )
 
     def stop(self) -> None:
@@ -317,7 +328,7 @@ class _QuietProfile(torch.profiler.profile):
 
 
 def available_activities() -> tuple[ProfilerActivity, ...]:
-    """CPU, and CUDA where there is one."""
+    """Return CPU, and CUDA if available."""
     return (
         (ProfilerActivity.CPU, ProfilerActivity.CUDA)
         if torch.cuda.is_available()
@@ -326,24 +337,25 @@ def available_activities() -> tuple[ProfilerActivity, ...]:
 
 
 def get_global_controller() -> TorchProfilerController | None:
-    """The controller that all regions of this process use, None where there is none."""
+    """Return the controller that all regions of this process use, or None."""
     controller: TorchProfilerController | None = _regions.get_collector()
     return controller
 
 
 def set_global_controller(controller: TorchProfilerController | None) -> None:
-    """Let all regions of this process use `controller`; None: no longer any."""
+    """Use `controller` in all regions of this process; None for no controller."""
     _regions.set_collector(controller)
 
 
 def get_or_create_profiler(trace_dir: str | None) -> TorchProfilerController:
-    """The process's controller; made, for traces in the folder `trace_dir`, where there is none
-    yet.
+    """Return the global controller; make one that writes traces to `trace_dir` if there is none.
 
-    Without a folder, and where none of the named regions is known or the folder cannot be made, a
-    disabled controller, which is not the global one. The profiler starts at the first chosen
-    region; the trace and `summary_rank<RANK>.txt` and `.json` are written by `stop`, at the latest
-    when the process exits.
+    The profiler starts at the first selected region. `stop` writes the trace and
+    `summary_rank<RANK>.txt` and `.json`, at the latest when the process exits.
+
+    Returns:
+        A disabled controller, which is not the global one, without a folder, if no named region is
+        registered, or if the folder cannot be made.
     """
     existing = get_global_controller()
     if existing is not None:
@@ -362,12 +374,12 @@ def get_or_create_profiler(trace_dir: str | None) -> TorchProfilerController:
         return TorchProfilerController(None, activities, disabled=True)
     controller = TorchProfilerController(profiler, activities, config, trace_dir=str(folder))
     atexit.register(controller.stop)
-    at_fork.register(ForkOrder.PROFILER, in_child=controller._forget)
+    at_fork.register(ForkOrder.PROFILER, in_child=controller._reset_in_child)
     return controller
 
 
 def close() -> None:
-    """Stop the global controller, if there is one: its trace and summary are written now."""
+    """Stop the global controller, if any, which writes its trace and summary."""
     controller = get_global_controller()
     if controller is not None:
         controller.stop()
@@ -380,8 +392,7 @@ def _make_profile(
         worker = f"rank{job.this_job().rank}_{os.getpid()}"
         torch.profiler.tensorboard_trace_handler(str(folder), worker, use_gzip=True)(profiler)
 
-    # no schedule: nothing calls the profiler's step(), so that one would never advance and nothing
-    # be recorded
+    # no schedule: nothing calls the profiler's step(), so a schedule would never start to record
     return _QuietProfile(
         activities=activities,
         record_shapes=settings.profiler_record_shapes,
@@ -393,9 +404,7 @@ def _make_profile(
 
 
 def _write_summary(profiler: Any, folder: Path) -> None:
-    """Which operators took how long, by input shape, so that nobody has to read a trace of
-    gigabytes for it.
-    """
+    """Write the time of each operator by input shape, as a table and as JSON."""
     averages = profiler.key_averages(group_by_input_shape=True)
     stem = f"summary_rank{job.this_job().rank}"
     (folder / f"{stem}.txt").write_text(

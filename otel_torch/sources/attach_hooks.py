@@ -50,7 +50,7 @@ class HookAttacher:
         settings = self._session.settings
         # A rank that neither writes nor exports gets no hook.
         is_recorded = settings.activations and any(
-            sink.wanted for sink in self._session.recorder.sinks
+            sink.has_destination for sink in self._session.recorder.sinks
         )
         selected = self._activations.chosen(model, sites) if is_recorded else []
         if self._isolation is not None:

@@ -20,7 +20,7 @@ class NonFiniteSink(Sink):
         self._report = report
 
     @property
-    def wanted(self) -> bool:
+    def has_destination(self) -> bool:
         return False  # it is no reason to record
 
     def write(self, batch: Batch) -> None:

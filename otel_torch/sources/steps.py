@@ -438,7 +438,7 @@ class StepTracker(Source):
                 and active.model is model
             ):
                 self.end_step(active, error)
-            elif self._recorder.due:
+            elif self._recorder.is_flush_due:
                 self._flush(active.scope if active else None)
 
     def end_pending_forward(self) -> None:

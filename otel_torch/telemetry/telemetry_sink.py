@@ -104,7 +104,7 @@ class TelemetrySink(Sink):
         self._lock = threading.Lock()
 
     @property
-    def wanted(self) -> bool:
+    def has_destination(self) -> bool:
         return (
             bool(self._exporters)
             or self._file_budget is not None
@@ -164,7 +164,7 @@ class TelemetrySink(Sink):
     def _start(self) -> list[Sink]:
         """Return the sinks of the selected signals; make them if there is a destination now."""
         if self._sinks is None:
-            if not self.wanted:
+            if not self.has_destination:
                 return []
             self._make_sinks()
         return self._sinks or []
