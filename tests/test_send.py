@@ -22,9 +22,11 @@ from typing import Any
 import grpc
 import pytest
 
-from otel_torch.cli import send
-from otel_torch.cli.send import Endpoint, Outcome, Rate
-from otel_torch.cli.send_progress import Ranges
+from otel_torch.cli.send import parse_rate
+from otel_torch.telemetry import replay
+from otel_torch.telemetry.replay import ReplayOutcome
+from otel_torch.telemetry.replay_endpoint import Endpoint, RateLimit
+from otel_torch.telemetry.send_progress import Ranges
 from tests.otlp_contents import CLASSES, items, read
 from tests.otlp_receiver import Receiver
 from tests.support import environment, run_python
@@ -168,7 +170,7 @@ def test_lines_of_one_file_are_put_together_to_messages(tmp_path: Path) -> None:
     with Receiver() as receiver:
         run_send(tmp_path, path, **receiver.environment())
     assert bodies(receiver) == all_of(30)
-    assert 5 <= len(receiver.requests["logs"]) <= 6 and max(receiver.sizes) <= send.MESSAGE_BYTES
+    assert 5 <= len(receiver.requests["logs"]) <= 6 and max(receiver.sizes) <= replay.MESSAGE_BYTES
 
 
 @PROTOCOLS
@@ -224,7 +226,7 @@ def test_a_folder_is_searched_and_what_is_no_otlp_in_it_is_left_out(tmp_path: Pa
     assert done.returncode == 0 and bodies(receiver) == all_of(2)
     assert (
         done.stderr
-        == "otel_torch: runs: 1 file left out for want of OTLP in it, such as run.rank0.jsonl\n"
+        == "otel_torch: runs: 1 file without OTLP skipped, such as run.rank0.jsonl\n"
     )
 
 
@@ -277,7 +279,7 @@ def test_a_sender_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (
             130,
-            "otel_torch: stopped; the same command goes on from here\n",
+            "otel_torch: stopped; run the same command to continue\n",
         )
         receiver.mode = "accept"
         assert run_send(tmp_path, path, **receiver.environment("http")).returncode == 0
@@ -302,7 +304,7 @@ def test_what_is_not_taken_is_tried_again(tmp_path: Path, protocol: str) -> None
         done = run_send(tmp_path, path, **receiver.environment(protocol))
     assert done.returncode == 0 and bodies(receiver) == all_of(1)
     assert len(done.stderr.splitlines()) == 1 and done.stderr.endswith(
-        ". Trying again for up to 60 s\n"
+        ". Retrying for up to 60 s\n"
     )
 
 
@@ -338,8 +340,8 @@ def test_a_line_that_a_kill_cut_off_is_said_and_no_error(tmp_path: Path) -> None
         later = run_send(tmp_path, path, **receiver.environment())
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
-    assert first == f"{path}: 1 log record accepted; the last line was cut off and is left out"
-    assert second == f"{only}: the last line was cut off and is left out"
+    assert first == f"{path}: 1 log record accepted; the last line was cut off and is skipped"
+    assert second == f"{only}: the last line was cut off and is skipped"
     assert later.returncode == 0 and bodies(receiver) == all_of(2)
 
 
@@ -351,7 +353,7 @@ def test_a_file_that_was_renamed_is_known_and_one_in_its_place_is_noticed(tmp_pa
         write(path, log_line("1"))
         done = run_send(tmp_path, tmp_path, **receiver.environment())
     assert done.returncode == 0 and bodies(receiver) == all_of(2)
-    assert done.stderr.count("logs.jsonl is another file than the one that was sent from here") == 1
+    assert done.stderr.count("logs.jsonl is not the file that was sent before") == 1
 
 
 def test_another_file_that_begins_alike_is_noticed(tmp_path: Path) -> None:
@@ -360,7 +362,7 @@ def test_another_file_that_begins_alike_is_noticed(tmp_path: Path) -> None:
         run_send(tmp_path, path, **receiver.environment())
         write(path, log_line("0"), log_line("2"))
         done = run_send(tmp_path, path, **receiver.environment())
-    assert "is another file" in done.stderr and bodies(receiver) == Counter(
+    assert "is not the file that was sent before" in done.stderr and bodies(receiver) == Counter(
         {"0": 2, "1": 1, "2": 1}
     )
 
@@ -385,7 +387,7 @@ def test_where_nothing_can_be_kept_everything_arrives_and_it_is_said(tmp_path: P
         beside.mkdir()
         done = run_send(tmp_path, path, **receiver.environment())
     assert done.returncode == 0 and bodies(receiver)["0"] == 2
-    assert "cannot be kept beside" in done.stderr
+    assert "cannot be stored beside" in done.stderr
     assert [name.name for name in tmp_path.glob(".otel-torch-sent.*")] == [beside.name]
 
 
@@ -454,7 +456,7 @@ def test_a_receiver_that_speaks_no_tls_is_not_asked_for_long(tmp_path: Path, pro
     assert (
         len(done.stderr.splitlines()) == 1
         and "it does not use TLS" in done.stderr
-        and "Trying again" not in done.stderr
+        and "Retrying" not in done.stderr
     )
 
 
@@ -507,11 +509,11 @@ SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     ("content", "variables", "said"),
     [
         (None, SOMEWHERE, "file.jsonl: No such file or directory"),
-        ("hello\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: it is not JSON"),
-        ("\x00\x01\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: it is not JSON"),
-        ('{\n "resourceLogs": []\n}\n', SOMEWHERE, "file.jsonl: no lines of OTLP JSON: it is not JSON"),
-        ('{"module": "a"}\n', SOMEWHERE, "holds one of resourceSpans, resourceMetrics, resourceLogs; this one none"),
-        (log_line("0") + "\n", {}, "there is no usable endpoint for logs: set OTEL_EXPORTER_OTLP_ENDPOINT"),
+        ("hello\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
+        ("\x00\x01\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
+        ('{\n "resourceLogs": []\n}\n', SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
+        ('{"module": "a"}\n', SOMEWHERE, "holds one of resourceSpans, resourceMetrics, resourceLogs; this line holds none"),
+        (log_line("0") + "\n", {}, "no usable endpoint for logs: set OTEL_EXPORTER_OTLP_ENDPOINT"),
         (log_line("0") + "\n", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}, "no usable endpoint for logs"),
         (log_line("0") + "\n", SOMEWHERE | {"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"}, "no usable endpoint for logs"),
     ],
@@ -565,16 +567,16 @@ def test_an_empty_file_is_nothing_to_send(tmp_path: Path) -> None:
 
 
 def test_a_rate_spreads_messages_over_time() -> None:
-    rate, now, waits = Rate.parse("1MB/s"), 0.0, []
+    rate, now, waits = parse_rate("1MB/s"), 0.0, []
     for _ in range(4):
         waits.append(rate.wait_s(500_000, now))
         now += waits[-1]
     assert waits == [0.0, 0.5, 0.5, 0.5]
-    assert (Rate.parse("20/s").cost_s(10**9), Rate.parse("4 MiB").cost_s(2**20)) == (0.05, 0.25)
-    assert Rate().wait_s(10**9, 0.0) == Rate().cost_s(1) == 0.0
+    assert (parse_rate("20/s").cost_s(10**9), parse_rate("4 MiB").cost_s(2**20)) == (0.05, 0.25)
+    assert RateLimit().wait_s(10**9, 0.0) == RateLimit().cost_s(1) == 0.0
     for text in ("", "fast", "20", "-1MB", "0/s", "5 parsecs/s"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no rate"):
-            Rate.parse(text)
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a rate"):
+            parse_rate(text)
 
 
 def test_the_rate_holds_for_every_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,9 +584,9 @@ def test_the_rate_holds_for_every_message(tmp_path: Path, monkeypatch: pytest.Mo
     with Receiver() as receiver:
         for name, value in receiver.environment().items():
             monkeypatch.setenv(name, value)
-        endpoint = Endpoint(Rate.parse("1/s"), 0.0, print, pauses.append)
+        endpoint = Endpoint(parse_rate("1/s"), 0.0, print, pauses.append)
         for _ in range(3):
-            endpoint.send("logs", b"", Outcome("x"))
+            endpoint.send("logs", b"", ReplayOutcome("x"))
         endpoint.close()
     assert pauses[0] == 0.0 and all(0 < pause <= 2 for pause in pauses[1:])
 
@@ -612,8 +614,8 @@ def test_a_receiver_that_asks_for_time_gets_it_by_http(monkeypatch: pytest.Monke
         "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}"
     )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    endpoint = Endpoint(Rate(), 60.0, lambda text: None, pauses.append)
-    assert endpoint.send("logs", b"", Outcome("x")).kind == "accepted"
+    endpoint = Endpoint(RateLimit(), 60.0, lambda text: None, pauses.append)
+    assert endpoint.send("logs", b"", ReplayOutcome("x")).kind == "accepted"
     endpoint.close()
     server.shutdown()
     server.server_close()
@@ -639,8 +641,8 @@ def test_a_receiver_that_asks_for_time_gets_it_by_grpc(monkeypatch: pytest.Monke
     with Busy() as receiver:
         for name, value in receiver.environment().items():
             monkeypatch.setenv(name, value)
-        endpoint = Endpoint(Rate(), 60.0, lambda text: None, pauses.append)
-        assert endpoint.send("logs", b"", Outcome("x")).kind == "accepted"
+        endpoint = Endpoint(RateLimit(), 60.0, lambda text: None, pauses.append)
+        assert endpoint.send("logs", b"", ReplayOutcome("x")).kind == "accepted"
         endpoint.close()
     assert [pause for pause in pauses if pause] == [37.0]
 
@@ -661,9 +663,9 @@ def test_what_is_repeated_without_an_answer_is_counted(monkeypatch: pytest.Monke
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("otel_torch.telemetry.transport.open_transport", lambda *given: Silent())
-    outcome = Outcome("x")
+    outcome = ReplayOutcome("x")
     assert (
-        Endpoint(Rate(), 60.0, lambda text: None, lambda seconds: None)
+        Endpoint(RateLimit(), 60.0, lambda text: None, lambda seconds: None)
         .send("logs", b"", outcome)
         .kind
         == "accepted"
@@ -681,7 +683,7 @@ def test_exporters_of_another_make_are_said(
     from otel_torch.cli.main import main
 
     assert main(["send", str(write(tmp_path / "logs.jsonl", log_line("0")))]) == 2
-    assert "version of OpenTelemetry's OTLP exporters is not known here" in capsys.readouterr().err
+    assert "version of OpenTelemetry's OTLP exporters is not supported" in capsys.readouterr().err
 
 
 def test_ranges_hold_what_was_put_in() -> None:
