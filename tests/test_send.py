@@ -224,10 +224,7 @@ def test_a_folder_is_searched_and_what_is_no_otlp_in_it_is_left_out(tmp_path: Pa
         done = run_send(tmp_path, "runs", **receiver.environment())
         assert run_send(tmp_path, "runs", **receiver.environment()).returncode == 0
     assert done.returncode == 0 and bodies(receiver) == all_of(2)
-    assert (
-        done.stderr
-        == "otel_torch: runs: 1 file without OTLP skipped, such as run.rank0.jsonl\n"
-    )
+    assert done.stderr == "otel_torch: runs: 1 file without OTLP skipped, such as run.rank0.jsonl\n"
 
 
 # -- cut off, and again
