@@ -14,10 +14,13 @@ from otel_torch.startup import OFF, name_this_run, report_failed_start
 from otel_torch.startup.import_hooks import after_import
 
 try:
-    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
+    from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]
+        BaseInstrumentor,
+    )
 except ImportError:
     raise ImportError(
-        "OtelTorchInstrumentor needs opentelemetry-instrumentation: pip install 'otel-torch[instrument]'"
+        "OtelTorchInstrumentor needs opentelemetry-instrumentation: "
+        "pip install 'otel-torch[instrument]'"
     ) from None
 
 _SWITCH = "OTEL_TORCH_ENABLED"

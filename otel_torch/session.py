@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Session:
     """What one process records: its place in the job, the settings, and where everything goes.
 
-    `step_tracker` is None where only regions are recorded, as in a test. `region_labels` caches what
-    each region name means under these settings, by the name as the program entered it.
+    `step_tracker` is None where only regions are recorded, as in a test. `region_labels` caches
+    what each region name means under these settings, by the name as the program entered it.
     """
 
     job: Job

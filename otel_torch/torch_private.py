@@ -84,7 +84,7 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _plain_layers() -> frozenset[int]:
-    """Return the dispatch keys of tensors in ordinary CPU memory, with and without inference mode."""
+    """Return the dispatch keys of ordinary CPU tensors, with and without inference mode."""
     try:
         with torch.inference_mode():
             inside = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
@@ -181,7 +181,7 @@ def hide_from_torchscript(hidden: type) -> Callable[[], None]:
 # Whether the compiler distinguishes an exported program from a compiled one, and can keep hooks out
 # of graphs of their own. Older torch has the names with other meanings: in 2.9 `is_exporting` is
 # true in every graph.
-COMPILER_TELLS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+TORCH_AT_LEAST_2_13 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
@@ -191,7 +191,7 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     usual. Older torch compiles it: then the records are the same, but the hooks of a regionally
     compiled module become separate graphs.
     """
-    if not COMPILER_TELLS:
+    if not TORCH_AT_LEAST_2_13:
         return function
     try:
         frames = torch._C._dynamo.eval_frame
@@ -204,7 +204,7 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
 
 
 def count_compiled_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process; 0 if torch does not report it."""
+    """Return how many graphs torch.compile has made in this process; 0 if unknown."""
     utils = sys.modules.get("torch._dynamo.utils")
     try:
         return int(utils.counters["stats"]["unique_graphs"]) if utils is not None else 0
@@ -225,7 +225,7 @@ def local_while_tracing(context: Any, name: str) -> Any:
 
 # Returns whether `torch.export` is tracing.
 is_exporting: Callable[[], bool] = (
-    getattr(torch.compiler, "is_exporting", bool) if COMPILER_TELLS else bool
+    getattr(torch.compiler, "is_exporting", bool) if TORCH_AT_LEAST_2_13 else bool
 )
 
 
@@ -235,8 +235,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return fakes is not None and isinstance(tensor, fakes.FakeTensor)
 
 
-# Returns the number of the backward pass that runs in this thread, or -1 outside of one (or if torch
-# does not report it).
+# Returns the number of the backward pass that runs in this thread, or -1 outside of one (or if
+# torch does not report it).
 graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -275,7 +275,8 @@ class StorageLife:
     def __init__(self, tensor: torch.Tensor) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        self._reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # no memory
+        # Does not keep the memory alive.
+        self._reference: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self.key: int = self._reference.cdata
 
     @property

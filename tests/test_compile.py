@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from otel_torch import console
 from otel_torch.records import Record
 from otel_torch.sources import compiled
-from otel_torch.torch_private import COMPILER_TELLS
+from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import recording
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -161,7 +161,7 @@ def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs
         recorded = graphs_of(lambda: way(make(), backend="eager"))
     with recording(capture="inputs,outputs") as eager:
         run(make())
-    assert recorded == bare or not COMPILER_TELLS
+    assert recorded == bare or not TORCH_AT_LEAST_2_13
     assert len(eager.records) == 3 * 10 * 2
     assert_same_records(sink.records, eager.records)
 
@@ -262,7 +262,7 @@ def test_a_compiled_backward_pass_keeps_its_graphs(
     # where older torch traces the outermost module's hooks too, no hook on a gradient is left to be
     # hidden
     assert said.count("gradients inside a compiled backward pass are not recorded") == (
-        COMPILER_TELLS or not compiled
+        TORCH_AT_LEAST_2_13 or not compiled
     )
 
 
@@ -284,7 +284,7 @@ def test_what_a_checkpoint_recomputes_is_labelled_and_not_counted_as_forward(
 
     bare = graphs_of(lambda: train(compiled_blocks))
     with recording() as sink:
-        assert graphs_of(lambda: train(compiled_blocks)) == bare or not COMPILER_TELLS
+        assert graphs_of(lambda: train(compiled_blocks)) == bare or not TORCH_AT_LEAST_2_13
     by_key(sink.records)
     assert Counter(sink.rows("step", "call", phase="forward")) == {(0, 0): 10, (1, 0): 10}
     again = [r for r in sink.records if r.phase == "recompute"]
@@ -306,7 +306,9 @@ def test_what_a_graph_recomputes_itself_is_recorded_once() -> None:
     assert Counter(sink.rows("phase", "step")) == {("forward", 0): 10, ("forward", 1): 10}
 
 
-@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch does not say which model a graph calls")
+@pytest.mark.skipif(
+    not TORCH_AT_LEAST_2_13, reason="older torch does not say which model a graph calls"
+)
 def test_a_compiled_training_step_is_recorded() -> None:
     with recording() as sink:
         net = make()
@@ -348,7 +350,7 @@ def test_every_other_layer_of_one_class(way) -> None:
     assert Counter(sink.rows("module")) == expected
     if way is not regional:
         assert graphs == bare
-    elif COMPILER_TELLS:  # one for the blocks with hooks inside, one for those without
+    elif TORCH_AT_LEAST_2_13:  # one for the blocks with hooks inside, one for those without
         assert graphs == (bare[0] + 1, 0)
 
 
@@ -374,7 +376,7 @@ def test_a_change_of_step_makes_no_new_graph(way) -> None:
 
     bare = graphs_of(work)
     with recording(steps="*/5", capture="inputs,outputs") as sink:
-        assert graphs_of(work) == bare or not COMPILER_TELLS
+        assert graphs_of(work) == bare or not TORCH_AT_LEAST_2_13
     assert sorted(set(sink.rows("step"))) == [0, 5, 10]
     assert len(sink.records) == 3 * 20
 
@@ -460,7 +462,7 @@ def test_structured_values_have_the_labels_of_an_eager_run_and_one_operator_a_ca
         "in[0]", "in.masks.keep", "in.masks.unused", "out.result.hidden", "out.result.extra.twice[0]",
     }  # fmt: skip
     assert operators == [
-        2 * (12 - COMPILER_TELLS)
+        2 * (12 - TORCH_AT_LEAST_2_13)
     ]  # newer torch runs the outermost module's own hooks outside of the graph
 
 
@@ -492,7 +494,7 @@ def test_blocks_that_ran_before_they_were_compiled_go_on() -> None:
     assert_same_records(sink.records, eager.records)
 
 
-@pytest.mark.skipif(not COMPILER_TELLS, reason="comparisons are tested on newer torch only")
+@pytest.mark.skipif(not TORCH_AT_LEAST_2_13, reason="comparisons are tested on newer torch only")
 @pytest.mark.parametrize("way", [whole, regional, of_a_function], ids=lambda way: way.__name__)
 def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager_ones(way) -> None:
     with recording(capture="parity") as sink:
@@ -552,7 +554,7 @@ def test_functional_transforms_compile_as_before(transform: str) -> None:
     with recording(capture="inputs,outputs") as sink:
         assert graphs_of(lambda: results.append(work())) == bare
     assert torch.equal(*results)
-    if COMPILER_TELLS:
+    if TORCH_AT_LEAST_2_13:
         assert len(sink.records) == 20
         assert sink.rows("stats", module="", tensor="in[0]")[0]["shape"] == [2, 3]
 
@@ -637,7 +639,7 @@ def test_stopping_leaves_the_compiler_as_it_was() -> None:
 def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
     def texts(net: Net) -> list[str]:
         # older torch traces an export as it does any compiled program
-        strict = (False, True) if COMPILER_TELLS else ()
+        strict = (False, True) if TORCH_AT_LEAST_2_13 else ()
         return [
             *(str(torch.export.export(net, (X,), strict=how).graph) for how in strict),
             str(torch.fx.symbolic_trace(net).graph),
@@ -657,7 +659,9 @@ def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
         assert len(net.blocks[0]._forward_hooks) == 1
 
 
-@pytest.mark.skipif(not COMPILER_TELLS, reason="older torch does not say which model a graph calls")
+@pytest.mark.skipif(
+    not TORCH_AT_LEAST_2_13, reason="older torch does not say which model a graph calls"
+)
 def test_the_graphs_that_a_compiler_makes_are_no_models() -> None:
     """They are modules too, and are called where a function is compiled and no model is around."""
     with recording() as sink:
@@ -674,7 +678,7 @@ def test_a_run_of_compiled_code_in_which_no_model_was_seen_says_so(
 
 
 @pytest.mark.skipif(
-    not COMPILER_TELLS, reason="older torch looks for the tag in its scheduler only"
+    not TORCH_AT_LEAST_2_13, reason="older torch looks for the tag in its scheduler only"
 )
 def test_inductor_takes_no_record_into_a_cuda_graph() -> None:
     from torch._inductor.utils import get_first_incompatible_cudagraph_node

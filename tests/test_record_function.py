@@ -20,7 +20,7 @@ from otel_torch.records import Losses, Scope
 from otel_torch.regions import record_function as ranges
 from otel_torch.regions.entry import region
 from otel_torch.settings import Settings
-from otel_torch.torch_private import COMPILER_TELLS
+from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import Arrived
 
 CLASS: Any = torch.autograd.profiler.record_function
@@ -155,7 +155,8 @@ def test_the_torch_profiler_shows_the_ranges_as_before() -> None:
 
 
 @pytest.mark.skipif(
-    not COMPILER_TELLS, reason="older torch cannot trace a range that was made outside of the graph"
+    not TORCH_AT_LEAST_2_13,
+    reason="older torch cannot trace a range that was made outside of the graph",
 )
 def test_compiled_code_keeps_its_graph_and_its_values() -> None:
     outside = record_function("outside")

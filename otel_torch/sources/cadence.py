@@ -169,8 +169,8 @@ class Cadence:
     that a kind that runs once per video is seen too.
 
     In this example a step takes 1 s, and 0.5 s more if it is recorded. Steps 0, 2 and 4 show that.
-    With 5 %, one recorded step costs the allowance of 10 steps, so every 16th step is recorded, once
-    the allowance covers the first three:
+    With 5 %, one recorded step costs the allowance of 10 steps, so every 16th step is recorded,
+    once the allowance covers the first three:
 
     >>> now = 0.0
     >>> cadence = Cadence(percent=5, clock=lambda: now)

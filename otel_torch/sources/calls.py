@@ -1,4 +1,4 @@
-"""Numbers the calls of a module within a step, so that records of repeated calls can be told apart.
+"""Numbers the calls of a module within a step, so that repeated calls have records of their own.
 
 with trace_step(0):
     block(x)  # call 0
@@ -34,7 +34,7 @@ class StepCalls(dict[str, int]):
         return self.get(module) or self.first.get(module, 0)
 
 
-class _Phase:
+class _PhaseCounts:
     """The counted steps of one phase.
 
     Attributes:
@@ -85,7 +85,7 @@ class CallCounter:
     """
 
     def __init__(self) -> None:
-        self._phases: defaultdict[str, _Phase] = defaultdict(_Phase)
+        self._phases: defaultdict[str, _PhaseCounts] = defaultdict(_PhaseCounts)
         self._lock = threading.Lock()
 
     def forked(self) -> None:

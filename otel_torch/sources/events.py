@@ -30,7 +30,7 @@ class RunEvents:
         model_starting: the first forward of a model is about to run; its weights are loaded.
         compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
         forward_ended: an outermost forward has ended.
-        gradients_ready: an optimizer is about to step, and the gradients of this model are complete.
+        gradients_ready: an optimizer is about to step: the gradients of this model are complete.
         step_flushed: the pending tensors were flushed, at the end of a step or between steps. Only
             emitted under OTEL_TORCH_BUDGET.
     """

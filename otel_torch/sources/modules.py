@@ -1,4 +1,4 @@
-"""Finds every model that runs, without being told which: its root, and the name of each module.
+"""Finds every model that runs, with its root and the name of each of its modules.
 
 Torch reports every registration of a module in another, which leads from a module up to its root.
 Every call goes through `nn.Module.__call__`, where the first call of an unknown module is seen. A
@@ -100,7 +100,7 @@ class ModuleSite:
 
     @property
     def name(self) -> str:
-        """The name of the current call: of a shared module, the name below the running container."""
+        """The name of the current call: for a shared module, that within the running container."""
         if len(self.names) > 1:
             for enclosing in reversed(_thread.stack):
                 for name, container in self.names:

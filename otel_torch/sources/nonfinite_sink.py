@@ -1,6 +1,4 @@
-"""Looks for NaN and Inf in the records: under OTEL_TORCH_BUDGET, the steps after one are recorded in
-full.
-"""
+"""Looks for NaN and Inf in the records. Under OTEL_TORCH_BUDGET, they cause full recording."""
 
 from __future__ import annotations
 

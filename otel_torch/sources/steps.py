@@ -285,7 +285,7 @@ class StepTracker(Source):
                 self.end_step(active)
 
     def schedule_set(self, schedule: Any, length: int) -> None:
-        """Begin a denoise schedule of `length` steps, and a new loop if the last one has stepped."""
+        """Begin a denoise schedule of `length` steps, in a new loop if the last one has stepped."""
         with self._lock:
             if self._loop_has_stepped:
                 self._begin_loop()
@@ -315,7 +315,7 @@ class StepTracker(Source):
         return int(self._optimizers.get(optimizer, 0))
 
     def optimizer_steps(self, model: TrackedModel) -> int | None:
-        """Return the completed steps of the busiest optimizer of `model`, or None if it has none."""
+        """Return the completed steps of the busiest optimizer of `model`, or None without one."""
         steps = [
             completed
             for optimizer, completed in list(self._optimizers.items())
@@ -375,7 +375,7 @@ class StepTracker(Source):
     def _number_step(
         self, model: TrackedModel, hint: Hint | None, optimizer_steps: int | None
     ) -> tuple[Rule, int]:
-        """Return the rule that applies, and the step by it. The module docstring lists the rules."""
+        """Return the rule that applies and its step number, as in the module docstring."""
         traced = current_step_idx()
         if traced is not None:
             return "trace_step", traced
