@@ -140,13 +140,14 @@ class RunningSession:
 
     def __init__(self, settings: Settings, overrides: dict[str, str]) -> None:
         # Sources import torch, whose import may have brought us here: load them only now.
-        from otel_torch.sources.activations import Activations, TensorReader
+        from otel_torch.sources.activations import Activations
         from otel_torch.sources.attach_hooks import HookAttacher
         from otel_torch.sources.events import RunEvents
         from otel_torch.sources.inventory import Inventory
         from otel_torch.sources.modules import ModelRegistry
         from otel_torch.sources.noise import Jitter
         from otel_torch.sources.steps import StepTracker
+        from otel_torch.sources.tensor_reader import TensorReader
         from otel_torch.sources.training import Training
 
         if settings.isolate is not None and settings.budget is not None:

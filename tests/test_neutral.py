@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from otel_torch import session
-from otel_torch.sources import activations
+from otel_torch.sources import tensor_measurer
 from tests.support import recording
 
 ALL_STATS = "abs_mean,sum,min,max,mean,std,nonfinite,rms,l2,zeros,numel,shape,dtype"
@@ -341,7 +341,7 @@ def test_an_error_inside_measuring_never_reaches_the_program(
     def broken(*args: Any) -> Any:
         raise RuntimeError("boom in measuring")
 
-    monkeypatch.setattr(activations, "measure", broken)
+    monkeypatch.setattr(tensor_measurer, "measure", broken)
     with recording(capture=EVERYTHING) as sink:
         running = session.current()
         assert running is not None

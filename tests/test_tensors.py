@@ -91,12 +91,12 @@ def test_sparse_and_low_precision_tensors_are_kept(tmp_path: Path) -> None:
 
 
 def test_nothing_is_copied_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from otel_torch.sources import activations
+    from otel_torch.sources import tensor_measurer
 
     def refuse(tensor: torch.Tensor) -> torch.Tensor:
         raise AssertionError("a tensor was copied")
 
-    monkeypatch.setattr(activations, "copy_of", refuse)
+    monkeypatch.setattr(tensor_measurer, "copy_of", refuse)
     with recording() as sink:
         nn.Linear(2, 2)(torch.ones(1, 2))
     assert len(sink.records) == 1 and sink.records[0].data is None

@@ -24,9 +24,9 @@ from otel_torch.job import this_job
 from otel_torch.recording.run_file import resolve_path
 from otel_torch.records import spell
 from otel_torch.settings import NumberSet, Settings, UnusableSelection
-from otel_torch.sources.activations import selects
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.module_names import named_modules
+from otel_torch.sources.selection import Selection
 from otel_torch.sources.steps import current_step_idx
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import measure
@@ -146,10 +146,11 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
         return None
     if session.current() is not None:
         return ActivationTraceManager([], None)
+    selection = Selection(settings)
     chosen = {
         module: name
         for name, module in reversed(named_modules(model))
-        if name and selects(settings, name)
+        if name and selection.has_module(name)
     }
     if not chosen:
         say(

@@ -62,14 +62,13 @@ class Scan(ScannedForward):
 
     def with_settings(self, settings: Settings) -> Scan:
         """Return the same forward with the selection of other settings."""
-        from otel_torch.sources.activations import selects
+        from otel_torch.sources.selection import Selection
 
-        records_model = settings.activations and (
-            settings.models is None or bool(settings.models.search(self.model))
-        )
+        selection = Selection(settings)
+        records_model = settings.activations and selection.has_model(self.model)
 
         def is_selected(name: str) -> bool:
-            return records_model and selects(settings, name)
+            return records_model and selection.has_module(name)
 
         modules = [
             dataclasses.replace(module, selected=is_selected(module.name))

@@ -52,13 +52,13 @@ class HookAttacher:
         is_recorded = settings.activations and any(
             sink.has_destination for sink in self._session.recorder.sinks
         )
-        selected = self._activations.chosen(model, sites) if is_recorded else []
+        selected = self._activations.selection.sites(model, sites) if is_recorded else []
         if self._isolation is not None:
             self._isolation.attach_around(model, selected)
         if is_recorded:
             self._activations.attach(model, sites)
             if "parity" in settings.capture:
-                self._inventory.add(model, sites, self._activations.observes)
+                self._inventory.add(model, sites, self._activations.is_observed)
         if self._isolation is not None:
             self._isolation.attach_within(model, selected)
         if self._jitter is not None and settings.activations:

@@ -1,0 +1,152 @@
+"""The current calls of recorded modules: in each thread, and in compiled graphs.
+
+Calls are kept on a stack only if inputs are recorded. Otherwise a call is not known before it ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from otel_torch import torch_private
+from otel_torch.sources import modules
+from otel_torch.sources.calls import StepCalls
+from otel_torch.sources.module_names import class_name
+from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.selection import Selection
+from otel_torch.sources.steps import ForwardContext
+from otel_torch.sources.tensor_reader import ModuleCall
+
+
+class _Stack(threading.local):
+    """The calls of this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[ModuleSite, ModuleCall]] = []
+
+
+class CurrentCalls:
+    """Names and numbers calls, and keeps those that have not ended."""
+
+    def __init__(self, selection: Selection, inputs: bool, parity: bool) -> None:
+        self._selection, self._inputs, self._parity = selection, inputs, parity
+        self._stack = _Stack()
+        # by model and module: the call that a compiled graph is in
+        self._compiled: dict[tuple[str, str], ModuleCall] = {}
+        self._indices = itertools.count()  # of entries and exits
+
+    def make(self, site: ModuleSite, number: int | None = None) -> ModuleCall | None:
+        """Return a call of a site, or None if the step is not recorded.
+
+        Args:
+            number: of a call that has been counted; by default this is a new call.
+        """
+        model = site.model
+        context = model.forward_context
+        if context is None:
+            return None
+        phase, counts = _phase_and_counts(model, context)
+        name = site.name
+        if number is None:
+            number = model.calls.count(counts, name)
+        if not context.recording:
+            return None
+        is_recorded = len(site.names) == 1 or self._selection.has_module(name)
+        return ModuleCall(
+            model.name, name, context.step, number, context.loop, phase, context.branch, is_recorded
+        )
+
+    def enter(self, site: ModuleSite, call: ModuleCall) -> None:
+        """Put a call on this thread's stack."""
+        calls, call.depth = self._stack.calls, len(modules.call_stack())
+        while calls and calls[-1][1].depth >= call.depth:
+            calls.pop()  # its forward raised
+        if self._parity:
+            call.entry_index, call.class_name = next(self._indices), _class_of(site)
+            # may belong to another model: a pipeline's text encoder can be called inside a forward
+            call.parent_index = calls[-1][1].entry_index if calls else None
+        calls.append((site, call))
+
+    def leave(self, site: ModuleSite) -> ModuleCall | None:
+        """Take the site's call off this thread's stack."""
+        calls = self._stack.calls
+        for depth in reversed(range(len(calls))):
+            if calls[depth][0] is site:
+                call = calls[depth][1]
+                del calls[depth:]  # the calls above it raised
+                if self._parity:
+                    call.exit_index = next(self._indices)
+                return call
+        return self.make(site)  # the hook was attached during the call
+
+    def current(self, site: ModuleSite) -> ModuleCall | None:
+        """Return the call of a site that this thread is in, or None if it is not recorded."""
+        call: ModuleCall | None
+        if self._inputs:
+            innermost, call = self._stack.calls[-1] if self._stack.calls else (None, None)
+            return call if innermost is site and call is not None and call.is_recorded else None
+        context = site.model.forward_context
+        if context is None:
+            return None
+        # the observer counts the call when it ends
+        number = _phase_and_counts(site.model, context)[1].next_number(site.name)
+        call = self.make(site, number)
+        return call if call is not None and call.is_recorded else None
+
+    def enter_compiled(self, site: ModuleSite) -> ModuleCall | None:
+        """Return a new call of a site in a compiled graph."""
+        return self._make_compiled(site, None)
+
+    def leave_compiled(self, site: ModuleSite) -> ModuleCall | None:
+        """Return the call of a site in a compiled graph, which ends now."""
+        call = self._compiled.get((site.model.name, site.name))
+        if call is None:
+            return self._make_compiled(site, self._latest_number(site))
+        if self._parity:
+            call.exit_index = next(self._indices)
+        return call
+
+    def _make_compiled(self, site: ModuleSite, number: int | None) -> ModuleCall | None:
+        key = site.model.name, site.name
+        call = self.make(site, number)
+        if call is None:
+            self._compiled.pop(key, None)
+            return None
+        if self._inputs:
+            self._compiled[key] = call
+        if self._parity:
+            call.class_name, call.entry_index = _class_of(site), next(self._indices)
+            call.parent_index = self._compiled_parent_index(call)
+        return call
+
+    def _compiled_parent_index(self, call: ModuleCall) -> int | None:
+        """Return the entry index of the enclosing call, found by name.
+
+        A compiler may reorder the calls in a graph.
+        """
+        name = call.module
+        while name:
+            name = name.rpartition(".")[0]
+            parent = self._compiled.get((call.model, name))
+            if parent is not None and parent.exit_index is None:
+                return parent.entry_index
+        return self._stack.calls[-1][1].entry_index if self._stack.calls else None
+
+    @staticmethod
+    def _latest_number(site: ModuleSite) -> int:
+        context = site.model.forward_context
+        if context is None:
+            return 0
+        return _phase_and_counts(site.model, context)[1].next_number(site.name) - 1
+
+
+def _phase_and_counts(model: Model, context: ForwardContext) -> tuple[str, StepCalls]:
+    """Return the phase of a call made now, and the counts of calls in it."""
+    if torch_private.graph_task_id() == -1:
+        return context.phase, context.calls
+    return "recompute", model.calls.of("recompute", context.loop, context.step)
+
+
+def _class_of(site: ModuleSite) -> str:
+    module = site.module()
+    return "" if module is None else class_name(module)

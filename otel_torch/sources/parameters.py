@@ -1,0 +1,78 @@
+"""Records the parameters of models, once, and their gradients before each optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from otel_torch.session import Session
+from otel_torch.sources.events import RunEvents
+from otel_torch.sources.module_names import class_name
+from otel_torch.sources.modules import Model
+from otel_torch.sources.selection import Selection
+from otel_torch.sources.tensor_measurer import TensorMeasurer
+from otel_torch.sources.tensor_reader import ModuleCall
+
+
+class ParameterObserver:
+    """Measures parameters and their gradients, as OTEL_TORCH_CAPTURE asks for."""
+
+    def __init__(
+        self,
+        session: Session,
+        selection: Selection,
+        measurer: TensorMeasurer,
+        events: RunEvents,
+    ) -> None:
+        self._settings = session.settings
+        self._selection, self._measurer = selection, measurer
+        capture = session.settings.capture
+        self._parity = "parity" in capture
+        if "parameters" in capture:
+            events.model_starting.append(self.record_parameters)
+            if "gradients" in capture:
+                events.gradients_ready.append(self.record_gradients)
+
+    def record_parameters(self, model: Model) -> None:
+        """Record a model's parameters right before its first forward, when its weights are loaded.
+
+        Parity recordings have buffers too, because a port may keep as a parameter what the
+        reference keeps as a buffer.
+        """
+        if not self._selection.has_model(model.name):
+            return
+        for name, module in self._selection.modules(model):
+            call = ModuleCall(
+                model.name, name, 0, 0, 0, "attach", None, class_name=class_name(module)
+            )
+            tables: list[tuple[str, Mapping[str, Tensor | None]]]
+            tables = [("param", module._parameters)]
+            if self._parity:
+                tables.append(("buffer", module._buffers))
+            for kind, table in tables:
+                tensors = [
+                    (f"{kind}.{key}", tensor) for key, tensor in table.items() if tensor is not None
+                ]
+                self._measurer.add(call, tensors)
+
+    def record_gradients(
+        self, model: Model, parameter_ids: frozenset[int], step: int, loop: int
+    ) -> None:
+        """Record the gradients with which an optimizer is about to step.
+
+        Args:
+            parameter_ids: `id` of each parameter that the optimizer holds.
+        """
+        if step not in self._settings.steps:
+            return
+        counts = model.calls.of("parameters", loop, step)
+        for name, module in self._selection.modules(model):
+            for key, parameter in module._parameters.items():
+                if parameter is None or id(parameter) not in parameter_ids:
+                    continue
+                if parameter.grad is not None:
+                    # several optimizers may hold the same parameter
+                    number = model.calls.count(counts, f"{name}.{key}")
+                    call = ModuleCall(model.name, name, step, number, loop, "backward", None)
+                    self._measurer.add(call, [(f"param_grad.{key}", parameter.grad)])

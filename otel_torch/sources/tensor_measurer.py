@@ -1,0 +1,107 @@
+"""Measures the tensors of a call and adds them to the recorder.
+
+A tensor that is recognized (`identity.py`) is measured only once in a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from otel_torch import torch_private
+from otel_torch.console import say_once
+from otel_torch.session import Session
+from otel_torch.sources.copies import can_write_tensors, copy_of
+from otel_torch.sources.identity import Identity
+from otel_torch.sources.tensor_reader import MeasuredTensor, ModuleCall, TensorReader
+from otel_torch.sources.values import argument_name
+from otel_torch.statistics.measure import Measurement, measure
+from otel_torch.statistics.table import columns_for
+
+# a CPU tensor with fewer elements is measured faster than it is recognized
+_RECOGNIZE_MIN = 2**15
+
+
+class TensorMeasurer:
+    """Measures tensors for one session."""
+
+    def __init__(self, session: Session, reader: TensorReader) -> None:
+        settings = session.settings
+        self._recorder = session.recorder
+        self._identities = reader.identities
+        self._parity = reader.parity
+        self._inputs = "inputs" in settings.capture
+        self.columns = columns_for(reader.stats)
+        self.keeps_tensors = settings.tensors is not None and can_write_tensors()
+
+    def add(
+        self,
+        call: ModuleCall,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        parameter_names: Sequence[str] | None = None,
+        recognize: bool = True,
+    ) -> None:
+        """Measure the (label, tensor) pairs of a call. Never raises.
+
+        Args:
+            parameter_names: if the tensors are inputs, the parameter names of forward.
+            recognize: whether a tensor seen before may be recognized.
+        """
+        now = time.time_ns()
+        columns = self.columns
+        if call.phase == "attach" and self._parity:
+            columns = (*columns, "row_sketch")
+        for label, tensor in tensors:
+            try:
+                identity, argument = None, None
+                if self._parity or (self._inputs and _is_worth_recognizing(tensor)):
+                    identity = self._identities.of(tensor) if recognize else Identity(None, True)
+                    if parameter_names is not None:
+                        argument = argument_name(label, parameter_names)
+                        call.inputs |= {identity}
+                    elif identity in call.inputs:
+                        # a custom kernel of the module may have changed its input in place
+                        identity.measurement = None
+                measurement = self._measure(tensor, columns, identity)
+                copy = self._copy(tensor) if self.keeps_tensors else None
+                self._recorder.add(
+                    MeasuredTensor(
+                        call,
+                        label,
+                        measurement,
+                        now,
+                        copy,
+                        identity if self._parity else None,
+                        argument,
+                    )
+                )
+            except Exception as error:
+                self.report_failure(call.model, error)
+
+    @staticmethod
+    def _measure(
+        tensor: torch.Tensor, columns: tuple[str, ...], identity: Identity | None
+    ) -> Measurement:
+        if identity is None or not identity.counts_changes:
+            return measure(tensor, columns)
+        if identity.measurement is None:
+            identity.measurement = measure(tensor, columns)
+        return identity.measurement
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        copy = copy_of(tensor)
+        if copy is None:
+            self._recorder.losses.count("tensor", "unreadable")
+        return copy
+
+    def report_failure(self, model: str, error: Exception) -> None:
+        """Count and log a tensor that could not be recorded."""
+        self._recorder.losses.count("record", "error")
+        say_once(f"{model}: a tensor was not recorded: {type(error).__name__}: {error}")
+
+
+def _is_worth_recognizing(tensor: torch.Tensor) -> bool:
+    """Return whether recognizing a tensor is faster than measuring it again."""
+    return not (torch_private.is_plain_memory(tensor) and tensor.numel() < _RECOGNIZE_MIN)

@@ -1,0 +1,142 @@
+"""A tensor's way from its measurement to a record.
+
+MeasuredTensor (numbers still on the device)
+    -> TensorReader.read, once per step -> _PendingRecords -> Record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from otel_torch.records import FINGERPRINTS, Place, Record, Statistic
+from otel_torch.settings import PARITY_STATISTICS, Settings
+from otel_torch.sources.identity import Identity, IdentityRegistry
+from otel_torch.statistics.measure import Measurement
+from otel_torch.statistics.read_rows import RowTransfer
+from otel_torch.statistics.table import derive
+
+
+@dataclass(slots=True)
+class ModuleCall:
+    """One call of a module, to which the records of its tensors belong.
+
+    The indices count the entries and exits of all calls, in order; they are None outside of parity
+    recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's call
+    stack. is_recorded: False for a call of a shared module by a name that is not selected. inputs:
+    the identities of its input tensors.
+    """
+
+    model: str
+    module: str
+    step: int
+    call: int
+    loop: int
+    phase: str
+    branch: str | None
+    is_recorded: bool = True
+    class_name: str = ""
+    entry_index: int | None = None
+    exit_index: int | None = None
+    parent_index: int | None = None
+    depth: int = 0
+    inputs: frozenset[Identity] = frozenset()
+
+
+@dataclass(slots=True)
+class MeasuredTensor:
+    """A tensor of a call, measured; its numbers may still be on their device.
+
+    copy: the whole tensor, if OTEL_TORCH_TENSORS asks for it. identity: only in parity recordings.
+    argument: the input's name in forward's signature.
+    """
+
+    call: ModuleCall
+    label: str
+    measurement: Measurement
+    time_ns: int
+    copy: torch.Tensor | None = None
+    identity: Identity | None = None
+    argument: str | None = None
+
+    def place(self) -> Place | None:
+        """Return the tensor's position in the run, which only parity recordings have."""
+        identity, call = self.identity, self.call
+        if identity is None or identity.number is None:
+            return None
+        storage = None if identity.storage is None else identity.storage.number
+        shard = self.measurement.shard
+        return Place(
+            call.class_name,
+            self.argument,
+            identity.number,
+            storage,
+            (call.entry_index, call.exit_index),
+            call.parent_index,
+            None if shard is None else shard._asdict(),
+        )
+
+    def as_record(self, stats: dict[str, Statistic]) -> Record:
+        call = self.call
+        return Record(
+            call.module,
+            self.label,
+            call.step,
+            call.call,
+            call.loop,
+            call.model,
+            call.phase,
+            call.branch,
+            stats,
+            self.time_ns,
+            None if self.copy is None else [self.copy.cpu()],
+            None if self.identity is None else self.place(),
+        )
+
+
+class TensorReader:
+    """Reads measured tensors back to the host and makes records of them.
+
+    Made before the recorder, which calls `read`, and shared with the sources that measure.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.parity = "parity" in settings.capture
+        required = PARITY_STATISTICS if self.parity else ()
+        self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
+        self.identities = IdentityRegistry()
+
+    def read(self, pending: list[MeasuredTensor]) -> _PendingRecords:
+        """Start copying the measurements to the host, all tensors of a device together."""
+        records = _PendingRecords(self, pending)
+        self.identities.end_step()
+        return records
+
+    def as_record(self, tensor: MeasuredTensor, row: Sequence[float] | None) -> Record:
+        """Return the record of a tensor, given its row of numbers."""
+        identity, measurement = tensor.identity, tensor.measurement
+        if identity is not None and not self.identities.assign_number(identity, measurement, row):
+            # only the first record of a tensor has its sketches
+            names = tuple(name for name in self.stats if name not in FINGERPRINTS)
+        elif tensor.call.phase == "attach" and self.parity:
+            names = (*self.stats, "row_sketch")
+        else:
+            names = self.stats
+        return tensor.as_record(derive(names, row, measurement))
+
+
+class _PendingRecords:
+    """The records of measured tensors, made in the order in which these were measured."""
+
+    def __init__(self, reader: TensorReader, pending: list[MeasuredTensor]) -> None:
+        self._reader, self._pending = reader, pending
+        self._transfer = RowTransfer([tensor.measurement for tensor in pending])
+        self.ready = self._transfer.is_ready
+
+    def records(self) -> list[Record]:
+        """Wait for the numbers and return the records."""
+        as_record = self._reader.as_record
+        rows = self._transfer.fetch()
+        return [as_record(tensor, row) for tensor, row in zip(self._pending, rows, strict=True)]
