@@ -495,7 +495,7 @@ def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(
         Odd(2, 2)(torch.ones(1, 2))
     assert ("", "out") in named(sink)
     assert (
-        "mappings of names are not in the metadata: RuntimeError: not loaded yet"
+        "name mappings are not in the metadata: RuntimeError: not loaded yet"
         in capfd.readouterr().err
     )
 

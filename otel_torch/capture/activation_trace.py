@@ -1,8 +1,11 @@
-"""FastVideo's activation trace, attached by hand: for a model in a notebook or a test, without a
-session.
+"""FastVideo's activation trace, attached to one model by hand: for a notebook or a test.
 
-While a session runs it records every model by itself; `attach_activation_trace` then adds nothing,
-so that no tensor is recorded twice.
+A running session records every model. `attach_activation_trace` then adds nothing, so that no
+tensor is recorded twice.
+
+    manager = attach_activation_trace(model)
+    model(x)  # {"module": "blocks.0", "tensor": "out", "step": 0, "abs_mean": 0.49, ...}
+    detach_activation_trace(manager)
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ StatFunction = Callable[[torch.Tensor], Any]
 
 
 class JsonlSink:
-    """Appends objects to a file as lines of strict JSON, from any thread. Folders are made; closing
-    twice is fine.
+    """Appends objects to a file as lines of strict JSON, from any thread.
+
+    Creates the folder of the file. May be closed twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,13 +52,9 @@ class JsonlSink:
         self._lock = threading.Lock()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one object; what comes after `close` is dropped and said once."""
-        line = (
-            json.dumps(
-                {key: spell(value) for key, value in record.items()}, default=str, allow_nan=False
-            )
-            + "\n"
-        )
+        """Append one object. After `close` it is dropped, which is logged once."""
+        spelled = {key: spell(value) for key, value in record.items()}
+        line = json.dumps(spelled, default=str, allow_nan=False) + "\n"
         with self._lock:
             if self._file.closed:
                 say_once(
@@ -72,8 +72,7 @@ class JsonlSink:
 class ActivationStatHook(ForwardHook):
     """Writes statistics of every output tensor of one module to a sink.
 
-    stats: (name, function of the tensor) pairs. step_filter: the steps that are recorded, None for
-    all.
+    stats: (name, function of the tensor) pairs. step_filter: the steps to record, None for all.
     """
 
     def __init__(
@@ -104,22 +103,21 @@ class ActivationStatHook(ForwardHook):
                     )
             except Exception as error:
                 say_once(
-                    f"{self.module_name}: an activation was not recorded: {type(error).__name__}: {error}"
+                    f"{self.module_name}: an activation was not recorded: "
+                    f"{type(error).__name__}: {error}"
                 )
         return output
 
 
 class ActivationTraceManager:
-    """What `attach_activation_trace` attached, and the sink that it writes to."""
+    """The hooks that `attach_activation_trace` attached, and their sink."""
 
     def __init__(self, managers: list[ModuleHookManager], sink: JsonlSink | None) -> None:
         self.managers = managers
         self.sink = sink
 
     def remove_from_manager(self) -> None:
-        """Remove the hooks, and a module's hook manager with its last hook; close the sink. A
-        second call does nothing.
-        """
+        """Remove the hooks and close the sink. A second call does nothing."""
         for manager in self.managers:
             if manager.get_forward_hook(ActivationStatHook.name()) is not None:
                 manager.remove_forward_hook(ActivationStatHook.name())
@@ -130,61 +128,65 @@ class ActivationTraceManager:
 
 
 def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager | None:
-    """Attach statistics hooks to a model's selected modules (its root has no name and is left out).
+    """Attach statistics hooks to a model's selected modules.
 
-    None when the trace is off (neither OTEL_TORCH_ENABLED nor FASTVIDEO_TRACE_ACTIVATIONS is on) or
-    `model` is None. The environment is read at the call. Raises ValueError, with nothing attached,
-    where the model is traced already.
+    The root has no name and is left out. The environment is read at the call.
+
+    Returns:
+        None if `model` is None or the trace is off: neither OTEL_TORCH_ENABLED nor
+        FASTVIDEO_TRACE_ACTIVATIONS is on.
+
+    Raises:
+        ValueError: the model is traced already. Nothing is attached then.
     """
     try:
         settings = Settings.from_env(report=say_once)
     except UnusableSelection as error:
         say(f"{error}. Nothing is attached")
         return None
-    asked = settings.enabled or "FASTVIDEO_TRACE_ACTIVATIONS" in os.environ
-    if model is None or not (asked and settings.activations) or settings.jsonl is None:
+    requested = settings.enabled or "FASTVIDEO_TRACE_ACTIVATIONS" in os.environ
+    if model is None or not (requested and settings.activations) or settings.jsonl is None:
         return None
     if session.current() is not None:
         return ActivationTraceManager([], None)
     selection = Selection(settings)
-    chosen = {
+    selected = {
         module: name
         for name, module in reversed(named_modules(model))
         if name and selection.has_module(name)
     }
-    if not chosen:
+    if not selected:
         say(
-            f"no module of {type(model).__name__} is selected; see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
+            f"no module of {type(model).__name__} is selected; "
+            "see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
         )
-    present = (ModuleHookManager.get_from(module) for module in chosen)
-    if any(
-        manager is not None and manager.get_forward_hook(ActivationStatHook.name())
-        for manager in present
-    ):
-        raise ValueError(
-            f"{type(model).__name__} has an activation trace attached already; detach that first"
-        )
+    hook_name = ActivationStatHook.name()
+    for module in selected:
+        existing = ModuleHookManager.get_from(module)
+        if existing is not None and existing.get_forward_hook(hook_name):
+            raise ValueError(
+                f"{type(model).__name__} has an activation trace attached already; "
+                "detach that first"
+            )
     sink = JsonlSink(resolve_path(settings.jsonl, this_job()))
     stats: list[tuple[str, StatFunction]] = [
         (name, functools.partial(_statistic, name)) for name in settings.stats
     ]
-    managers = {
-        ModuleHookManager.get_from_or_default(module): name
-        for module, name in reversed(chosen.items())
-    }
-    for manager, name in managers.items():
-        manager.append_forward_hook(
-            ActivationStatHook(name, stats, sink, None if settings.steps.all else settings.steps)
-        )
-    return ActivationTraceManager(list(managers), sink)
+    steps = None if settings.steps.all else settings.steps
+    managers = []
+    for module, name in reversed(selected.items()):
+        manager = ModuleHookManager.get_from_or_default(module)
+        manager.append_forward_hook(ActivationStatHook(name, stats, sink, steps))
+        managers.append(manager)
+    return ActivationTraceManager(managers, sink)
 
 
 def detach_activation_trace(manager: ActivationTraceManager | None) -> None:
-    """Undo `attach_activation_trace`; None and a second call do nothing."""
+    """Undo `attach_activation_trace`. Does nothing for None and at a second call."""
     if manager is not None:
         manager.remove_from_manager()
 
 
 def _statistic(name: str, tensor: torch.Tensor) -> Any:
-    measured = measure(tensor, columns_for((name,)))
-    return derive((name,), read_rows([measured])[0], measured).get(name)
+    measurement = measure(tensor, columns_for((name,)))
+    return derive((name,), read_rows([measurement])[0], measurement).get(name)
