@@ -1,12 +1,12 @@
-"""Activation patching: where in a model, and at which token, is the fact that decides its answer?
+"""Activation patching: find the layer and the token that decide a model's answer.
 
-A small GPT-2 learns capitals in seconds: `. France . ? -> Paris`, with the country at any place.
-Only its second layer may look at other tokens, so that the answer which patching has to find is
-known: there, and nowhere else, the country gets to the `?`.
+A small GPT-2 learns capitals in seconds: `. France . ? -> Paris`, with the country at any position.
+Attention works only in its second layer, so the right result is known: the country reaches the `?`
+in that layer.
 
-Two prompts differ in the country alone. Each number says how much of the clean prompt's answer a
-single activation of it carries into the run of the corrupted one: 0 none, 1 all. An ordinary model
-of transformers; nothing in it knows of this.
+Two prompts differ only in the country. Each number is the share of the clean prompt's answer that a
+single activation of it carries into the run of the corrupted prompt: 0 none, 1 all. The model is an
+ordinary one from transformers.
 """
 
 import torch
@@ -26,13 +26,12 @@ def encode(prompt: str) -> torch.Tensor:
 
 
 def make_model() -> GPT2LMHeadModel:
-    """A GPT-2 in which the attention of all layers but one adds nothing."""
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=LAYERS, n_head=4, n_embd=64, n_positions=LENGTH, vocab_size=len(WORDS), bos_token_id=0, eos_token_id=0,
-            embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
-        )
+    """Return a GPT-2 in which the attention of all layers but one adds nothing."""
+    config = GPT2Config(
+        n_layer=LAYERS, n_head=4, n_embd=64, n_positions=LENGTH, vocab_size=len(WORDS),
+        bos_token_id=0, eos_token_id=0, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     )  # fmt: skip
+    model = GPT2LMHeadModel(config)
     for number, block in enumerate(model.transformer.h):
         if number != MIXING:
             for parameter in block.attn.c_proj.parameters():
@@ -41,7 +40,7 @@ def make_model() -> GPT2LMHeadModel:
 
 
 def train(model: GPT2LMHeadModel, steps: int = 150) -> float:
-    """Teach it the capitals; the share of right answers at the end."""
+    """Train the model on the capitals; return the share of correct answers at the end."""
     optimizer = torch.optim.Adam(
         [parameter for parameter in model.parameters() if parameter.requires_grad], lr=3e-3
     )
@@ -49,9 +48,8 @@ def train(model: GPT2LMHeadModel, steps: int = 150) -> float:
     for _ in range(steps):
         facts = torch.randint(len(COUNTRIES), (64,))
         tokens = torch.zeros(64, LENGTH, dtype=torch.long)
-        tokens[torch.arange(64), torch.randint(LENGTH - 1, (64,))] = (
-            WORDS.index(COUNTRIES[0]) + facts
-        )
+        positions = torch.randint(LENGTH - 1, (64,))
+        tokens[torch.arange(64), positions] = WORDS.index(COUNTRIES[0]) + facts
         tokens[:, -1] = WORDS.index("?")
         answers = WORDS.index(CAPITALS[0]) + facts
         logits = model(tokens).logits[:, -1]
@@ -86,41 +84,37 @@ def main() -> None:
     def share_of(logits: torch.Tensor) -> float:
         return (lead(logits) - least) / (most - least)
 
-    # one clean run is kept; each patch is another run of the corrupted prompt
+    # cache one clean run; each patch is a run of the corrupted prompt
     it = otel_torch.interleave(model)
-    with otel_torch.Cache(
-        list(model.transformer.h), include_inputs=True, include_output=False
-    ).attach(model) as kept:
+    cache = otel_torch.Cache(list(model.transformer.h), include_inputs=True, include_output=False)
+    with cache.attach(model) as clean_run:
         model(clean)
-    print("\nthe residual stream in front of a layer, from a cache of the clean run")
+    print("\nthe input of a layer (the residual stream), from a cache of the clean run")
     print(f"{'':10}{''.join(f'{WORDS[token]:>8}' for token in clean[0])}")
     effect = torch.zeros(LAYERS, LENGTH)
     for layer in range(LAYERS):
         for position in range(LENGTH):
             with it.invoke(corrupted) as run:
                 stream = run.transformer.h[layer].input.clone()
-                stream[:, position] = kept.transformer.h[layer].input[:, position]
+                stream[:, position] = clean_run.transformer.h[layer].input[:, position]
                 run.transformer.h[layer].input = stream
                 effect[layer, position] = share_of(run.result.logits)
         print(f"layer {layer}   {''.join(f'{value:8.2f}' for value in effect[layer].tolist())}")
 
-    # both prompts at once, layer beside layer: what one module adds goes from the clean run into
-    # the other as it is made
-    print("\nwhat a part of a layer adds, from a clean run beside it")
+    # run both prompts at once; a module's output of the clean run replaces the corrupted one's
+    print("\nthe output of a part of a layer, from a concurrent clean run")
     parts = {"attention": "attn.c_proj", "mlp": "mlp.c_proj"}
     for layer in range(LAYERS):
         for name, part in parts.items():
-            place = f"transformer.h.{layer}.{part}"
-            with it.invoke(clean) as a, it.invoke(corrupted) as b:
-                b[place].output = a[place].output
-                print(f"layer {layer} {name:10}{share_of(b.result.logits):8.2f}")
+            module = f"transformer.h.{layer}.{part}"
+            with it.invoke(clean) as source, it.invoke(corrupted) as patched:
+                patched[module].output = source[module].output
+                print(f"layer {layer} {name:10}{share_of(patched.result.logits):8.2f}")
 
     country = int((clean != corrupted).nonzero()[0, 1])
-    moved = max(
-        range(LAYERS - 1),
-        key=lambda layer: (effect[layer, country] - effect[layer + 1, country]).item(),
-    )
-    print(f"\nthe country goes from token {country} to the `?` in layer {moved}")
+    loss_of_effect = effect[:-1, country] - effect[1:, country]
+    mixing_layer = int(loss_of_effect.argmax())
+    print(f"\nthe country goes from token {country} to the `?` in layer {mixing_layer}")
 
 
 if __name__ == "__main__":

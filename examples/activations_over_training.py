@@ -1,13 +1,12 @@
-"""What a network's numbers do while it trains: activations and gradients of every layer, in one
-picture.
+"""Plot the activations and gradients of every layer over a training run.
 
-A net of twelve layers whose weights begin too small: forward the signal fades from layer to layer,
-backward the gradient does, and the loss stands still until both have come through. `track` keeps
-what passes, a step at a time, and `to_frame` makes a table of it; the same table then comes from a
-recording, as any program leaves one that runs with OTEL_TORCH_ENABLED=1.
+The initial weights of the twelve layers are too small: activations shrink from layer to layer, and
+gradients on the way back, so the loss does not improve until both have recovered. `track` collects
+one step at a time and `to_frame` makes a table of it. The same table then comes from a recording,
+which any program writes when it runs with OTEL_TORCH_ENABLED=1.
 
-Needs pandas and vl-convert-python: pip install 'otel-torch[html,pandas]'. Writes into the folder
-that it is started in.
+Needs pandas and vl-convert-python: pip install 'otel-torch[html,pandas]'. Writes to the current
+folder.
 """
 
 import json
@@ -21,7 +20,7 @@ from torch import nn
 import otel_torch
 
 STEPS, DEPTH, WIDTH = 60, 12, 32
-LAYERS = r"^\d+$"  # the entries of the Sequential, and not the Sequential itself
+LAYERS = r"^\d+$"  # the entries of the Sequential, without itself and their submodules
 
 
 def make_model() -> nn.Sequential:
@@ -30,7 +29,7 @@ def make_model() -> nn.Sequential:
 
 
 def train(model: nn.Module) -> Iterator[tuple[int, float]]:
-    """An ordinary training loop; after each step its number and its loss."""
+    """Run an ordinary training loop; yield the number and the loss of each step."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     data = torch.Generator().manual_seed(1)
     for step in range(STEPS):
@@ -43,7 +42,7 @@ def train(model: nn.Module) -> Iterator[tuple[int, float]]:
 
 
 def plot(frame: pandas.DataFrame, path: str) -> None:
-    """A line for each layer, activations beside gradients, as an SVG."""
+    """Write an SVG with one line per layer: activations on the left, gradients on the right."""
     values = frame.assign(
         of=frame["grad"].map({False: "activations", True: "gradients"}),
         layer=frame["name"].astype(int),
@@ -81,7 +80,7 @@ def plot(frame: pandas.DataFrame, path: str) -> None:
 
 
 def main() -> None:
-    # the recording: two lines around the program, or two variables in front of it
+    # record the run: two calls around it, or environment variables without any
     otel_torch.start(
         jsonl="training.jsonl", modules=LAYERS, stats="std", capture="outputs,gradients"
     )
@@ -92,21 +91,22 @@ def main() -> None:
     with otel_torch.track(model, include=LAYERS) as tracker:
         for step, loss in train(model):
             frames.append(tracker.to_frame("std").assign(step=step))
-            tracker.clear()  # whole tensors are kept of one step only
+            tracker.clear()  # hold the tensors of one step only
             if step % 10 == 0 or step == STEPS - 1:
-                std = frames[-1].pivot(index="grad", columns="name", values="std")[
-                    ["0", str(DEPTH - 1)]
-                ]
-                (first, last), (first_gradient, last_gradient) = std.to_numpy()
+                std = frames[-1].pivot(index="grad", columns="name", values="std")
+                ends = std[["0", str(DEPTH - 1)]]
+                (first, last), (first_gradient, last_gradient) = ends.to_numpy()
                 print(
-                    f"step {step:2}: loss {loss:.3f}; activations {first:.2g} in the first layer, {last:.2g} in the last; "
+                    f"step {step:2}: loss {loss:.3f}; "
+                    f"activations {first:.2g} in the first layer, {last:.2g} in the last; "
                     f"gradients {first_gradient:.2g} and {last_gradient:.2g}"
                 )
     otel_torch.stop()
     frame = pandas.concat(frames)
     plot(frame, "activations_over_training.svg")
+    layers = frame["name"].nunique()
     print(
-        f"activations_over_training.svg: {len(frame)} values of {frame['name'].nunique()} layers over {STEPS} steps"
+        f"activations_over_training.svg: {len(frame)} values of {layers} layers over {STEPS} steps"
     )
 
     recorded = otel_torch.to_frame("training.jsonl", "std")
@@ -114,7 +114,7 @@ def main() -> None:
         recorded, on=["name", "grad", "step"], suffixes=("", "_recorded"), validate="one_to_one"
     )
     same = int((both["std"] == both["std_recorded"]).sum())
-    print(f"training.jsonl: {same} of its {len(recorded)} values are these, to the last bit")
+    print(f"training.jsonl: {same} of {len(recorded)} values are bitwise equal")
 
 
 if __name__ == "__main__":

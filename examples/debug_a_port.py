@@ -1,11 +1,12 @@
-"""A port and its reference side by side: `lockstep` stops at the first fault, then goes on and
-lists them all.
+"""Compare a port with its reference in lockstep: first stop at the first fault, then list them all.
 
-The reference is a GPT-2 of transformers, the port one by another hand: other names, other cuts, and
-two bugs. Positions begin at 1 in it, and it forgets that this checkpoint divides the attention of
-each layer by the layer's number. After the first bug all numbers differ; so at each place where the
-two correspond the port goes on from the reference's, and the second stands alone.
+The reference is a GPT-2 of transformers. The port has other names, another module structure and two
+bugs: positions start at 1, and it ignores that this checkpoint divides the attention of each layer
+by the layer's number. After the first bug all values differ. So wherever the two correspond, the
+port continues from the reference's values, and the second bug shows separately.
 """
+
+from textwrap import indent
 
 import torch
 from torch import nn
@@ -27,25 +28,20 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, scaled: bool) -> torch.Tensor:
         q, k, v = (
-            one.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for one in self.qkv(self.norm_a(x)).chunk(3, -1)
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm_a(x)).chunk(3, -1)
         )
         scale = (WIDTH // HEADS) ** -0.5 / (self.number if scaled else 1)
-        x = x + self.proj(
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-            .transpose(1, 2)
-            .flatten(2)
-        )
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        x = x + self.proj(heads.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm_b(x)), approximate="tanh"))
 
 
 class Port(nn.Module):
     def __init__(self, first_position: int = 1, scaled: bool = False) -> None:
         super().__init__()
-        self.first_position, self.scaled = (
-            first_position,
-            scaled,
-        )  # the two bugs: it has to be 0, and True
+        # the two bugs: these should be 0 and True
+        self.first_position, self.scaled = first_position, scaled
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
         self.layers = nn.ModuleList(Layer(number) for number in range(1, DEPTH + 1))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
@@ -58,16 +54,14 @@ class Port(nn.Module):
 
 
 NAMES = {
-    "transformer.wte": "tokens", "transformer.wpe": "positions", "transformer.h": "layers", "transformer.ln_f": "norm",
-    "lm_head": "head", "ln_1": "norm_a", "ln_2": "norm_b", "attn.c_attn": "qkv", "attn.c_proj": "proj", "mlp.c_fc": "up",
-    "mlp.c_proj": "down",
+    "transformer.wte": "tokens", "transformer.wpe": "positions", "transformer.h": "layers",
+    "transformer.ln_f": "norm", "lm_head": "head", "ln_1": "norm_a", "ln_2": "norm_b",
+    "attn.c_attn": "qkv", "attn.c_proj": "proj", "mlp.c_fc": "up", "mlp.c_proj": "down",
 }  # fmt: skip
 
 
 def convert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reference's weights under the port's names; GPT-2 keeps those of its projections
-    transposed.
-    """
+    """Return the reference's weights under the port's names. GPT-2's projections are transposed."""
     converted = {}
     for name, value in weights.items():
         if ".c_" in name and value.dim() == 2:
@@ -80,12 +74,11 @@ def convert(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def main() -> None:
     torch.manual_seed(0)
-    reference = GPT2LMHeadModel(
-        GPT2Config(
-            n_layer=DEPTH, n_head=HEADS, n_embd=WIDTH, n_positions=64, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0,
-            scale_attn_by_inverse_layer_idx=True,
-        )
-    ).eval()  # fmt: skip
+    config = GPT2Config(
+        n_layer=DEPTH, n_head=HEADS, n_embd=WIDTH, n_positions=64, vocab_size=VOCABULARY,
+        bos_token_id=0, eos_token_id=0, scale_attn_by_inverse_layer_idx=True,
+    )  # fmt: skip
+    reference = GPT2LMHeadModel(config).eval()
     for parameter in reference.parameters():
         nn.init.normal_(parameter, std=0.2)
     port = Port().eval()
@@ -93,24 +86,22 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (1, 8))
 
     with torch.no_grad():
-        print(
-            f"the logits are {(reference(ids).logits - port(ids)).norm() / reference(ids).logits.norm():.0%} apart\n"
-        )
+        expected = reference(ids).logits
+        distance = (expected - port(ids)).norm() / expected.norm()
+        print(f"relative error of the logits: {distance:.0%}\n")
 
-    print("stopped at the first fault, with both tensors in hand:")
+    print("stop at the first fault, with both tensors:")
     (fault,) = otel_torch.lockstep(reference, port, (ids,)).faults
-    print(
-        f"  {fault}\n    reference {fault.reference.flatten()[:4].tolist()}\n    port      {fault.port.flatten()[:4].tolist()}\n"
-    )
+    print(f"  {fault}")
+    print(f"    reference {fault.reference.flatten()[:4].tolist()}")
+    print(f"    port      {fault.port.flatten()[:4].tolist()}\n")
 
-    print("and all of them, the port going on from the reference's each time:")
-    print(
-        f"  {otel_torch.lockstep(reference, port, (ids,), heal=True)}".replace("\n", "\n  "), "\n"
-    )
+    print("list all faults; after each, the port continues from the reference's values:")
+    print(indent(str(otel_torch.lockstep(reference, port, (ids,), heal=True)), "  "), "\n")
 
-    print("with both mended:")
+    print("with both bugs fixed:")
     port.first_position, port.scaled = 0, True
-    print(f"  {otel_torch.lockstep(reference, port, (ids,))}".replace("\n", "\n  "))
+    print(indent(str(otel_torch.lockstep(reference, port, (ids,))), "  "))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A Stable Diffusion pipeline of tiny random parts makes two images: text encoder, denoising with
-guidance, VAE.
+"""Generate two images with a tiny Stable Diffusion pipeline of random weights: text encoder,
+denoising with guidance, VAE.
 
-An ordinary script: it knows nothing of tracing. Its tokenizer is made here, word by word, so that
-nothing is downloaded.
+An ordinary script without any tracing code. The tokenizer is built here, so that nothing is
+downloaded.
 """
 
 import json
@@ -18,7 +18,7 @@ PROMPTS = ("a raccoon in a field of sunflowers", "a lion on the savanna")
 
 
 def make_tokenizer() -> CLIPTokenizer:
-    """A CLIP tokenizer that knows letters only."""
+    """Return a CLIP tokenizer whose vocabulary is the letters."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces = [
         "<|startoftext|>",
@@ -34,17 +34,18 @@ def make_tokenizer() -> CLIPTokenizer:
 
 
 def make_pipeline() -> StableDiffusionPipeline:
-    """The whole pipeline, 0.3 million random weights."""
+    """Return the whole pipeline, with 0.3 million random weights."""
     tokenizer = make_tokenizer()
     text_encoder = CLIPTextModel(
         CLIPTextConfig(
-            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-            max_position_embeddings=40, bos_token_id=0, eos_token_id=1,
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=40, bos_token_id=0, eos_token_id=1,
         )
     )  # fmt: skip
     unet = UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, cross_attention_dim=16,
-        attention_head_dim=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
+        cross_attention_dim=16, attention_head_dim=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
     vae = AutoencoderKL(

@@ -1,7 +1,7 @@
-"""FastVideo generates two short videos: python fastvideo_generate.py MODEL [FOLDER [GPUS]]
+"""Generate two short videos with FastVideo: python fastvideo_generate.py MODEL [FOLDER [GPUS]]
 
-An ordinary script: it knows nothing of tracing. MODEL is a folder or a name on the Hugging Face
-hub, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers.
+An ordinary script without any tracing code. MODEL is a folder or a name on the Hugging Face hub,
+such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers.
 """
 
 import sys
@@ -12,7 +12,7 @@ PROMPTS = ("a raccoon in a field of sunflowers", "a lion on the savanna")
 
 
 def main(model: str, folder: str = "videos", gpus: str = "1") -> None:
-    """Write one video for each prompt into `folder`."""
+    """Write one video per prompt to `folder`."""
     generator = VideoGenerator.from_pretrained(
         model,
         num_gpus=int(gpus),
@@ -24,8 +24,8 @@ def main(model: str, folder: str = "videos", gpus: str = "1") -> None:
     )
     for prompt in PROMPTS:
         generator.generate_video(
-            prompt, output_path=folder, save_video=True, height=64, width=64, num_frames=5, num_inference_steps=3,
-            guidance_scale=3.0, seed=1024,
+            prompt, output_path=folder, save_video=True, height=64, width=64, num_frames=5,
+            num_inference_steps=3, guidance_scale=3.0, seed=1024,
         )  # fmt: skip
     generator.shutdown()
 

@@ -1,8 +1,7 @@
-"""A tiny causal language model learns to count: AdamW, a learning-rate schedule, gradient
-accumulation, validation.
+"""Train a tiny causal language model to count, with AdamW, a learning-rate schedule, gradient
+accumulation and validation.
 
-An ordinary script: it knows nothing of tracing, loads nothing from anywhere and takes a second or
-two on a CPU.
+An ordinary script without any tracing code. It downloads nothing and takes two seconds on a CPU.
 """
 
 import torch
@@ -12,7 +11,7 @@ STEPS, ACCUMULATION, VALIDATE_EVERY = 6, 2, 3
 
 
 def make_batch(generator: torch.Generator) -> torch.Tensor:
-    """Four rows of sixteen consecutive numbers, modulo the vocabulary."""
+    """Return four rows of sixteen consecutive numbers, modulo the size of the vocabulary."""
     first = torch.randint(0, 64, (4, 1), generator=generator)
     return (first + torch.arange(16)) % 64
 
@@ -22,8 +21,9 @@ def main() -> list[float]:
     generator = torch.Generator().manual_seed(1)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=32, bos_token_id=None, eos_token_id=None,
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32,
+            bos_token_id=None, eos_token_id=None,
         )
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -50,9 +50,8 @@ def main() -> list[float]:
             model.eval()
             with torch.no_grad():
                 tokens = make_batch(generator)
-                print(
-                    f"step {step}: validation loss {model(input_ids=tokens, labels=tokens).loss.item():.4f}"
-                )
+                loss = model(input_ids=tokens, labels=tokens).loss
+                print(f"step {step}: validation loss {loss.item():.4f}")
     return losses
 
 

@@ -1,7 +1,7 @@
-"""Data-parallel training of a small network over gloo: `torchrun --nproc-per-node 2
+"""Train a small network data-parallel over gloo: `torchrun --nproc-per-node 2
 examples/two_ranks.py`.
 
-An ordinary script: it knows nothing of tracing.
+An ordinary script without any tracing code.
 """
 
 import torch

@@ -40,7 +40,7 @@ def test_a_training_run_becomes_a_picture_and_the_same_table_twice(tmp_path: Pat
     rows = lines(tmp_path / "training.jsonl")
     assert len(rows) == 2 * 13 * 60 and {row["phase"] for row in rows} == {"forward", "backward"}
     assert "activations_over_training.svg: 1560 values of 13 layers over 60 steps" in said
-    assert "training.jsonl: 1560 of its 1560 values are these, to the last bit" in said
+    assert "training.jsonl: 1560 of 1560 values are bitwise equal" in said
 
     # the story that the picture tells: the gradient of the first layer is nothing at first, and
     # grows a thousandfold
@@ -78,7 +78,7 @@ def test_patching_finds_the_only_layer_that_can_move_anything(tmp_path: Path) ->
 
 def test_both_bugs_of_a_port_are_named(tmp_path: Path) -> None:
     said = run(tmp_path, "debug_a_port.py")
-    stopped, healed, mended = re.split(r"and all of them.*\n|with both mended:\n", said)
+    stopped, healed, mended = re.split(r"list all faults.*\n|with both bugs fixed:\n", said)
     position = "positions (transformer.wpe of the reference), in[0], call 0: computed by code before this module"
     attention = "layers.1.proj (transformer.h.1.attn.c_proj of the reference), in[0], call 0: computed by code before this module"
     assert position in stopped and attention not in stopped

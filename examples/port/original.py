@@ -1,5 +1,6 @@
-"""The original: a small diffusion transformer that denoises in four steps. It saves its weights and
-its noise in original.pt.
+"""The original: a small diffusion transformer that denoises in four steps.
+
+It saves its weights and the noise to original.pt.
 """
 
 import torch

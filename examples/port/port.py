@@ -1,8 +1,8 @@
-"""The port, by another hand: other names, q, k and v in one, gate and up in one, no module around
-attention and feed-forward.
+"""The port: other names, fused projections (q, k and v; gate and up), and no modules for attention
+and feed-forward.
 
-It has a bug; `--fixed` runs it without. Run original.py first: weights and noise are read from its
-original.pt.
+It has a bug; `--fixed` runs it without. Run original.py first: the port reads weights and noise
+from original.pt.
 """
 
 import math
@@ -26,9 +26,8 @@ class Layer(nn.Module):
 
     def forward(self, hidden, cond):
         a_shift, a_scale, a_gate, *rest = self.ada(F.silu(cond)).chunk(6, dim=-1)
-        b_shift, b_scale, b_gate = (
-            rest if FIXED else (rest[1], rest[0], rest[2])
-        )  # the bug: shift and scale exchanged
+        # the bug: shift and scale are swapped
+        b_shift, b_scale, b_gate = rest if FIXED else (rest[1], rest[0], rest[2])
 
         batch, tokens, dim = hidden.shape
         qkv = self.qkv(torch.addcmul(a_shift, self.ln_a(hidden), 1 + a_scale))
@@ -62,24 +61,24 @@ class TinyDiT(nn.Module):
 
 
 RENAMED = {
-    "patch_in": "embed", "patch_out": "head", "time.0": "cond_1", "time.2": "cond_2", "norm_out": "final_norm",
-    "blocks": "layers", "modulation": "ada", "attn.to_out": "proj", "ff.down": "down",
+    "patch_in": "embed", "patch_out": "head", "time.0": "cond_1", "time.2": "cond_2",
+    "norm_out": "final_norm", "blocks": "layers", "modulation": "ada", "attn.to_out": "proj",
+    "ff.down": "down",
 }  # fmt: skip
 FUSED = {"qkv": ["attn.to_q", "attn.to_k", "attn.to_v"], "gate_up": ["ff.gate", "ff.up"]}
 
 
 def convert(weights):
-    """The original's weights under the port's names."""
-    converted, left = {}, dict(weights)
+    """Return the original's weights under the port's names."""
+    converted, remaining = {}, dict(weights)
     for name in weights:
         prefix, _, kind = name.rpartition(".")
         for fused, parts in FUSED.items():
             if prefix.endswith(parts[0]):
-                names = [f"{prefix.removesuffix(parts[0])}{part}.{kind}" for part in parts]
-                converted[f"{prefix.removesuffix(parts[0])}{fused}.{kind}"] = torch.cat(
-                    [left.pop(part) for part in names]
-                )
-    converted |= left
+                parent = prefix.removesuffix(parts[0])
+                tensors = [remaining.pop(f"{parent}{part}.{kind}") for part in parts]
+                converted[f"{parent}{fused}.{kind}"] = torch.cat(tensors)
+    converted |= remaining
     for old, new in RENAMED.items():
         converted = {name.replace(old, new): value for name, value in converted.items()}
     return converted
