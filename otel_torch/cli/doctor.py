@@ -1,9 +1,9 @@
-"""`otel-torch doctor`: says before a run what is set, what would be recorded, and whether it can
-arrive.
+"""`otel-torch doctor`: checks before a run what is set, what would be recorded, and whether data
+would arrive.
 
-For the hour that is otherwise lost to a variable with a typing mistake or a Collector that nobody
-listens to. Prints our own variables with their values; of all others only the names, and of an
-endpoint no more than host and port: what this prints may be pasted into a public report.
+Finds a misspelled variable or a Collector that does not listen. The output may be pasted into a
+public report: it holds the values of our own variables, only the names of all others, and of an
+endpoint host and port.
 """
 
 from __future__ import annotations
@@ -21,231 +21,206 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from urllib.parse import urlsplit
 
 from otel_torch.job import this_job
+from otel_torch.recording.run_file import fill_placeholders
 from otel_torch.settings import Settings, UnusableSelection, find_misspelled
-from otel_torch.telemetry.exporters import CARRIERS
+from otel_torch.telemetry.answer import show_endpoint
+from otel_torch.telemetry.exporters import CARRIERS, OTEL_SIGNALS, is_sdk_disabled
 
 Environ = Mapping[str, str]
 
+_PACKAGES = (
+    "otel-torch",
+    "torch",
+    "opentelemetry-sdk",
+    "opentelemetry-exporter-otlp",
+    "opentelemetry-instrumentation",
+)
+_OPTIONAL_PACKAGES = frozenset({"opentelemetry-instrumentation"})
+_MARKS = {True: "ok", False: "NO", None: "  "}
+
 
 @dataclass(frozen=True)
-class Finding:
-    """One line of the report. `ok` is False for what is set and cannot work, None for what is
-    merely said.
-    """
+class CheckResult:
+    """One line of the report. `ok`: False for a setting that cannot work, None for information."""
 
     about: str
     ok: bool | None
     text: str
 
 
-def find_versions(environ: Environ) -> Iterator[Finding]:
-    """Which interpreter and packages a run from here would use."""
-    names = (
-        "otel-torch",
-        "torch",
-        "opentelemetry-sdk",
-        "opentelemetry-exporter-otlp",
-        "opentelemetry-instrumentation",
-    )
-    for name in names:
+def find_versions(environ: Environ) -> Iterator[CheckResult]:
+    """Yield the interpreter and the packages of a run from here."""
+    for name in _PACKAGES:
         try:
-            yield Finding("version", None, f"{name} {version(name)}")
+            yield CheckResult("version", None, f"{name} {version(name)}")
         except PackageNotFoundError:
-            needed = name != "opentelemetry-instrumentation"
-            why = "" if needed else ", and only `opentelemetry-instrument` needs it"
-            yield Finding("version", False if needed else None, f"{name} is not installed{why}")
-    yield Finding("version", None, f"Python {platform.python_version()}, {sys.executable}")
-    yield Finding("version", None, f"statistics by: {_kernel(environ)}")
+            if name in _OPTIONAL_PACKAGES:
+                text = f"{name} is not installed, and only `opentelemetry-instrument` needs it"
+                yield CheckResult("version", None, text)
+            else:
+                yield CheckResult("version", False, f"{name} is not installed")
+    yield CheckResult("version", None, f"Python {platform.python_version()}, {sys.executable}")
+    yield CheckResult("version", None, f"statistics by: {_describe_kernels(environ)}")
 
 
-def _kernel(environ: Environ) -> str:
-    """What would compute the statistics of a CPU's tensors, and of a GPU's."""
+def _describe_kernels(environ: Environ) -> str:
+    """Return what would compute the statistics of tensors on a CPU, and on a GPU."""
     try:
-        gpu_kernel, cpu_kernel = (
-            importlib.import_module(f"otel_torch.statistics.{name}")
-            for name in ("gpu_kernel", "cpu_kernel")
-        )
-        cpu_kernel.choose(Settings.from_env(environ).kernel)
-        return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.try_out()}"
+        gpu = importlib.import_module("otel_torch.statistics.gpu")
+        native = importlib.import_module("otel_torch.statistics.native")
+        native.choose(Settings.from_env(environ).kernel)
+        return f"{native.describe()}; on a GPU: {gpu.try_out()}"
     except (ImportError, UnusableSelection) as error:
         return f"nothing: {error}"
 
 
-def find_switch(environ: Environ) -> Iterator[Finding]:
-    """Whether a program started from here would be recorded."""
-    switched_on = environ.get("OTEL_TORCH_ENABLED", "").strip().lower() in (
-        "1",
-        "true",
-        "yes",
-        "on",
-    )
-    look = "import sys; print('otel_torch.startup' in sys.modules)"
-    inside = {**environ, "OTEL_TORCH_ENABLED": "1"}
-    active = (
-        subprocess.run(
-            [sys.executable, "-c", look], env=inside, capture_output=True, text=True
-        ).stdout.strip()
-        == "True"
-    )
-    if active:
-        yield Finding("start", True, "the start-up file is active: OTEL_TORCH_ENABLED=1 records")
+def find_switch(environ: Environ) -> Iterator[CheckResult]:
+    """Yield whether a program started from here would be recorded."""
+    value = environ.get("OTEL_TORCH_ENABLED", "").strip().lower()
+    is_on = value in ("1", "true", "yes", "on")
+    if _is_startup_file_active(environ):
+        text = "the start-up file is active: OTEL_TORCH_ENABLED=1 records"
+        yield CheckResult("start", True, text)
     else:
-        text = "the start-up file is not active here: use otel-torch run, or install the package into this Python"
-        yield Finding("start", False if switched_on else None, text)
-    if not switched_on:
-        yield Finding("start", None, "OTEL_TORCH_ENABLED is off: nothing is recorded")
+        text = (
+            "the start-up file is not active here: use otel-torch run, "
+            "or install the package into this Python"
+        )
+        yield CheckResult("start", False if is_on else None, text)
+    if not is_on:
+        yield CheckResult("start", None, "OTEL_TORCH_ENABLED is off: nothing is recorded")
 
 
-def find_settings(environ: Environ) -> Iterator[Finding]:
-    """Our variables that are set, what is wrong with them, and what they amount to."""
-    known = Settings.names()
+def _is_startup_file_active(environ: Environ) -> bool:
+    code = "import sys; print('otel_torch.startup' in sys.modules)"
+    switched_on = {**environ, "OTEL_TORCH_ENABLED": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=switched_on, capture_output=True, text=True
+    )
+    return process.stdout.strip() == "True"
+
+
+def find_settings(environ: Environ) -> Iterator[CheckResult]:
+    """Yield our variables that are set, what is wrong with them, and what they select."""
+    own_names = Settings.names()
     for name in sorted(environ):
-        if name in known:
-            yield Finding("set", None, f"{name}={environ[name]}")
+        if name in own_names:
+            yield CheckResult("set", None, f"{name}={environ[name]}")
         elif name.startswith("OTEL_") and not name.startswith("OTEL_TORCH_"):
-            yield Finding("set", None, f"{name} (value not shown)")
+            yield CheckResult("set", None, f"{name} (value not shown)")
     for line in find_misspelled(environ):
-        yield Finding("set", False, line)
+        yield CheckResult("set", False, line)
     problems: list[str] = []
     try:
         settings = Settings.from_env(environ, problems.append)
     except UnusableSelection as error:
-        yield Finding("set", False, f"{error}; a program runs on unrecorded")
+        yield CheckResult("set", False, f"{error}; a program runs on unrecorded")
         return
-    yield from (Finding("set", False, problem) for problem in problems)
-    yield Finding("record", None, _describe(settings))
+    for problem in problems:
+        yield CheckResult("set", False, problem)
+    yield CheckResult("record", None, _describe_selection(settings))
 
 
-def _describe(settings: Settings) -> str:
+def _describe_selection(settings: Settings) -> str:
     if not settings.activations:
         return "regions and steps only, no activations"
-    where = [
+    parts = [
         f"modules {_quote(settings.modules, 'all')}",
         f"models {_quote(settings.models, 'all')}",
-        *([f"without {_quote(settings.exclude, '')}"] if settings.exclude else []),
-        "all steps" if settings.steps.all else "selected steps",
     ]
-    return f"{', '.join(settings.capture)} of {', '.join(where)}: {', '.join(settings.stats)}"
+    if settings.exclude:
+        parts.append(f"without {_quote(settings.exclude, '')}")
+    parts.append("all steps" if settings.steps.all else "selected steps")
+    return f"{', '.join(settings.capture)} of {', '.join(parts)}: {', '.join(settings.stats)}"
 
 
-def _quote(pattern: re.Pattern[str] | None, otherwise: str) -> str:
-    return f"/{pattern.pattern}/" if pattern else otherwise
+def _quote(pattern: re.Pattern[str] | None, default: str) -> str:
+    return f"/{pattern.pattern}/" if pattern else default
 
 
-def find_recording(environ: Environ) -> Iterator[Finding]:
-    """Whether the recording's place can be written, and has room."""
+def find_recording(environ: Environ) -> Iterator[CheckResult]:
+    """Yield whether the recording can be written, and the free space."""
     settings = _usable_settings(environ)
     if settings is None:
         return
     if settings.jsonl is None:
-        yield Finding("recording", None, "OTEL_TORCH_JSONL is off: none is written")
+        yield CheckResult("recording", None, "OTEL_TORCH_JSONL is off: none is written")
         return
-    path = _placed(settings.jsonl, environ)
+    path = _absolute_path(settings.jsonl, environ)
     if os.path.isdir(path):
-        yield Finding(
-            "recording", False, f"{settings.jsonl}: is a folder; OTEL_TORCH_JSONL names a file"
-        )
+        text = f"{settings.jsonl}: is a folder; OTEL_TORCH_JSONL names a file"
+        yield CheckResult("recording", False, text)
     else:
-        yield _can_be_written("recording", settings.jsonl, os.path.dirname(path), settings)
+        yield _check_folder("recording", settings.jsonl, os.path.dirname(path), settings)
 
 
-def find_otlp_files(environ: Environ) -> Iterator[Finding]:
-    """Whether the folder of the OTLP files can be written, and has room."""
+def find_otlp_files(environ: Environ) -> Iterator[CheckResult]:
+    """Yield whether the folder of the OTLP files can be written, and the free space."""
     settings = _usable_settings(environ)
     if settings is not None and settings.otlp_file is not None:
-        yield _can_be_written(
-            "otlp files", settings.otlp_file, _placed(settings.otlp_file, environ), settings
-        )
+        folder = _absolute_path(settings.otlp_file, environ)
+        yield _check_folder("otlp files", settings.otlp_file, folder, settings)
 
 
-def _placed(path: str, environ: Environ) -> str:
-    """A path with its placeholders replaced, from the root on."""
-    job = this_job(environ)
-    for placeholder, value in (
-        ("<run>", job.run_id),
-        ("<rank>", str(job.rank)),
-        ("<pid>", str(job.pid)),
-    ):
-        path = path.replace(placeholder, value)
-    return os.path.abspath(path)
+def _absolute_path(template: str, environ: Environ) -> str:
+    return os.path.abspath(fill_placeholders(template, this_job(environ)))
 
 
-def _can_be_written(about: str, given: str, folder: str, settings: Settings) -> Finding:
+def _check_folder(about: str, setting: str, folder: str, settings: Settings) -> CheckResult:
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(about, False, f"{given}: {folder} cannot be written to")
-    free = shutil.disk_usage(folder).free
-    return Finding(
-        about,
-        True,
-        f"{given}: {free / 1e9:.1f} GB free, at most {settings.max_bytes / 1e9:g} GB written",
-    )
+        return CheckResult(about, False, f"{setting}: {folder} cannot be written to")
+    free_gb, limit_gb = shutil.disk_usage(folder).free / 1e9, settings.max_bytes / 1e9
+    text = f"{setting}: {free_gb:.1f} GB free, at most {limit_gb:g} GB written"
+    return CheckResult(about, True, text)
 
 
-def find_endpoints(environ: Environ) -> Iterator[Finding]:
-    """Which of OpenTelemetry's signals would go anywhere."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        yield Finding("export", None, "OTEL_SDK_DISABLED is true: nothing is exported")
+def find_endpoints(environ: Environ) -> Iterator[CheckResult]:
+    """Yield where each OpenTelemetry signal would go."""
+    if is_sdk_disabled(environ):
+        yield CheckResult("export", None, "OTEL_SDK_DISABLED is true: nothing is exported")
         return
-    for signal in ("traces", "metrics", "logs"):
-        endpoint = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT") or environ.get(
-            "OTEL_EXPORTER_OTLP_ENDPOINT"
-        )
-        exporter = environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip()
-        if exporter == "none":
-            yield Finding(
-                "export", None, f"{signal}: not exported, OTEL_{signal.upper()}_EXPORTER is none"
-            )
-        elif endpoint:
-            yield Finding("export", None, f"{signal}: to {_host_and_port(endpoint)}")
-        elif exporter:
-            yield Finding(
-                "export",
-                None,
-                f"{signal}: to the exporter that OTEL_{signal.upper()}_EXPORTER names",
-            )
-        else:
-            yield Finding("export", None, f"{signal}: no endpoint is named, so nothing is sent")
+    for signal in OTEL_SIGNALS:
+        yield CheckResult("export", None, f"{signal}: {_describe_destination(signal, environ)}")
 
 
-def _host_and_port(endpoint: str) -> str:
-    try:
-        parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "an address that cannot be read"
-    host = (
-        f"[{parts.hostname}]"
-        if ":" in (parts.hostname or "")
-        else parts.hostname or "an address without a host"
-    )
-    return f"{f'{parts.scheme}://' if parts.scheme else ''}{host}{port}"
+def _describe_destination(signal: str, environ: Environ) -> str:
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    exporter = environ.get(variable, "").strip()
+    endpoint = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT")
+    endpoint = endpoint or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if exporter == "none":
+        return f"not exported, {variable} is none"
+    if endpoint:
+        return f"to {show_endpoint(endpoint)}"
+    if exporter:
+        return f"to the exporter that {variable} names"
+    return "no endpoint is named, so nothing is sent"
 
 
-def find_delivery(environ: Environ) -> Iterator[Finding]:
-    """Send one span, one event and one metric, and say whether each was accepted: a fault only
-    where it is asked for.
+def find_delivery(environ: Environ) -> Iterator[CheckResult]:
+    """Send one span, one event and one metric point, and yield whether each was accepted. A signal
+    that OTEL_TORCH_SIGNALS does not select cannot be at fault.
     """
     try:
         probe = importlib.import_module("otel_torch.telemetry.probe").probe
     except ImportError as error:
-        yield Finding("delivery", False, f"not tried: {error}")
+        yield CheckResult("delivery", False, f"not tried: {error}")
         return
-    settings = _usable_settings(environ)
-    asked = {CARRIERS[signal] for signal in (settings or Settings.from_env({})).signals}
+    settings = _usable_settings(environ) or Settings.from_env({})
+    selected = {CARRIERS[signal] for signal in settings.signals}
     for result in probe(environ):
         text = f"{result.signal}: {result.detail}"
-        if result.signal in asked:
-            yield Finding("delivery", result.accepted, text)
+        if result.signal in selected:
+            yield CheckResult("delivery", result.accepted, text)
         else:
-            yield Finding("delivery", None, f"{text}; OTEL_TORCH_SIGNALS does not ask for it")
+            yield CheckResult("delivery", None, f"{text}; OTEL_TORCH_SIGNALS does not ask for it")
 
 
-CHECKS: tuple[Callable[[Environ], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Environ], Iterator[CheckResult]], ...] = (
     find_versions,
     find_switch,
     find_settings,
@@ -263,33 +238,34 @@ def _usable_settings(environ: Environ) -> Settings | None:
         return None
 
 
-def examine(environ: Environ) -> list[Finding]:
-    """All findings, in the order of the checks. A check that fails itself is a finding and stops no
-    other.
+def run_checks(environ: Environ) -> list[CheckResult]:
+    """Return the results of all checks in order. A check that raises is a result, and the others
+    still run.
     """
-    findings: list[Finding] = []
+    results: list[CheckResult] = []
     for check in CHECKS:
         try:
-            findings.extend(check(environ))
+            results.extend(check(environ))
         except Exception as error:
-            findings.append(Finding(check.__name__, False, f"{type(error).__name__}: {error}"))
-    return findings
+            text = f"{type(error).__name__}: {error}"
+            results.append(CheckResult(check.__name__, False, text))
+    return results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `doctor` takes."""
+    """Add the arguments of `otel-torch doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Returns 0, or 2 when something that is set cannot work."""
-    findings = examine(dict(os.environ))
-    fine = all(finding.ok is not False for finding in findings)
+    """Print the report. Return 0, or 2 if a setting cannot work."""
+    results = run_checks(dict(os.environ))
+    is_fine = all(result.ok is not False for result in results)
     if arguments.json:
-        rows = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"schema": "otel_torch.doctor/1", "ok": fine, "findings": rows}, indent=2))
+        rows = [dataclasses.asdict(result) for result in results]
+        report = {"schema": "otel_torch.doctor/1", "ok": is_fine, "findings": rows}
+        print(json.dumps(report, indent=2))
     else:
-        for finding in findings:
-            mark = {True: "ok", False: "NO", None: "  "}[finding.ok]
-            print(f"{mark} {finding.about:<10} {finding.text}")
-    return 0 if fine else 2
+        for result in results:
+            print(f"{_MARKS[result.ok]} {result.about:<10} {result.text}")
+    return 0 if is_fine else 2

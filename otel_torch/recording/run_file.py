@@ -30,10 +30,15 @@ def resolve_path(template: str, job: Job) -> Path:
     ('out/r1.rank3.jsonl', 'a.3.jsonl')
     """
     is_unique = "<rank>" in template or "<pid>" in template or job.world_size == 1
+    path = Path(fill_placeholders(template, job)).expanduser()
+    return path if is_unique else _insert_part(path, f"rank{job.rank}")
+
+
+def fill_placeholders(template: str, job: Job) -> str:
+    """Return a path with `<run>`, `<rank>` and `<pid>` replaced."""
     for placeholder, value in (("<pid>", job.pid), ("<rank>", job.rank), ("<run>", job.run_id)):
         template = template.replace(placeholder, str(value))
-    path = Path(template).expanduser()
-    return path if is_unique else _insert_part(path, f"rank{job.rank}")
+    return template
 
 
 def claim_path(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, int]:

@@ -1,1 +1,1 @@
-"""Exports spans, span events, log events and metrics with OpenTelemetry, or writes them to files."""
+"""Exports spans, events and metrics with OpenTelemetry, or writes them to files."""

@@ -47,23 +47,43 @@ _COMPLAINTS = {
 }
 # (pattern of the error's text, what to do)
 _HINTS = (
-    (r"(?i)WRONG_VERSION_NUMBER|wrong version number|record layer failure", "it does not use TLS: write http:// in the endpoint"),
-    (r"Misformatted domain", "an endpoint must not hold credentials: use OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"(?i)certificate", "its certificate is not trusted: set OTEL_EXPORTER_OTLP_CERTIFICATE to the authority's certificate"),
-    (r"(?i)handshake|SSL|TLS", "the TLS handshake failed: check http:// or https:// in the endpoint"),
-    (r"UNAUTHENTICATED|PERMISSION_DENIED|\b40[13]\b", "it denies access: check OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"UNIMPLEMENTED|\b404\b|\b405\b", "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none"),
+    (
+        r"(?i)WRONG_VERSION_NUMBER|wrong version number|record layer failure",
+        "it does not use TLS: write http:// in the endpoint",
+    ),
+    (
+        r"Misformatted domain",
+        "an endpoint must not hold credentials: use OTEL_EXPORTER_OTLP_HEADERS",
+    ),
+    (
+        r"(?i)certificate",
+        "its certificate is not trusted: set OTEL_EXPORTER_OTLP_CERTIFICATE to the authority's",
+    ),
+    (
+        r"(?i)handshake|SSL|TLS",
+        "the TLS handshake failed: check http:// or https:// in the endpoint",
+    ),
+    (
+        r"UNAUTHENTICATED|PERMISSION_DENIED|\b40[13]\b",
+        "it denies access: check OTEL_EXPORTER_OTLP_HEADERS",
+    ),
+    (
+        r"UNIMPLEMENTED|\b404\b|\b405\b",
+        "it does not take this signal: give it a pipeline, or set OTEL_…_EXPORTER=none",
+    ),
     (
         r"(?i)refused|failed to connect|Name or service|name resolution|DNS|unreachable|No route",
         "start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
-    (r"[Tt]imed? ?out|DEADLINE", "it is too slow: check its load, or raise OTEL_EXPORTER_OTLP_TIMEOUT"),
-)  # fmt: skip
-_OTHER_PORTS = {
-    ("grpc", ":4318"): "4318 is the port of OTLP over HTTP: "
-    "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
-    ("http", ":4317"): "4317 is the port of OTLP over gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
-}
+    (
+        r"[Tt]imed? ?out|DEADLINE",
+        "it is too slow: check its load, or raise OTEL_EXPORTER_OTLP_TIMEOUT",
+    ),
+)
+_HTTP_PORT_HINT = (
+    "4318 is the port of OTLP over HTTP: set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+)
+_GRPC_PORT_HINT = "4317 is the port of OTLP over gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
 
 
 def show_endpoint(endpoint: str) -> str:
@@ -78,7 +98,7 @@ def show_endpoint(endpoint: str) -> str:
         parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
-        return "an unreadable address"
+        return "an address that cannot be read"
     host = parts.hostname or "an address without a host"
     if ":" in host:  # IPv6
         host = f"[{host}]"
@@ -95,17 +115,21 @@ def name_endpoint(signal: str, protocol: str) -> str:
 def explain(endpoint: str, protocol: str, answer: Answer) -> str:
     """Return what is wrong at an endpoint and what to do.
 
-    >>> explain("http://localhost:4317", "grpc", Answer("unavailable", "connection refused"))
-    'http://localhost:4317 cannot take the data (connection refused); start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT'
+    >>> print(explain("http://host:4317", "grpc", Answer("unavailable", "connection refused")))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    http://host:4317 cannot take the data (connection refused);
+    start a collector there or correct OTEL_EXPORTER_OTLP_ENDPOINT
     """
     complaint = _COMPLAINTS.get(answer.kind, "accepts only a part of the data")
-    return f"{endpoint} {complaint} ({_shorten(answer.detail)}); {_find_hint(endpoint, protocol, answer)}"
+    hint = _find_hint(endpoint, protocol, answer)
+    return f"{endpoint} {complaint} ({_shorten(answer.detail)}); {hint}"
 
 
 def _find_hint(endpoint: str, protocol: str, answer: Answer) -> str:
-    for (wrong_protocol, port), hint in _OTHER_PORTS.items():
-        if protocol == wrong_protocol and endpoint.endswith(port):
-            return hint
+    if protocol == "grpc" and endpoint.endswith(":4318"):
+        return _HTTP_PORT_HINT
+    if protocol == "http" and endpoint.endswith(":4317"):
+        return _GRPC_PORT_HINT
     if answer.rejected:
         return "its log says why"
     for pattern, hint in _HINTS:

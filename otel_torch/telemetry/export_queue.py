@@ -7,8 +7,8 @@ program waiting half a minute at its end.
 The life of one item, a step's 300 records as log events of 100 kB:
 
 1. `put` finds 64 MiB - 40 kB queued, so there is no room. It waits for the sending thread, at most
-   as long as the `BackpressureBudget` of the step allows. Without room in time, the item is dropped:
-   losses get `("log_event", "queue_full", 300)`.
+   as long as the `BackpressureBudget` of the step allows. Without room in time, the item is
+   dropped: losses get `("log_event", "queue_full", 300)`.
 2. The thread wakes, as more than ENCODE_BYTES are queued. It takes the item, encodes it to 90 kB,
    releases its records, and adds the bytes to the batch.
 3. At BATCH_BYTES // 2, or after LINGER_S, the batch is sent as one message.
@@ -94,7 +94,7 @@ class BackpressureBudget:
         self._renewed = now
 
     def wait(self, condition: threading.Condition, predicate: Callable[[], bool]) -> bool:
-        """Wait on a condition whose lock is held. Return whether the predicate came true in time."""
+        """Wait on a condition, whose lock is held. Return whether the predicate came true."""
         started = time.monotonic()
         try:
             return condition.wait_for(predicate, max(0.0, self._remaining_s))
@@ -401,7 +401,7 @@ class ExportQueue:
             return item
 
     def _replace(self, item: QueueItem, items: Sequence[QueueItem]) -> None:
-        """Put others at the front of the queue in an item's place, unless it was counted as lost."""
+        """Put items at the front of the queue in place of one, unless that was counted as lost."""
         with self._condition:
             if self._in_flight.remove(item):
                 self._items.extendleft(reversed(items))

@@ -44,10 +44,8 @@ def find_otlp_exporter(signal: str, environ: Mapping[str, str] = os.environ) -> 
     """Return the OTLP exporter for a signal's endpoint, whatever OTEL_<SIGNAL>_EXPORTER says; None
     if there is no endpoint or its protocol is not supported.
 
-    >>> find_otlp_exporter(
-    ...     "logs",
-    ...     {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_LOGS_EXPORTER": "console"},
-    ... )
+    >>> endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}
+    >>> find_otlp_exporter("logs", endpoint | {"OTEL_LOGS_EXPORTER": "console"})
     'otlp_proto_grpc'
     """
     return _make_resolver(signal, environ)("otlp") if _has_endpoint(signal, environ) else None

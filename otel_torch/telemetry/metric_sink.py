@@ -285,8 +285,8 @@ class MetricSink(Sink):
                     gauge.set(value, self._series.attributes_of(key))
         if gauges[False]:
             say_once(
-                "metrics use the program's own meter provider, which exports only the last value of "
-                "a gauge before an export; OTEL_TORCH_METRIC_STEP=label exports every step's"
+                "metrics use the program's own meter provider, which exports only the last value "
+                "of a gauge per interval; OTEL_TORCH_METRIC_STEP=label exports every step's"
             )
 
     def _program_meter(self, provider: Any) -> _ProgramMeter:

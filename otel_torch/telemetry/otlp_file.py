@@ -1,5 +1,5 @@
-"""Writes every signal as lines of OTLP JSON, for clusters that reach no collector: `otel-torch send`
-delivers them later.
+"""Writes every signal as lines of OTLP JSON, for clusters that reach no collector. `otel-torch
+send` delivers them later.
 
 A file comes before the exporters: an item is encoded once, written, and then passed on. File and
 endpoint hold the same, and a slow or dead endpoint costs the file nothing. Lines are written by the
@@ -94,9 +94,8 @@ class OtlpFiles:
 
 
 class FileTransport:
-    """Writes one signal to its file. What cannot be written is counted as lost, and still passed on.
-
-    The file is created with the first message.
+    """Writes one signal to its file, created with the first message. What cannot be written is
+    counted as lost and still passed on.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class FileTransport:
 
 
 def _split_into_lines(payload: Sequence[EncodedItem]) -> list[list[EncodedItem]]:
-    """Return the items in order, in groups of at most LINE_BYTES; a larger item is its own group."""
+    """Return the items in order, in groups of at most LINE_BYTES or of one larger item."""
     lines: list[list[EncodedItem]] = []
     size = LINE_BYTES
     for item in payload:

@@ -55,8 +55,8 @@ def varint(number: int) -> bytes:
 
 
 class _EncodedCache(dict[Any, bytes]):
-    """Caches encoded values. A dict, so that `map` looks up a whole column without a Python call for
-    each value.
+    """Caches encoded values. A dict, so that `map` looks up a whole column without a Python call
+    for each value.
     """
 
     def __init__(self, encode: Callable[[Any], bytes], limit: int = 65536) -> None:
@@ -158,7 +158,7 @@ class _Messages:
             self._pieces.append(pieces)
 
     def add_numbers(self, prefix: bytes, code: str, numbers: Iterable[float]) -> None:
-        """Append a prefix and one eight-byte number to each message. `code` is a code of `struct`."""
+        """Append a prefix and an eight-byte number to each message, by a code of `struct`."""
         self.add_constant(prefix)
         self._flush_constant()
         self._codes.append(code)
@@ -264,7 +264,7 @@ def _encode_statistic_cached(field: int, statistic: str, value: int | str) -> by
 def _encode_statistics(
     field: int, statistic: str, types: set[type], column: Sequence[Any]
 ) -> list[bytes]:
-    """Return the attributes of a statistic with any type of values: a count, shape, dtype or NaN."""
+    """Return the attributes of a statistic of any type: a count, shape, dtype or NaN."""
     if types == _LISTS and max(map(len, column)) <= 8:
         return list(map(_list_attributes(field, statistic).__getitem__, map(tuple, column)))
     return [

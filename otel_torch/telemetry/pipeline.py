@@ -28,7 +28,8 @@ from otel_torch.telemetry.transport import import_exporter, is_otlp, open_transp
 _Collector = Callable[[], Iterable[QueueItem]]
 
 _METRIC_INTERVAL_S = 60.0
-# extra time at the program's end for files that are behind: a disk is waited for, an endpoint is not
+# extra time at the program's end for files that are behind: unlike an endpoint, a disk is waited
+# for
 _FILES_S = 8.0
 # the least time that an endpoint gets after the files
 _AFTER_FILES_S = 0.5

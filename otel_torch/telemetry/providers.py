@@ -1,8 +1,8 @@
 """Finds the OpenTelemetry providers that the program itself has installed.
 
-A program may install them after us, because torch is imported first, so they are looked up whenever
-they are needed. They are never replaced nor shut down. Private names of the API and the SDK are read
-in this file.
+A program may install them after us, because torch is imported first, so they are looked up
+whenever they are needed. They are never replaced nor shut down. Private names of the API and the
+SDK are read in this file.
 """
 
 from __future__ import annotations

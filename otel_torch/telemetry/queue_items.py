@@ -150,7 +150,7 @@ class DeferredItems:
 def chunk_records(
     records: Sequence[Record], limit: int = CHUNK_BYTES
 ) -> Iterator[tuple[list[Record], int]]:
-    """Yield the records in order, in chunks of at most `limit` estimated bytes, with their sizes."""
+    """Yield the records in order, in chunks of at most `limit` estimated bytes, and their sizes."""
     chunk: list[Record] = []
     chunk_size = 0
     for record in records:

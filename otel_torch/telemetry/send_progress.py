@@ -1,5 +1,5 @@
-"""Remembers which lines of an OTLP file were acknowledged, in a small hidden file beside it, so that
-a delivery that was cut off continues and sends nothing twice.
+"""Remembers which lines of an OTLP file were acknowledged, in a small hidden file beside it, so
+that a delivery that was cut off continues and sends nothing twice.
 
 The hidden file is named after the first bytes of the OTLP file and not after its path, because a
 later run renames the files of an earlier one. It is replaced atomically.
@@ -137,7 +137,7 @@ class SendProgress:
         return ""
 
     def _load(self) -> bool:
-        """Load the hidden file. Return whether it belongs to another file with the same beginning."""
+        """Load the hidden file. Return whether it is of another file with the same beginning."""
         destinations = _read_progress(self.progress_path).get("destinations")
         if not isinstance(destinations, dict):
             return False

@@ -34,7 +34,8 @@ def build_telemetry_sinks(
     budget: DiskBudget | None = None,
 ) -> list[Sink]:
     """Return the sink that sends and writes the signals of `settings`, in a list; an empty list for
-    a rank that does neither. Imports nothing of OpenTelemetry until there is data and a destination.
+    a rank that does neither. Imports nothing of OpenTelemetry until there is data and a
+    destination.
 
     Args:
         at_exit: ends the session. Registered with `atexit` when the program's own provider is first
@@ -70,9 +71,9 @@ def build_telemetry_sinks(
 class TelemetrySink(Sink):
     """Spans, log events and metrics of one process.
 
-    Imports nothing of OpenTelemetry until there is a destination: an exporter in `exporters`, files,
-    or a provider that the program has installed. From then on it passes everything to the sinks of
-    the selected signals.
+    Imports nothing of OpenTelemetry until there is a destination: an exporter in `exporters`,
+    files, or a provider that the program has installed. From then on it passes everything to the
+    sinks of the selected signals.
 
     Args:
         exporters: exporter names by OpenTelemetry signal.
