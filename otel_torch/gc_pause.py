@@ -1,4 +1,4 @@
-"""The garbage collector at rest: where many objects come and go together, and where a clock runs."""
+"""Pauses the garbage collector."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Inside, the garbage collector does not run by itself; afterwards it does, if it did before."""
+def gc_paused() -> Iterator[None]:
+    """Disable the garbage collector in a block that makes many objects or measures time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

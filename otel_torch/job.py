@@ -1,5 +1,6 @@
-"""Who this process is in its job: run id, rank, host. Read from the launcher's environment; imports
-nothing heavy.
+"""The place of this process in its job: run id, rank and host, from the launcher's environment.
+
+Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ _JOBS = (
 
 @dataclass(frozen=True)
 class Job:
-    """A process's place in its job. `world_size` is the number of ranks, `trace_id` 128 bits shared
-    by all of them.
-    """
+    """The place of a process in its job of `world_size` ranks."""
 
     run_id: str
     rank: int
@@ -42,9 +41,7 @@ class Job:
 
     @property
     def trace_id(self) -> int:
-        """The run's trace id: every rank derives the same from the run id, so none has to ask
-        another.
-        """
+        """The run's trace id, 128 bits; every rank derives the same from the run id."""
         return int.from_bytes(hashlib.sha256(self.run_id.encode()).digest()[:16], "big") or 1
 
 
@@ -54,42 +51,39 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def name_run(environ: Mapping[str, str] = os.environ) -> str:
-    """The run id: as set, else the launcher's job id with its restart count, else a new one. Safe
-    in file names.
+    """Return the run id, which is safe in file names.
 
-    A torchrun agent makes an id before its workers learn their job's: a made id, known by its form,
-    yields to that. Where the job has none (torchrun's `none`), the made one tells restarts apart
-    too.
+    It is OTEL_TORCH_RUN_ID, else the launcher's job id with its restart count, else a generated
+    one. A torchrun agent generates and exports an id before its workers know the job's, so an id of
+    that form gives way to the job id. If there is no job id (torchrun's `none`), the restart count
+    is added to the generated one.
     """
-    chosen = environ.get("OTEL_TORCH_RUN_ID", "").strip()
-    if chosen and not re.fullmatch(r"run-[0-9a-f]{12}", chosen):
-        return _for_files(chosen)
-    for job, restart in _JOBS:
-        if (value := environ.get(job, "none")) != "none" and value:
-            return _for_files(f"{value}.{_number(environ, restart, 0)}")
-    made = chosen or f"run-{uuid.uuid4().hex[:12]}"
+    configured = environ.get("OTEL_TORCH_RUN_ID", "").strip()
+    if configured and not re.fullmatch(r"run-[0-9a-f]{12}", configured):
+        return _file_name_part(configured)
+    for job_variable, restart_variable in _JOBS:
+        job_id = environ.get(job_variable, "none")
+        if job_id and job_id != "none":
+            return _file_name_part(f"{job_id}.{_number(environ, restart_variable, 0)}")
+    generated = configured or f"run-{uuid.uuid4().hex[:12]}"
     restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
-    return f"{made}.{restarts}" if restarts else made
+    return f"{generated}.{restarts}" if restarts else generated
 
 
-def _for_files(run_id: str) -> str:
-    """A run id as a part of file names: no separators, and no longer than they may be.
+def _file_name_part(run_id: str) -> str:
+    """Return a run id without path separators, cut to the length that file names allow.
 
-    >>> _for_files("a/b c"), len(_for_files("x" * 300))
+    >>> _file_name_part("a/b c"), len(_file_name_part("x" * 300))
     ('a_b_c', 109)
     """
     safe = re.sub(r"[^\w.+=-]", "_", run_id)
-    return (
-        safe
-        if len(safe) <= 109
-        else f"{safe[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
-    )
+    if len(safe) <= 109:
+        return safe
+    return f"{safe[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def distributed_rank() -> tuple[int, int] | None:
-    """(rank, world size) of torch.distributed where a process group is up; asks for nothing that is
-    not loaded yet.
-    """
+    """Return (rank, world size) of torch.distributed if it is loaded and initialized."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -100,9 +94,7 @@ def distributed_rank() -> tuple[int, int] | None:
 
 
 def this_job(environ: Mapping[str, str] = os.environ) -> Job:
-    """Read this process's place from the environment, or from torch.distributed where the launcher
-    set none.
-    """
+    """Return this process's place, from the environment or else from torch.distributed."""
     rank = local_rank = 0
     world_size = 1
     for names in _LAUNCHERS:
@@ -111,8 +103,9 @@ def this_job(environ: Mapping[str, str] = os.environ) -> Job:
             local_rank = _number(environ, names[1], rank)
             break
     else:
-        if (found := distributed_rank()) is not None:
-            rank, world_size = found
+        distributed = distributed_rank()
+        if distributed is not None:
+            rank, world_size = distributed
             local_rank = _number(environ, "LOCAL_RANK", rank)
     return Job(
         name_run(environ), rank, local_rank, max(world_size, 1), socket.gethostname(), os.getpid()

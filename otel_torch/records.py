@@ -1,5 +1,6 @@
-"""The plain data that passes from sources to sinks: records of tensors, and scopes of time. Knows
-no torch and no SDK.
+"""Plain data that sources pass to sinks: records of tensors, scopes of time, and losses.
+
+Imports neither torch nor OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -12,32 +13,37 @@ from typing import Any
 
 Statistic = float | int | str | list[int]
 
-# statistics that mean something to a comparison only: they stay in the recording
+# statistics that only a comparison of recordings uses; they are not exported
 FINGERPRINTS = frozenset({"sketch", "row_sketch"})
 
 
-def spell(value: Any) -> Any:
-    """A statistic as JSON and OpenTelemetry backends can carry it: one NaN double makes Jaeger
-    answer 500 for the service.
+def json_safe(value: Any) -> Any:
+    """Return a statistic with NaN or Inf spelled as a string, and any other value unchanged.
 
-    >>> spell(float("-inf")), spell(0.5)
+    JSON cannot represent them, and Jaeger answers 500 for a service that has sent one NaN.
+
+    >>> json_safe(float("-inf")), json_safe(0.5)
     ('-Infinity', 0.5)
     """
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor stands in the run: what lines two programs up that name and cut things
-    differently.
+class TensorPosition:
+    """Position of a tensor in the run, used to align two programs with different module trees.
 
-    class_name: of the module. argument: what forward's signature calls an input. value: a number,
-    the same for the same tensor by identity, in order of first sight; storage: likewise of its
-    memory, None where it has none. order: when the call was entered and left, counted over all
-    calls; None where nobody told. parent: when the enclosing call was entered. shard: `shape`,
-    `offset` and `partial` of a distributed tensor's part.
+    Args:
+        class_name: of the module.
+        argument: the parameter of `forward` that an input was passed to.
+        value: index of the tensor by identity, in order of first appearance.
+        storage: likewise of its memory; None if it has none.
+        order: the clock of calls when this call was entered and left; None if not known.
+        parent: the clock when the enclosing call was entered.
+        shard: `shape`, `offset` and `partial` of a distributed tensor's shard.
     """
 
     class_name: str
@@ -49,7 +55,7 @@ class Place:
     shard: dict[str, Any] | None
 
     def fields(self) -> dict[str, Any]:
-        """As a recording writes them."""
+        """Return the fields of a recording's row."""
         fields: dict[str, Any] = {"class": self.class_name}
         if self.argument is not None:
             fields["argument"] = self.argument
@@ -66,13 +72,14 @@ class Place:
 
 @dataclass(slots=True)
 class Record:
-    """One tensor of one module call: who, when, and what its numbers were.
+    """The statistics of one tensor of one module call.
 
-    `place` is known where two programs are to be lined up. `data` holds the whole tensor, on the
-    host, where that was asked for; the sink that writes it takes it out. `stats` holds the
-    requested statistics in their table's order; one that is not defined for the tensor (the mean of
-    an empty one) is absent. `time_ns` is when the tensor was seen, in Unix nanoseconds; it never
-    reaches a recording.
+    Args:
+        stats: the requested statistics in the order of their table, without those that are not
+            defined for the tensor (the mean of an empty one).
+        time_ns: when the tensor was seen, in Unix nanoseconds; not part of a recording.
+        data: the whole tensor on the host, if requested; the sink that writes it removes it.
+        position: set if two programs are to be compared.
     """
 
     module: str
@@ -86,10 +93,10 @@ class Record:
     stats: dict[str, Statistic]
     time_ns: int
     data: list[Any] | None = None
-    place: Place | None = None
+    position: TensorPosition | None = None
 
     def key(self) -> dict[str, Any]:
-        """The fields that identify the record, in the order in which a recording writes them."""
+        """Return the fields that identify the record, in the order of a recording's row."""
         fields: dict[str, Any] = {
             "module": self.module,
             "tensor": self.tensor,
@@ -106,17 +113,21 @@ class Record:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """A stretch of time that sinks may turn into a span: a region, a pipeline stage, a step, an
-    outermost forward.
+    """A stretch of time that sinks may turn into a span.
 
-    kind: `region` (entered at a call site), `natural` (a region found without one), `stage`, `step`
-    or `forward`. name: the span's name, complete. lexical: opened and closed by one thread in
-    nested order, so that it may become that thread's current span; a step of a training loop is not
-    (it opens in the first forward and closes in the optimizer). attributes: OpenTelemetry attribute
-    values only. error: what ended it, if it was an exception. bounded: the loop's length is known
-    (`trace_step`, a denoise schedule); training: an optimizer drives it. device_s: measured device
-    time in seconds, None where it was not measured. events: (time_ns, name, attributes) that belong
-    on the span; sinks read them when it closes.
+    Args:
+        kind: `region` (entered at a call site), `natural` (a region that is detected, without a
+            call site), `stage` (of a pipeline), `step`, or `forward` (an outermost one).
+        name: the complete name of the span.
+        lexical: whether one thread opens and closes it in nested order, so that it may become the
+            current span. A training step is not: it opens in the first forward and closes in the
+            optimizer.
+        attributes: OpenTelemetry attribute values only.
+        error: the exception that ended it.
+        bounded: whether the length of its loop is known (`trace_step`, a denoise schedule).
+        training: whether an optimizer drives its loop.
+        device_s: measured device time in seconds, None if not measured.
+        events: (time_ns, name, attributes) of its span; sinks read them at `close`.
     """
 
     kind: str
@@ -134,16 +145,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records that became readable together. `step` is the step scope that they belong to, still
-    open or just closing.
-    """
+    """Records that were read together, and the step scope to which they belong, not closed yet."""
 
     records: list[Record]
     step: Scope | None
 
 
 class Losses:
-    """What did not arrive, by what it was and why. Everything that drops something counts it here.
+    """Counts of what was dropped, by kind and reason. Whatever drops something counts it here.
 
     >>> losses = Losses(); losses.count("record", "queue_full", 3); losses.items()
     [('record', 'queue_full', 3)]
@@ -151,27 +160,30 @@ class Losses:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()  # the program's threads count here, and those that send
+        self._lock = threading.Lock()  # several threads count
 
-    def count(self, what: str, reason: str, number: int = 1) -> None:
-        """Count `number` of `what` (`record`, `span`, `span_event`, `log_event`, `metric_point`)
-        lost for `reason`.
+    def count(self, kind: str, reason: str, number: int = 1) -> None:
+        """Add `number` lost items.
+
+        kind: `record`, `span`, `span_event`, `log_event`, `metric_point` or `tensor`.
         """
         if number:
             with self._lock:
-                self._counts[what, reason] += number
+                self._counts[kind, reason] += number
 
     def describe(self) -> str:
-        """All of it in one line; empty where nothing was lost.
+        """Return all losses in one line; empty if there are none.
 
-        >>> losses = Losses(); losses.count("metric_point", "refused", 2); losses.count("span", "shutdown"); losses.describe()
+        >>> losses = Losses(); losses.count("metric_point", "refused", 2)
+        >>> losses.count("span", "shutdown"); losses.describe()
         '2 metric points (refused), 1 span (shutdown)'
         """
-        return ", ".join(
-            f"{number} {what.replace('_', ' ')}{'s' * (number != 1)} ({reason})"
-            for what, reason, number in self.items()
-        )
+        parts = []
+        for kind, reason, number in self.items():
+            plural = "s" if number != 1 else ""
+            parts.append(f"{number} {kind.replace('_', ' ')}{plural} ({reason})")
+        return ", ".join(parts)
 
     def items(self) -> list[tuple[str, str, int]]:
-        """(what, reason, number), sorted."""
-        return [(what, reason, number) for (what, reason), number in sorted(self._counts.items())]
+        """Return (kind, reason, number) of each loss, sorted."""
+        return [(kind, reason, number) for (kind, reason), number in sorted(self._counts.items())]

@@ -118,7 +118,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that are said once a process may have been said by an earlier test."""
-    monkeypatch.setattr(console, "_said", {})
+    monkeypatch.setattr(console, "_printed", {})
 
 
 def make(kind: type[Net] = Net) -> Net:

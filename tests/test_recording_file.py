@@ -22,7 +22,7 @@ from otel_torch.recording.jsonl_sink import JsonlSink
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import load_recording
 from otel_torch.recording.run_file import claim_path, resolve_path
-from otel_torch.records import Batch, Losses, Place, Record, Scope, spell
+from otel_torch.records import Batch, Losses, Record, Scope, TensorPosition, json_safe
 from tests.support import JOB, Arrived, ListSink, lines, metadata
 
 
@@ -56,7 +56,7 @@ def open_sink(
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_said", type(console._said)())
+    monkeypatch.setattr(console, "_printed", type(console._printed)())
 
 
 # where it lies
@@ -237,11 +237,12 @@ def test_a_place_without_a_parent_is_null_and_a_number_that_is_not_finite_is_non
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float | None
 ) -> None:
     spelled: list[Any] = []
-    monkeypatch.setattr(rows, "spell", lambda value: spelled.append(value) or spell(value))
-    places = [
-        Place("Linear", None, number, None, (number, None), None, None) for number in range(3)
+    monkeypatch.setattr(rows, "json_safe", lambda value: spelled.append(value) or json_safe(value))
+    positions = [
+        TensorPosition("Linear", None, number, None, (number, None), None, None)
+        for number in range(3)
     ]
-    records = [dataclasses.replace(record(sum=0.5), place=place) for place in places]
+    records = [dataclasses.replace(record(sum=0.5), position=position) for position in positions]
     if bad is not None:
         records[1].stats["sum"] = bad
     sink = open_sink(tmp_path / "run.jsonl")

@@ -280,7 +280,7 @@ def test_a_shard_is_sketched_at_its_place(as_on_a_gpu):
 
 
 def test_one_that_fails_is_said_once_and_never_asked_again(as_on_a_gpu, monkeypatch, capsys):
-    monkeypatch.setattr(console, "_said", {})
+    monkeypatch.setattr(console, "_printed", {})
     calls = []
 
     class Broken:

@@ -25,7 +25,7 @@ from otel_torch import session
 from otel_torch.console import say, say_once
 from otel_torch.job import this_job
 from otel_torch.recording.run_file import resolve_path
-from otel_torch.records import spell
+from otel_torch.records import json_safe
 from otel_torch.settings import NumberSet, Settings, UnusableSelection
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.module_names import named_modules
@@ -53,7 +53,7 @@ class JsonlSink:
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one object. After `close` it is dropped, which is logged once."""
-        spelled = {key: spell(value) for key, value in record.items()}
+        spelled = {key: json_safe(value) for key, value in record.items()}
         line = json.dumps(spelled, default=str, allow_nan=False) + "\n"
         with self._lock:
             if self._file.closed:

@@ -92,7 +92,7 @@ def _record(path: Path, model: nn.Module, call_model: ModelCaller) -> None:
         raise RuntimeError(
             "lockstep records a forward of each model itself: call otel_torch.stop() first"
         )
-    with _clean_environment(), console.hidden(str(path)):
+    with _clean_environment(), console.suppress(str(path)):
         try:
             bootstrap.start(jsonl=str(path), capture="parity", signals="", regions="")
             call_model(model)

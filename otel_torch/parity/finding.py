@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from otel_torch.records import spell
+from otel_torch.records import json_safe
 
 SCHEMA = "otel_torch.diff/1"
 
@@ -186,4 +186,4 @@ def _to_json(value: Any) -> Any:
         return [_to_json(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return {name: _to_json(getattr(value, name)) for name in value.__dataclass_fields__}
-    return spell(value)
+    return json_safe(value)

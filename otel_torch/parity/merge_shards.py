@@ -26,7 +26,7 @@ from otel_torch.parity.call_graph import sketch_bytes
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.rows import Row, parse_line
-from otel_torch.records import spell
+from otel_torch.records import json_safe
 
 Warn = Callable[[str], None]
 ShardColumns = dict[str, list[Any]]  # field -> its value in each shard
@@ -199,7 +199,7 @@ def _write_rows(database: Any, ranks: Mapping[int, Path], target: Path, warn: Wa
                         incomplete.append(row)
                         continue
                 fields = _with_unique_numbers(row, rank_index)
-                spelled = {name: spell(value) for name, value in fields.items()}
+                spelled = {name: json_safe(value) for name, value in fields.items()}
                 file.write(json.dumps(spelled) + "\n")
     if incomplete:
         first = incomplete[0]
@@ -289,7 +289,7 @@ def _merge_statistics(
             merged[name] = sketch
     if not is_partial:
         merged |= _merge_nonlinear(complete, np.array(sizes, dtype=np.float64), numel)
-    return {name: spell(value) for name, value in merged.items()}
+    return {name: json_safe(value) for name, value in merged.items()}
 
 
 def _add_sketches(texts: list[str]) -> str | None:

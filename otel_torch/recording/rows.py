@@ -1,7 +1,7 @@
 """A row of a recording and its line of JSON: one file defines both directions.
 
 A row is a record as a flat dict: the fields that identify it (`Record.key`), its position in the
-run if that was recorded (`Place.fields`), and its statistics. JSON has no NaN or Inf, so these are
+run if that was recorded (`TensorPosition.fields`), and its statistics. JSON has no NaN or Inf, so these are
 the strings `NaN`, `Infinity` and `-Infinity`.
 
 >>> from otel_torch.records import Record
@@ -20,7 +20,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from otel_torch.records import Record, spell
+from otel_torch.records import Record, json_safe
 
 Row = dict[str, Any]
 
@@ -58,14 +58,14 @@ def encode_rows(records: Sequence[Record]) -> bytes:
 
 def _to_row(record: Record) -> Row:
     row = record.key()
-    if record.place is not None:
-        row |= record.place.fields()
+    if record.position is not None:
+        row |= record.position.fields()
     row |= record.stats
     return row
 
 
 def _spell_numbers(row: Row) -> Row:
-    return {name: spell(value) for name, value in row.items()}
+    return {name: json_safe(value) for name, value in row.items()}
 
 
 def _encode_slowly(row: Row) -> str:

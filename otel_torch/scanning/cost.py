@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from otel_torch.records import FINGERPRINTS, Place, Record
+from otel_torch.records import FINGERPRINTS, Record, TensorPosition
 from otel_torch.scanning.scanned_forward import (
     ScannedCall,
     ScannedForward,
@@ -233,7 +233,7 @@ def _make_record(model: str, planned: _PlannedRecord, settings: Settings, is_fir
         branch=None,
         stats=derive(names, row if numel else None, measured),
         time_ns=_TIME_NS,
-        place=_make_place(planned) if "parity" in settings.capture else None,
+        position=_make_position(planned) if "parity" in settings.capture else None,
     )
 
 
@@ -246,11 +246,11 @@ def _statistics_for(planned: _PlannedRecord, settings: Settings, is_first: bool)
     return (*names, "row_sketch") if planned.phase == "attach" else names
 
 
-def _make_place(planned: _PlannedRecord) -> Place:
+def _make_position(planned: _PlannedRecord) -> TensorPosition:
     number = planned.tensor.number or 0
     order = None if planned.phase == "attach" else planned.order
     argument = _ARGUMENT if planned.is_input else None
-    return Place(planned.class_name, argument, number, number, (order, order), order, None)
+    return TensorPosition(planned.class_name, argument, number, number, (order, order), order, None)
 
 
 def _length(pieces: Sequence[bytes]) -> int:

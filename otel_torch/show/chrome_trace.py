@@ -18,7 +18,7 @@ import msgspec
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.rows import Row
-from otel_torch.records import spell
+from otel_torch.records import json_safe
 from otel_torch.rendering.table import escape
 from otel_torch.show.selection import Selection
 from otel_torch.show.traces import Process, Span, find_traces, is_of_run, iterate_spans, lanes
@@ -165,7 +165,7 @@ def _span_events(
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: spell(value) for name, value in attributes.items()}
+    return {name: json_safe(value) for name, value in attributes.items()}
 
 
 class _Counted:
@@ -245,7 +245,7 @@ class _Counted:
             if math.isfinite(value):
                 yield {"ph": "C", "name": f"{title} {name}", **where, "args": {name: value}}
             else:
-                bad.setdefault(name, {})[title] = spell(value)
+                bad.setdefault(name, {})[title] = json_safe(value)
         for name, tensors in bad.items():
             first, more = (
                 next(iter(tensors)),

@@ -16,7 +16,7 @@ from typing import Any
 from otel_torch.console import say
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
-from otel_torch.records import FINGERPRINTS, spell
+from otel_torch.records import FINGERPRINTS, json_safe
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import Line, escape, format_table, paint, supports_color, write_line
 from otel_torch.settings import STATISTICS
@@ -279,4 +279,4 @@ def _spell(value: Any) -> Any:
         return {name: _spell(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_spell(item) for item in value]
-    return spell(value)
+    return json_safe(value)

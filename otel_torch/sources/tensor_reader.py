@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from otel_torch.records import FINGERPRINTS, Place, Record, Statistic
+from otel_torch.records import FINGERPRINTS, Record, Statistic, TensorPosition
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
@@ -61,14 +61,14 @@ class MeasuredTensor:
     identity: Identity | None = None
     argument: str | None = None
 
-    def place(self) -> Place | None:
+    def position(self) -> TensorPosition | None:
         """Return the tensor's position in the run, which only parity recordings have."""
         identity, call = self.identity, self.call
         if identity is None or identity.number is None:
             return None
         storage = None if identity.storage is None else identity.storage.number
         shard = self.measurement.shard
-        return Place(
+        return TensorPosition(
             call.class_name,
             self.argument,
             identity.number,
@@ -92,7 +92,7 @@ class MeasuredTensor:
             stats,
             self.time_ns,
             None if self.copy is None else [self.copy.cpu()],
-            None if self.identity is None else self.place(),
+            None if self.identity is None else self.position(),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from otel_torch.records import FINGERPRINTS, Record, spell
+from otel_torch.records import FINGERPRINTS, Record, json_safe
 
 ACTIVATION = "torch.module.activation"
 # statistics that are not gauges: counted elsewhere, or constant
@@ -25,7 +25,7 @@ def to_attribute(value: Any) -> Any:
     if kind is str or kind is bool:
         return value
     if kind is float:
-        return spell(value)
+        return json_safe(value)
     if kind is int:
         return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, (list, tuple)):

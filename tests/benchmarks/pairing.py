@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
-from otel_torch.gc_pause import uncollected
+from otel_torch.gc_pause import gc_paused
 
 # entered before a side is measured and left afterwards; gives what is then called and timed
 Side = Callable[[], AbstractContextManager[Callable[[], object]]]
@@ -132,7 +132,7 @@ def interleave(
     order = random.Random(seed)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
-    with uncollected():
+    with gc_paused():
         for _ in range(rounds):
             for name in order.sample(list(sides), len(sides)):
                 with sides[name]() as body:
