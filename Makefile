@@ -13,6 +13,8 @@ PYTEST := -m pytest -n 2 --dist loadfile
 # the tensors are tiny: more threads only compete for the cores
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# tests compile tiny graphs: starting the compiler's worker processes takes longer than compiling
+export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 
 .PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs dashboards pictures clean
 help:
