@@ -130,7 +130,11 @@ def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
     with Receiver() as receiver:
         signals = "spans,span_events,log_events,metrics"
         run_python(
-            tmp_path, TURNS_NAN, OTEL_TORCH_SIGNALS=signals, **receiver.environment("http/protobuf")
+            tmp_path,
+            TURNS_NAN,
+            fresh=True,
+            OTEL_TORCH_SIGNALS=signals,
+            **receiver.environment("http/protobuf"),
         )
     from otel_torch import read_recording
 
@@ -190,6 +194,7 @@ def test_a_program_that_imports_ours_before_torch_is_recorded_too(tmp_path: Path
         tmp_path,
         "from otel_torch import ModuleHookManager, get_or_create_profiler, region, trace_step"
         + BESIDE_OURS,
+        fresh=True,
     )
     assert done.stderr.splitlines() == [f"otel_torch: 2 records in {tmp_path / 'run.jsonl'}"]
     assert [row["module"] for row in lines(tmp_path / "run.jsonl")] == ["0", ""]
@@ -202,6 +207,6 @@ def test_what_a_program_starts_itself_wins_over_the_environment_before_torch_too
         "import otel_torch\nprint(otel_torch.start(jsonl='mine.jsonl'))\nfrom otel_torch import region"
         + BESIDE_OURS
     )
-    done = run_python(tmp_path, program)
+    done = run_python(tmp_path, program, fresh=True)
     assert done.stdout == "True\n" and done.stderr == "otel_torch: 2 records in mine.jsonl\n"
     assert len(lines(tmp_path / "mine.jsonl")) == 2 and not (tmp_path / "run.jsonl").exists()

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from otel_torch import ForwardHook, ModuleHookManager
+from tests.support import run_python
 
 X = torch.ones(1, 2)
 
@@ -163,10 +162,7 @@ def test_a_pickle_needs_nothing_of_ours(tmp_path) -> None:
         "import pickle, sys, torch; sys.modules['otel_torch'] = None; "
         f"print(tuple(pickle.load(open({str(path)!r}, 'rb'))(torch.ones(1, 2)).shape))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        == "(1, 2)\n"
-    )
+    assert run_python(tmp_path, code, OTEL_TORCH_ENABLED="0").stdout == "(1, 2)\n"
 
 
 def test_hooks_are_traced_into_one_graph_for_all_layers() -> None:

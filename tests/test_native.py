@@ -34,6 +34,7 @@ from otel_torch.statistics.cpu_kernel import (
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.sketch import PIECE, sketch
+from tests.support import run_python
 
 ROOT = Path(__file__).parents[1]
 CHUNK = 4 * 1021
@@ -283,7 +284,7 @@ def test_threads_change_no_bit(kernel, dtype):
     check_sums(one, values)
 
 
-def test_the_threads_of_torch_do_the_work(built):
+def test_the_threads_of_torch_do_the_work(built, tmp_path):
     code = f"""
 import os, pathlib, torch
 from otel_torch.statistics.cpu_kernel import CpuKernel, SUMS
@@ -300,12 +301,8 @@ print(len(os.listdir("/proc/self/task")) - before)
     )
     if not hasattr(library, "GOMP_parallel"):
         pytest.skip("this torch has no OpenMP that can be called")
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "2"
-    )
+    done = run_python(tmp_path, code, OTEL_TORCH_ENABLED="0")
+    assert done.stdout.strip() == "2"
 
 
 def test_threads_of_python_do_not_mix_their_numbers(kernel):

@@ -20,7 +20,7 @@ from otel_torch.telemetry.otlp_requests import count_items, take_items
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
 from tests.support import environment, lines, run_python
-from tests.telemetry_support import DRIVER, drive
+from tests.telemetry_support import drive
 from tests.test_telemetry_delivery import closed_port, lost
 
 ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
@@ -182,8 +182,9 @@ finish()
 
 def test_a_killed_process_leaves_its_lines(tmp_path: Path) -> None:
     """It goes on until its first steps are on disk, and dies in the middle of the others."""
-    script = tmp_path / "program.py"
-    script.write_text(DRIVER + """
+    done = drive(
+        tmp_path,
+        """
 import pathlib, signal, threading
 paths = [pathlib.Path("otlp/traces.jsonl"), pathlib.Path("otlp/logs.jsonl")]
 def found():
@@ -194,10 +195,10 @@ while not found():
     step += 1
     threading.Event().wait(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
-""")  # fmt: skip
-    variables = environment(tmp_path, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_RUN_ID="test", **ALL)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=variables, cwd=tmp_path, timeout=240, check=False
+""",
+        check=False,
+        OTEL_TORCH_OTLP_FILE="otlp",
+        **ALL,
     )
     assert done.returncode == -signal.SIGKILL
     for kind in ("traces", "logs"):

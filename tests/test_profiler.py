@@ -7,8 +7,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +31,7 @@ from otel_torch.regions.profiler import (
     set_global_controller,
 )
 from otel_torch.settings import Settings
-from tests.support import Arrived
+from tests.support import Arrived, run_python
 
 CPU = (torch.profiler.ProfilerActivity.CPU,)
 PREAMBLE = """
@@ -49,24 +47,13 @@ controller = get_or_create_profiler(sys.argv[1])
 """
 
 
-def run(folder: Path, code: str, **environ: str) -> str:
-    """Run `code` after the preamble in a process of its own; what it said on stderr. It has to exit
-    with 0.
-    """
-    mine = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OTEL_TORCH_", "FASTVIDEO_", "RANK"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code, str(folder)],
-        env=mine | environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+def run(folder: Path, code: str, fresh: bool = False, **variables: str) -> str:
+    """Run `code` after the preamble in a child process that exits with 0; return its stderr."""
+    program = folder.parent / f"{folder.name}.py"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(PREAMBLE + code)
+    variables = {"OTEL_TORCH_ENABLED": "0"} | variables
+    return run_python(folder.parent, program, str(folder), fresh=fresh, **variables).stderr
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -105,6 +92,7 @@ with profiler_region("training_train"):
     burn("not chosen")
 burn("behind")
 """,
+        fresh=True,
         FASTVIDEO_TORCH_PROFILE_REGIONS="inference_denoising,model_loading",
         RANK="3",
     )

@@ -5,8 +5,6 @@ in.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from otel_torch.statistics.reduce import reduce_scalars
 from otel_torch.statistics.row_layout import COLUMNS, MAX, SCALARS, VECTORS
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, columns_for, derive
+from tests.support import run_python
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FP8 = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
@@ -431,10 +430,7 @@ from torch.distributed._functional_collectives import all_reduce
 assert read_rows([measure(all_reduce(torch.ones(5), "sum", mesh.get_group()))])[0][2] == 5.0
 dist.destroy_process_group()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(tmp_path, script, OTEL_TORCH_ENABLED="0")
 
 
 def test_without_torchs_private_guards_the_numbers_are_the_same(monkeypatch):
