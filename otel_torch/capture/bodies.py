@@ -1,4 +1,4 @@
-"""Bodies that run as functions, each in a thread, and barriers where they wait for each other."""
+"""Run bodies as functions in threads, with barriers at which they wait for each other."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ class Barrier:
             )
 
     def count_waiting(self, *, bodies: bool) -> int:
-        """Return how many bodies, or how many other threads, wait here."""
+        """Return how many bodies, or how many other threads, wait at this barrier."""
         return self._round.arrived.count(bodies)
 
     def break_off(self) -> None:
-        """Raise InterleaveError in all threads that wait here."""
+        """Raise InterleaveError in all threads that wait at this barrier."""
         if self._round.arrived:
             self._end_round(is_complete=False)
 

@@ -93,7 +93,7 @@ class Cache:
         self.bytes = 0
         self.cache = CacheDict(rename=rename, alias=alias)
         self._spill = DiskSpill() if overflow == "disk" else None
-        self._hooks: list[_OutputHook] = []
+        self._hooks: list[_CacheOutputHook] = []
         self._stop_guarding: Callable[[], None] = lambda: None
 
     # -- attaching
@@ -110,7 +110,7 @@ class Cache:
         chosen = choose_modules(model, named, self.modules, self.cache.resolve)
         if not self._hooks:
             self._stop_guarding = compiled.guard_hooks()
-        hook_class = _CallHook if self.include_inputs else _OutputHook
+        hook_class = _CacheCallHook if self.include_inputs else _CacheOutputHook
         hooks = [hook_class(self, module, name) for module, name in chosen.items()]
         for hook, number in zip(hooks, compiled.site_tensors(hooks, self), strict=True):
             hook.number = number
@@ -119,7 +119,7 @@ class Cache:
         return self
 
     def detach(self) -> None:
-        """Remove all hooks. What is cached remains."""
+        """Remove all hooks. Cached values remain."""
         for hook in self._hooks:
             remove_hook(hook.module, hook.name())
         # a call that raised is still on the stack
@@ -219,7 +219,7 @@ class Cache:
 
     def on_compiled_tensors(
         self,
-        place: _OutputHook,
+        place: _CacheOutputHook,
         tensors: list[tuple[str, Tensor]],
         *,
         entering: bool,
@@ -248,16 +248,16 @@ class _OpenCalls(threading.local):
     """The calls under way in this thread, outermost first, with their entries."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[_OutputHook, CacheEntry | None]] = []
+        self.stack: list[tuple[_CacheOutputHook, CacheEntry | None]] = []
 
 
 _calls = _OpenCalls()
 
 
-class _OutputHook(ForwardHook):
+class _CacheOutputHook(ForwardHook):
     """Pass the outputs of one module to a cache."""
 
-    number: Tensor  # stands for this hook in compiled graphs
+    number: Tensor  # identifies this hook in compiled graphs
 
     def __init__(self, cache: Cache, module: nn.Module, title: str) -> None:
         self.cache, self.module, self.title = cache, module, title
@@ -279,7 +279,7 @@ class _OutputHook(ForwardHook):
         return None
 
 
-class _CallHook(_OutputHook):
+class _CacheCallHook(_CacheOutputHook):
     """Pass the inputs and outputs of one module to a cache.
 
     A cache of outputs alone does without, so that its modules have no pre-hook.

@@ -21,7 +21,7 @@ _OnGradients = Callable[[Sequence[Tensor | None]], None]
 
 @dataclass(frozen=True)
 class _GradientIndex:
-    """Stands for the gradient of one tensor in a structured value."""
+    """Placeholder for the gradient of one tensor in a structured value."""
 
     index: int
 
@@ -37,7 +37,7 @@ class GradientWatch:
         """Call `on_gradients` with the gradients of `output` once a backward pass has them all.
 
         They are structured as `output`, and a tuple for a single tensor, as in torch's own backward
-        hooks. A tensor that the backward pass did not use has None.
+        hooks. The gradient of a tensor that the backward pass did not use is None.
         """
         tensors: list[Tensor] = []
 

@@ -1,7 +1,7 @@
-"""Names for hooks of which one module may carry several.
+"""Unique names for hooks.
 
-A module's hooks are registered by name, and a module may belong to several caches, trackers and
-interleavers at once.
+A module's hooks are registered by name, and one module may belong to several caches, trackers and
+interleavers.
 """
 
 from __future__ import annotations

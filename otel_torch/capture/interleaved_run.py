@@ -246,7 +246,7 @@ class InterleavedRun:
         return value
 
     def _pause(self, event: _Event, value: Any) -> Any:
-        """Give the turn to the body until it passes it back; return the value that it left."""
+        """Give the turn to the body until it passes it back; return the value that it assigned."""
         self._values[event] = self._current_value = value
         self._current, self._state = event, _State.BODY_TURN
         self._body_turn.release()

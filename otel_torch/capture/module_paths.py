@@ -29,7 +29,7 @@ def without_root(path: str) -> str:
 
 
 def possible_names(parent: str, path: str) -> list[str]:
-    """Return the names that `path` may stand for, best first: below `parent` before below the root,
+    """Return the names that `path` may mean, best first: below `parent` before below the root,
     literally before without a leading `model`.
 
     >>> possible_names("h.0", "model.mlp")

@@ -38,7 +38,7 @@ class Event:
 
 @dataclass
 class Stash:
-    """What is kept of an event, under the event's field names."""
+    """The part of an event that is kept, under the event's field names."""
 
     name: str
     type: type[nn.Module]

@@ -1,4 +1,4 @@
-"""The `otel-torch` command: a table of subcommands, of which only the requested one is imported.
+"""The `otel-torch` command: a table of subcommands. Only the requested one is imported.
 
 Exit status: 0 success, 1 diverged, 2 bad input or usage. Errors are one line on stderr, never a
 traceback.

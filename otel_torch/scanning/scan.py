@@ -149,12 +149,12 @@ def read_settings(overrides: dict[str, str]) -> Settings:
     """Return the settings of the environment with some replaced. Raises TypeError for a name that
     is not a setting, and ValueError for a bad value.
     """
-    known = Settings.__dataclass_fields__
+    fields = Settings.__dataclass_fields__
     environ = dict(os.environ)
     for name, value in overrides.items():
-        if name not in known:
-            raise TypeError(f"select() has no setting {name!r}; use {', '.join(known)}")
-        environ[known[name].metadata["name"]] = value
+        if name not in fields:
+            raise TypeError(f"select() has no setting {name!r}; use {', '.join(fields)}")
+        environ[fields[name].metadata["name"]] = value
     return Settings.from_env(environ, say_once)
 
 

@@ -137,15 +137,16 @@ def _format_calls(calls: list[ScannedCall], color: bool) -> str:
     for call in calls:
         style = "dim" if has_unselected and not call.selected else None
         rows.append(Line([column.text(call) for column in columns], style))
-    left = sum(column.left for column in columns)
-    return format_table([column.name for column in columns], rows, left=left, color=color)
+    names = [column.name for column in columns]
+    left_aligned = sum(column.is_left_aligned for column in columns)
+    return format_table(names, rows, left=left_aligned, color=color)
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
     text: Callable[[ScannedCall], str]
-    left: bool = False
+    is_left_aligned: bool = False
     is_shown: Callable[[list[ScannedCall]], bool] = bool
 
 
@@ -174,10 +175,10 @@ def _has_repeated_calls(calls: list[ScannedCall]) -> bool:
 
 
 _COLUMNS = (
-    _Column("module", lambda call: call.module or "(root)", left=True),
-    _Column("class", lambda call: call.class_name, left=True),
-    _Column("inputs", lambda call: _describe_tensors(call.inputs), left=True),
-    _Column("outputs", _describe_outputs, left=True),
+    _Column("module", lambda call: call.module or "(root)", is_left_aligned=True),
+    _Column("class", lambda call: call.class_name, is_left_aligned=True),
+    _Column("inputs", lambda call: _describe_tensors(call.inputs), is_left_aligned=True),
+    _Column("outputs", _describe_outputs, is_left_aligned=True),
     _Column("call", lambda call: str(call.call), is_shown=_has_repeated_calls),
     _Column("parameters", lambda call: format_bytes(call.parameter_bytes)),
     _Column("FLOP", _describe_flops),
