@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Session:
-    """What one process records: its place in the job, the settings, and where everything goes.
+    """The recording of one process: its place in the job, its settings, and its recorder.
 
     `step_tracker` is None where only regions are recorded, as in a test. `region_labels` caches
     what each region name means under these settings, by the name as the program entered it.

@@ -18,7 +18,7 @@ from otel_torch.statistics.table import DEFINITIONS
 
 _ON, _OFF = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
 
-# Takes one line for the user.
+# Prints one line for the user.
 Report = Callable[[str], None]
 
 

@@ -1,4 +1,4 @@
-"""Every private name of torch that recording uses, each with a fallback.
+"""Every private name of torch that this package uses, each with a fallback.
 
 Recording must not change what the program sees: a FLOP counter, default device, autocast, autograd,
 vmap or tracer must not see the arithmetic of a statistic. Public torch has no way to hide it.
@@ -281,7 +281,7 @@ class StorageLife:
 
     @property
     def is_freed(self) -> bool:
-        """Whether the memory has been freed."""
+        """True once the memory has been freed."""
         return bool(self._reference.expired())
 
 

@@ -51,8 +51,8 @@ class Ended:
     status: int
 
     @property
-    def said(self) -> list[str]:
-        """What we said, but for the count at the end."""
+    def reported(self) -> list[str]:
+        """The lines on stderr, without the count at the end."""
         ours = [line for line in self.stderr.splitlines() if line.startswith("otel_torch")]
         return [line for line in ours if " records in " not in line]
 
@@ -61,7 +61,7 @@ class Ended:
         return self.folder / "run.jsonl"
 
 
-# selections of which nothing usable remains: the line must hold these words, and nothing is
+# selections without a usable entry: the line must have these words, and nothing is
 # recorded
 UNUSABLE = {
     "no regex": (
@@ -181,9 +181,9 @@ def test_a_bad_entry_is_named_and_left_out_and_a_bad_value_means_the_default(
         "OTEL_TORCH_MAX_BYTES": "'lots'", "OTEL_TORCH_JSONL_RANKS": "'second'", "OTEL_TORCH_CAPTURE": "'thoughts'",
         "OTEL_TORCH_METRIC_SERIES": "'-1'", "OTEL_TORCH_MODUELS": "did you mean OTEL_TORCH_MODULES?",
     }  # fmt: skip
-    assert len(end.said) == len(expected)
+    assert len(end.reported) == len(expected)
     for variable, value in expected.items():
-        (line,) = [line for line in end.said if variable in line]
+        (line,) = [line for line in end.reported if variable in line]
         assert value in line and ("use" in line or "mean" in line)
     rows = lines(end.recording)
     assert {row["step"] for row in rows} == {0, 2}
@@ -195,15 +195,18 @@ def test_a_selection_without_anything_usable_records_nothing(
     name: str, ended: Callable[[str], Ended]
 ) -> None:
     end = ended(name)
-    said = " ".join(end.said)
-    assert all(word in said for word in UNUSABLE[name][1]) and "Nothing is recorded" in end.said[-1]
+    reported = " ".join(end.reported)
+    assert (
+        all(word in reported for word in UNUSABLE[name][1])
+        and "Nothing is recorded" in end.reported[-1]
+    )
     assert [path.name for path in end.folder.iterdir()] == ["program.py"]
 
 
 @pytest.mark.parametrize("name", NO_PLACE)
 def test_a_place_where_no_file_can_be_is_one_line(name: str, ended: Callable[[str], Ended]) -> None:
     end = ended(name)
-    line, lost = end.said
+    line, lost = end.reported
     assert all(word in line for word in NO_PLACE[name][1])
     assert lost == "otel_torch: lost: 30 records (disk)"
     assert [path.name for path in end.folder.iterdir()] == ["program.py"]
@@ -212,7 +215,7 @@ def test_a_place_where_no_file_can_be_is_one_line(name: str, ended: Callable[[st
 
 def test_a_full_disk_ends_the_recording_after_a_whole_step(ended: Callable[[str], Ended]) -> None:
     end = ended("full disk")
-    line, lost = end.said
+    line, lost = end.reported
     assert str(end.recording) in line and "the program continues" in line
     rows = lines(end.recording)
     count = len(rows)
@@ -228,7 +231,7 @@ def test_the_limit_of_bytes_ends_the_recording_after_a_whole_step(
     ended: Callable[[str], Ended],
 ) -> None:
     end = ended("limit")
-    line, lost = end.said
+    line, lost = end.reported
     assert "OTEL_TORCH_MAX_BYTES (2000 bytes)" in line
     count = len(lines(end.recording))
     assert 0 < count < 30 and count % 3 == 0
@@ -241,7 +244,7 @@ def test_the_limit_of_bytes_ends_the_recording_after_a_whole_step(
 
 def test_a_model_of_ten_thousand_modules_is_recorded_whole(ended: Callable[[str], Ended]) -> None:
     end = ended("large")
-    assert end.said == []
+    assert end.reported == []
     rows = load_recording(end.recording).rows
     assert len(rows) == len({(row["step"], row["module"]) for row in rows}) == 20_000
 
@@ -250,10 +253,10 @@ def test_a_model_that_raises_is_recorded_up_to_there_and_from_there_on(
     ended: Callable[[str], Ended],
 ) -> None:
     end = ended("raises")
-    assert end.said == []
+    assert end.reported == []
     rows = [(row["step"], row["call"], row["module"]) for row in lines(end.recording)]
     whole = ["0", "1.0", "1", "2", ""]
-    # the second forward raises behind its first module; it is not completed, so the third is the
+    # the second forward raises after its first module; it is not completed, so the third is the
     # same step's next call
     raised, again = [(1, 0, "0")], [(1, int(module == "0"), module) for module in whole]
     assert rows == [(0, 0, module) for module in whole] + raised + again + [
@@ -263,7 +266,7 @@ def test_a_model_that_raises_is_recorded_up_to_there_and_from_there_on(
 
 def test_a_module_that_is_deleted_while_it_is_hooked_is_gone(ended: Callable[[str], Ended]) -> None:
     end = ended("deleted")
-    assert end.said == []
+    assert end.reported == []
     rows = [(row["model"], row["step"], row["module"]) for row in lines(end.recording)]
     assert rows[:4] == [("Sequential", 0, module) for module in ("0", "1", "2", "")]
     assert [(model, step) for model, step, _ in rows[4:7]] == [("Sequential", 1)] * 3

@@ -205,7 +205,7 @@ def test_a_step_is_recorded_as_a_whole() -> None:
 class TestNonFinite:
     @pytest.fixture
     def program(self) -> Program:
-        return trained(0.01, 41, in_step=1.0)  # long behind what it may record
+        return trained(0.01, 41, in_step=1.0)  # its budget is spent for a long time
 
     def run(self, program: Program, steps: range) -> list[int]:
         return [step for step in steps if program.run(TRAIN, step)]
@@ -304,11 +304,11 @@ def test_steps_are_recorded_as_wholes_and_counted_as_if_all_were(
         (step, call) for step in FIRST for call in (0, 1)
     ]
     assert len(sink.closed) == 40 + 80  # steps and forwards are spans all the same
-    said = re.findall(r"OTEL_TORCH_BUDGET=0.001: .*", capfd.readouterr().err)
-    assert len(said) == 1
+    reported = re.findall(r"OTEL_TORCH_BUDGET=0.001: .*", capfd.readouterr().err)
+    assert len(reported) == 1
     assert re.fullmatch(
         r".*: 3 of 40 steps were recorded; at the end one in \d+ of Net's; that cost about [\d.e+-]+ % of .*",
-        said[0],
+        reported[0],
     )
 
 
@@ -371,7 +371,7 @@ def test_a_value_that_is_not_finite_inside_a_recorded_step_has_the_next_ones_rec
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nan_to_num(self.layers(x))
 
-    with recording(budget=LITTLE, stats="mean") as sink:  # told by any statistic
+    with recording(budget=LITTLE, stats="mean") as sink:  # seen through any statistic
         net = Hidden()
         for step in range(30):
             net(X * (float("inf") if step == 4 else 1))
@@ -492,7 +492,7 @@ def test_a_sampled_run_computes_what_any_other_does_and_says_what_was_recorded(
     full, sampled = runs["full"], runs["budget"]
     assert sampled[1] == full[1]
     kept = {(row["model"], row["loop"], row["step"], row["phase"]) for row in lines(sampled[0])}
-    told = metadata(sampled[0])["budget"]
+    totals = metadata(sampled[0])["budget"]
     assert "budget" not in metadata(full[0])
     assert {(model, phase) for model, _, _, phase in kept} >= {
         ("Transformer", "attach"),
@@ -504,12 +504,12 @@ def test_a_sampled_run_computes_what_any_other_does_and_says_what_was_recorded(
         for model, loop, step, phase in kept
         if (model, phase) == ("Transformer", "forward")
     } >= {(0, 0), (0, 2)}
-    assert (told["percent"], told["steps"], [kind["model"] for kind in told["kinds"]]) == (
+    assert (totals["percent"], totals["steps"], [kind["model"] for kind in totals["kinds"]]) == (
         0.001,
         34,
         ["TextEncoder", "Transformer"],
     )
-    assert told["recorded"] < 8 and told["cost_percent"] > 0.001
+    assert totals["recorded"] < 8 and totals["cost_percent"] > 0.001
 
 
 @pytest.mark.parametrize("port", ["budget", "steps"])

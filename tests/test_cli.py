@@ -71,7 +71,7 @@ def test_version():
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, reported",
     [
         ([], "required: COMMAND"),
         (["dance"], "invalid choice: 'dance'"),
@@ -82,11 +82,11 @@ def test_version():
         (["show", "no/such/recording.jsonl"], "no/such/recording.jsonl"),
     ],
 )
-def test_bad_usage_is_status_2_and_one_line(arguments, said):
+def test_bad_usage_is_status_2_and_one_line(arguments, reported):
     result = call(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.startswith("otel_torch: ") and said in line
+    assert line.startswith("otel_torch: ") and reported in line
 
 
 def test_a_fault_of_our_own_is_one_line_too(monkeypatch, capsys):
@@ -167,7 +167,7 @@ def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "name, value, said",
+    "name, value, reported",
     [
         ("OTEL_TORCH_MODULES", "(", "not a regular expression"),
         ("OTEL_TORCH_STEPS", "soon", "0,2,10-20"),
@@ -178,11 +178,11 @@ def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch)
         ("OTEL_TORCH_JSONL", "/", "is a folder"),
     ],
 )
-def test_doctor_finds_what_cannot_work(capsys, undelivered, monkeypatch, name, value, said):
+def test_doctor_finds_what_cannot_work(capsys, undelivered, monkeypatch, name, value, reported):
     monkeypatch.setenv(name, value)
     fine, rows, _ = findings(capsys)
     assert not fine
-    assert any(ok is False and said in text for _, ok, text in rows), rows
+    assert any(ok is False and reported in text for _, ok, text in rows), rows
 
 
 def test_doctor_as_text_marks_what_is_wrong(capsys, undelivered, monkeypatch):
@@ -228,7 +228,7 @@ def test_doctor_says_where_each_signal_goes(variables, traces):
 
 
 def test_doctor_minds_only_the_signals_that_are_asked_for(monkeypatch):
-    with socket.socket() as unheard:  # bound, and nobody listens
+    with socket.socket() as unheard:  # bound, and not listening
         unheard.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TORCH_SIGNALS": "spans"}

@@ -64,7 +64,7 @@ def test_the_lines_that_troubleshooting_explains_are_still_said():
     constants = (
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
     )
-    said = {value for value in constants if isinstance(value, str)}
+    reported = {value for value in constants if isinstance(value, str)}
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     cells = [cell for cell in re.findall(r"^\| ([^|]*) \|", page, re.M) if cell.startswith("`")]
     pieces = [
@@ -79,7 +79,7 @@ def test_the_lines_that_troubleshooting_explains_are_still_said():
         if " " in piece and not piece.startswith("700 ") and "otel-torch" not in piece
     ]
     assert len(words) > 25
-    assert [piece for piece in words if not any(piece in text for text in said)] == []
+    assert [piece for piece in words if not any(piece in text for text in reported)] == []
 
 
 def test_every_field_of_the_metadata_is_explained(tmp_path):

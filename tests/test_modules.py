@@ -202,8 +202,8 @@ def test_a_selection_that_matches_no_module_says_so_with_an_example(
     with recording(modules="^transformer") as sink:
         Net()(X)
     assert not sink.records
-    said = capfd.readouterr().err
-    assert "no module of Net is selected" in said and "'blocks.1.act'" in said
+    reported = capfd.readouterr().err
+    assert "no module of Net is selected" in reported and "'blocks.1.act'" in reported
 
 
 WRAPPERS = {

@@ -1,5 +1,5 @@
 """Recording is invisible: what a program computes is bit for bit what it would have been, and
-nothing stays behind.
+nothing remains.
 """
 
 from __future__ import annotations
@@ -324,13 +324,13 @@ def test_function_transforms_are_bit_identical(name: str) -> None:
 
 def test_a_forward_that_raises_raises_the_same() -> None:
     def raising() -> Any:
-        net, said = Net(), []
+        net, reported = Net(), []
         for x in (torch.ones(5, 3), torch.ones(5, 4), "no tensor", torch.ones(1, 4)):
             try:
                 net(x)
             except Exception as error:
-                said.append((type(error).__name__, str(error), error.__cause__))
-        return [said, net.first[1].running_mean]
+                reported.append((type(error).__name__, str(error), error.__cause__))
+        return [reported, net.first[1].running_mean]
 
     assert_neutral(raising)
 

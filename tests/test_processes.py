@@ -23,7 +23,7 @@ from otel_torch.job import Job, name_run, this_job
 from otel_torch.recording.reader import load_recording
 from tests.support import environment, lines, metadata, run_python
 
-# a model of two layers, of which the second can be told to do something in the middle of a step:
+# a model of two layers, of which the second can be made to do something in the middle of a step:
 # three records a step
 MODEL = """
 import os, signal, sys, threading, time
@@ -66,7 +66,7 @@ class Ended:
         return self.folder / "run.jsonl"
 
     @property
-    def said(self) -> list[str]:
+    def reported(self) -> list[str]:
         return [line for line in self.stderr.splitlines() if line.startswith("otel_torch")]
 
 
@@ -196,7 +196,7 @@ def test_however_a_process_ends_what_was_complete_is_on_disk(
     assert recording.ended_early is not cleanly
     assert ("ends early" in "".join(recording.warnings)) is not cleanly
     count = 9 + len(last_step)
-    assert end.said == ([f"otel_torch: {count} records in {end.recording}"] if cleanly else [])
+    assert end.reported == ([f"otel_torch: {count} records in {end.recording}"] if cleanly else [])
     if cleanly:
         assert metadata(end.recording)["records_written"] == count
     assert list(end.folder.glob(".*")) == []
@@ -366,7 +366,7 @@ def pids(children: Ended, role: str) -> list[int]:
 def test_every_child_has_a_whole_recording_of_its_own(children: Ended, role: str) -> None:
     (pid,) = pids(children, role)
     path = children.folder / f"run.pid{pid}.jsonl"
-    first = 0 if role in ("spawn", "forkserver") else 1  # a forked child goes on counting
+    first = 0 if role in ("spawn", "forkserver") else 1  # a forked child continues to count
     assert by_step(path) == whole_steps(first, first + 1)
     meta = metadata(path)
     assert meta["ended_cleanly"] is (role != "os.fork and os._exit")
@@ -384,8 +384,8 @@ def test_the_parent_has_its_own_records_and_nobody_anybody_elses(children: Ended
         f"run.pid{pid}.jsonl" for role in ROLES for pid in pids(children, role)
     }
     assert {path.name for path in children.folder.glob("*.jsonl")} == expected
-    said = Counter(line for line in children.said)
-    assert set(said.values()) == {1} and all(" records in " in line for line in said)
+    reported = Counter(line for line in children.reported)
+    assert set(reported.values()) == {1} and all(" records in " in line for line in reported)
 
 
 def test_a_worker_that_runs_no_model_has_no_file_and_no_thread(children: Ended) -> None:
@@ -432,7 +432,7 @@ def test_the_compilers_workers_leave_nothing_behind(tmp_path: Path) -> None:
     here, there, torch_is_loaded, threads = end.stdout.split()
     assert here != there and (torch_is_loaded, threads) == ("True", "[]")
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["run.jsonl"]
-    assert end.said == [f"otel_torch: 6 records in {end.recording}"]
+    assert end.reported == [f"otel_torch: 6 records in {end.recording}"]
 
 
 # ranks
@@ -637,7 +637,7 @@ def test_two_identical_runs_write_identical_bytes_and_the_named_path_holds_the_n
     assert first.status == second.status == 0, second.stderr
     earlier = tmp_path / "run.1.jsonl"
     assert (
-        second.said[0]
+        second.reported[0]
         == f"otel_torch: {second.recording} is from an earlier run; renamed to run.1.jsonl"
     )
     assert earlier.read_bytes() == second.recording.read_bytes()

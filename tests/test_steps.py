@@ -1,4 +1,4 @@
-"""The rules by which a record's step, loop, call and phase are told."""
+"""The rules that give a record its step, loop, call and phase."""
 
 from __future__ import annotations
 

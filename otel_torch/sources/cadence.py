@@ -1,4 +1,4 @@
-"""Which steps are recorded if recording may cost only a share of the run time (OTEL_TORCH_BUDGET).
+"""Picks the steps to record if recording may cost only a share of the time (OTEL_TORCH_BUDGET).
 
 The cost of recording a step is the time by which recorded steps of a kind take longer than others
 of that kind. A timer around the hooks would miss work that the device does later, and lost caches.
@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 FULL_STEPS = 3
 # A key whose values became NaN or Inf this often (a mask, masked scores) is no longer news.
 _MAX_ONSETS = 3
-# The newest steps of a kind that are compared, and how many of each sort are needed.
+# How many of the newest steps of a kind are compared, recorded ones and others, and how many of
+# each are needed.
 _WINDOW, _ENOUGH = 32, 2
-# The rung until costs are known: every second step, so that both sorts exist.
+# The rung until the cost is known: every second step, so that there are both to compare.
 _FIRST_RUNG = 2
 _TOP_RUNG = 2**40
 

@@ -1,4 +1,4 @@
-"""What happens in a recorded program, and who is called when it does.
+"""The events of a recorded program, and their subscribers.
 
 Sources depend on each other in circles: the model registry finds modules that the observers hook,
 and the observers learn from compiled graphs which model runs. So each gets one `RunEvents`, made

@@ -1,4 +1,4 @@
-"""By which attributes a program holds a model.
+"""Finds the attributes under which a program holds a model.
 
 `transformer_2` distinguishes two models of one class better than the `#2` in their names.
 """

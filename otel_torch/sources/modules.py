@@ -36,7 +36,7 @@ from otel_torch.sources.uncalled_roots import RootMethodRun
 
 
 class Model:
-    """A root module that no other module holds, and what is known of it.
+    """A root module, which no other module holds, with its modules and forwards.
 
     Attributes:
         name: the root's class; `Name#2` for the second instance that runs.

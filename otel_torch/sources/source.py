@@ -1,4 +1,4 @@
-"""The lifecycle that everything which watches the program shares.
+"""The common lifecycle of everything that watches the program.
 
 A session keeps its sources in one list: it installs them in order and uninstalls them in reverse.
 """

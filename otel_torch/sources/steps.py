@@ -1,4 +1,4 @@
-"""Which step a forward belongs to.
+"""Numbers the step that each forward belongs to.
 
 Two recordings can be compared only if they number their steps alike, so every record gets its step
 here, by the first rule that applies:
@@ -43,7 +43,7 @@ Rule = Literal["trace_step", "framework", "optimizer", "schedule", "forward"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a framework knows of the forward that is about to run; None for what it does not know.
+    """A framework's knowledge of the forward that is about to run; None for what is unknown.
 
     `bounded`: whether the framework's loop has a known length.
     """
@@ -60,7 +60,7 @@ hint_providers: list[Callable[[], Hint | None]] = []
 
 
 class TrackedModel(Protocol):
-    """What the tracker needs of a model."""
+    """The part of a model that the tracker needs."""
 
     name: str
     completed: int

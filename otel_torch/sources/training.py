@@ -1,4 +1,4 @@
-"""What a training loop does between forwards: make optimizers, run backward, step.
+"""Watches what a training loop does between forwards: backward passes and optimizer steps.
 
 Each backward pass and each optimizer step becomes a region, and an optimizer step ends the training
 step of its models.
@@ -41,7 +41,7 @@ class Training(Source):
         self._restore: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Watch from here on, optimizers that exist already included."""
+        """Watch from here on, including optimizers that exist already."""
         step_tracker, make, backward = (
             self._step_tracker,
             Optimizer.__init__,

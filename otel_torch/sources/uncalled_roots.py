@@ -1,4 +1,4 @@
-"""Which calls of a model's parts belong to one forward, if the model itself is never called.
+"""Groups the calls of a model's parts into forwards, if the model itself is never called.
 
 `vae.decode(z)` runs the decoder of `vae` but never calls `vae`, perhaps once per tile. All calls
 from one run of such a method are one forward of the model.
