@@ -1,8 +1,7 @@
-"""Makes the dashboards from the names of the metrics, with Grafana's own foundation SDK: `make
-dashboards`.
+"""Generates the dashboards from the metric names, with Grafana's foundation SDK: `make dashboards`.
 
-A panel is a line of a table: what it shows, and the query. Written by hand, forty queries would
-soon name what nobody sends.
+Each panel is an entry of a table, with its title and its queries. In dashboards written by hand,
+forty queries would soon name metrics that are no longer sent.
 """
 
 from __future__ import annotations
@@ -42,24 +41,26 @@ from otel_torch.settings import STATISTICS
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCES = {kind: DataSourceRef(kind, kind) for kind in ("prometheus", "loki", "tempo")}
 
-# metrics, as Prometheus writes them
+# metric names in Prometheus
 GAUGE = "torch_module_activation_${statistic}"
 ABS_MEAN = "torch_module_activation_abs_mean"
 NONFINITE = "torch_module_activation_nonfinite_total"
 MAGNITUDE = "torch_module_activation_magnitude"
 REGION = "torch_region_duration_seconds"
-# what no gauge is made of
-NO_GAUGE = frozenset({"nonfinite", "numel", "histogram", "sketch", "row_sketch", "shape", "dtype"})
-GAUGES = [name for name in STATISTICS if name not in NO_GAUGE]
+# statistics without a gauge
+NOT_GAUGES = frozenset(
+    {"nonfinite", "numel", "histogram", "sketch", "row_sketch", "shape", "dtype"}
+)
+GAUGES = [name for name in STATISTICS if name not in NOT_GAUGES]
 
-HERE = 'job=~"$job", otel_torch_run_id=~"$run", dl_rank=~"$rank"'
-MODULES = f'{HERE}, torch_module=~"$module", torch_tensor=~"$tensor"'
+SELECTION = 'job=~"$job", otel_torch_run_id=~"$run", dl_rank=~"$rank"'
+MODULES = f'{SELECTION}, torch_module=~"$module", torch_tensor=~"$tensor"'
 PLACE = "torch_model, torch_module, torch_tensor, torch_phase"
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked, of which data source. form: how Prometheus answers: time_series, table or
+    """A query to a data source. `form` is the format of Prometheus's answer: time_series, table or
     heatmap.
     """
 
@@ -71,61 +72,69 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel. kind: the visualisation. width: of 24."""
+    """A panel. `kind` is the visualization; `width` is in 24ths of the page."""
 
     title: str
     kind: str
     queries: tuple[Query, ...]
-    about: str = ""
+    description: str = ""
     width: int = 12
     height: int = 9
     unit: str = ""
     transformations: tuple[tuple[str, dict[str, Any]], ...] = ()
-    coloured: bool = False
+    is_colored: bool = False
 
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. variables: (name, label, query, all of them by default); choices: (name, label,
-    values).
+    """A dashboard.
+
+    Attributes:
+        variables: (name, label, query, whether several values can be selected).
+        choices: (name, label, values).
+        texts: (name, label, default).
     """
 
     uid: str
     title: str
-    about: str
+    description: str
     rows: dict[str, tuple[Panel, ...]]
     variables: tuple[tuple[str, str, str, bool], ...]
     choices: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     texts: tuple[tuple[str, str, str], ...] = field(default=())
 
 
-def of(metric: str, label: str, selector: str = "") -> str:
-    """The values of a label."""
+def label_values(metric: str, label: str, selector: str = "") -> str:
+    """Return the query for the values of a label."""
     return f"label_values({metric}{{{selector}}}, {label})"
 
 
-def by(labels: str, metric: str, selector: str = HERE, how: str = "sum") -> str:
-    """A metric, added up by labels; or the largest of it."""
-    return f"{how} by ({labels}) ({metric}{{{selector}}})"
+def by(labels: str, metric: str, selector: str = SELECTION, operator: str = "sum") -> str:
+    """Return the aggregation of a metric by labels."""
+    return f"{operator} by ({labels}) ({metric}{{{selector}}})"
 
 
-def quantile(share: float, inner: str) -> str:
-    """Of a histogram."""
-    return f"histogram_quantile({share}, {inner})"
+def quantile(level: float, histogram: str) -> str:
+    """Return a quantile of a histogram."""
+    return f"histogram_quantile({level}, {histogram})"
 
 
-def asked(text: str, form: str = "table") -> tuple[Query]:
-    """One query, for a panel with one."""
+def single_query(text: str, form: str = "table") -> tuple[Query]:
+    """Return the query of a panel with one query."""
     return (Query(text, form=form),)
 
 
-# what "all" of a variable is, where it is not `.*`: Loki refuses a stream that may have no label at
-# all
+# the pattern of "All" where it is not `.*`: Loki refuses a selector that matches any stream
 ALL = {"job": ".+"}
 _RUN = (
-    ("job", "service", of(ABS_MEAN, "job"), True),
-    ("run", "run", of(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),
-    ("rank", "rank", of(ABS_MEAN, "dl_rank", 'job=~"$job", otel_torch_run_id=~"$run"'), True),
+    ("job", "service", label_values(ABS_MEAN, "job"), True),
+    ("run", "run", label_values(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),
+    (
+        "rank",
+        "rank",
+        label_values(ABS_MEAN, "dl_rank", 'job=~"$job", otel_torch_run_id=~"$run"'),
+        True,
+    ),
 )
 _MATRIX = {
     "columnField": "torch_step",
@@ -139,22 +148,22 @@ _MAGNITUDES = by("torch_module", MAGNITUDE, MODULES)
 ACTIVATIONS = Board(
     "otel-torch-activations",
     "Activations",
-    "What the numbers did: one statistic of every module, step by step; magnitudes; what is not finite; one run against another.",
+    "One statistic of every module, step by step; magnitudes; NaN and Inf; one run compared with another.",
     {
-        "Not finite": (
+        "NaN and Inf": (
             Panel(
-                "NaN and infinite elements",
+                "NaN and Inf elements",
                 "stat",
                 (Query(f"sum({NONFINITE}{{{MODULES}}})"),),
-                "In all, of what is chosen above.",
+                "In total, for the selection above.",
                 width=6,
                 height=6,
             ),
             Panel(
-                "Where they are",
+                "Their places",
                 "table",
-                asked(f"topk(50, {by(PLACE, NONFINITE, MODULES)})"),
-                "The places with the most, as counted so far. The earliest one is in the recording: `otel-torch show`.",
+                single_query(f"topk(50, {by(PLACE, NONFINITE, MODULES)})"),
+                "The modules with the most, counted so far. The first one is in the recording: `otel-torch show`.",
                 width=18,
                 height=6,
             ),
@@ -164,20 +173,20 @@ ACTIVATIONS = Board(
                 "$statistic over time",
                 "statushistory",
                 (Query(by("torch_module", GAUGE, MODULES, "max"), "{{torch_module}}"),),
-                "Training and other loops without an end: a step's value is a sample at the step's time.",
+                "Training and other unbounded loops: a step's value is a sample at the step's time.",
                 width=24,
                 height=14,
-                coloured=True,
+                is_colored=True,
             ),
             Panel(
                 "$statistic, module by step",
                 "table",
-                asked(by("torch_module, torch_step", GAUGE, MODULES, "max")),
-                "Bounded loops, where the step is a label: a row a module, a column a step.",
+                single_query(by("torch_module, torch_step", GAUGE, MODULES, "max")),
+                "Bounded loops, where the step is a label: one row per module, one column per step.",
                 width=24,
                 height=14,
                 transformations=(("groupingToMatrix", _MATRIX),),
-                coloured=True,
+                is_colored=True,
             ),
             Panel(
                 "$statistic",
@@ -192,9 +201,9 @@ ACTIVATIONS = Board(
         ),
         "Magnitudes": (
             Panel(
-                "Magnitudes of the chosen modules",
+                "Magnitudes of the selected modules",
                 "heatmap",
-                asked(f"sum({MAGNITUDE}{{{MODULES}}})", "heatmap"),
+                single_query(f"sum({MAGNITUDE}{{{MODULES}}})", "heatmap"),
                 "abs_mean of each record so far, as a native histogram.",
             ),
             Panel(
@@ -208,19 +217,19 @@ ACTIVATIONS = Board(
             Panel(
                 "Modules that jumped",
                 "table",
-                asked(
+                single_query(
                     f"topk(20, max by ({PLACE}) (max_over_time({ABS_MEAN}{{{MODULES}}}[$__range]))"
                     f" / quantile by ({PLACE}) (0.5, quantile_over_time(0.5, {ABS_MEAN}{{{MODULES}}}[$__range])))"
                 ),
-                "The largest abs_mean over the median one.",
+                "The largest abs_mean divided by the median.",
                 width=24,
             ),
         ),
-        "One run against another": (
+        "Runs compared": (
             Panel(
                 "$statistic of $run, relative to $other",
                 "table",
-                asked(
+                single_query(
                     f'topk(100, abs({GAUGE}{{job=~"$job", otel_torch_run_id=~"$run", torch_module=~"$module"}}'
                     f" / on ({_STEP_OF}) group_left "
                     + by(
@@ -231,7 +240,7 @@ ACTIVATIONS = Board(
                     )
                     + " - 1))"
                 ),
-                "How far each place is off, the farthest first. Where a port first goes wrong is what `otel-torch diff` says.",
+                "The relative difference of each module, largest first. `otel-torch diff` finds where a port first diverges.",
                 width=24,
                 height=12,
             ),
@@ -246,7 +255,7 @@ ACTIVATIONS = Board(
                         source="loki",
                     ),
                 ),
-                "With OTEL_TORCH_SIGNALS=…,log_events. Each leads to the trace of its step.",
+                "With OTEL_TORCH_SIGNALS=…,log_events. Each event links to the trace of its step.",
                 width=24,
                 height=10,
             ),
@@ -254,8 +263,8 @@ ACTIVATIONS = Board(
     },
     (
         *_RUN,
-        ("other", "other run", of(ABS_MEAN, "otel_torch_run_id"), True),
-        ("tensor", "tensor", of(ABS_MEAN, "torch_tensor", 'job=~"$job"'), True),
+        ("other", "other run", label_values(ABS_MEAN, "otel_torch_run_id"), True),
+        ("tensor", "tensor", label_values(ABS_MEAN, "torch_tensor", 'job=~"$job"'), True),
     ),
     (("statistic", "statistic", tuple(GAUGES)),),
     (("module", "module (regular expression)", ".*"),),
@@ -271,7 +280,7 @@ _SPAN_TIMES = by("span_name", "traces_span_metrics_duration_seconds", _SPANS)
 REGIONS = Board(
     "otel-torch-regions",
     "Regions",
-    "Where the time goes: registered regions, stages and steps, by rank; from the program's own histogram and from its spans.",
+    "Time by registered region, stage and step, and by rank; from the program's histogram and from its spans.",
     {
         "Regions": (
             Panel(
@@ -280,7 +289,7 @@ REGIONS = Board(
                 (Query(_REGION_SUM, "{{torch_region}}"),),
                 unit="s",
             ),
-            Panel("How often", "bargauge", (Query(_REGION_COUNT, "{{torch_region}}"),)),
+            Panel("Executions", "bargauge", (Query(_REGION_COUNT, "{{torch_region}}"),)),
             Panel(
                 "Mean and 95th percentile",
                 "timeseries",
@@ -302,15 +311,15 @@ REGIONS = Board(
                         "rank {{dl_rank}} {{torch_region}}",
                     ),
                 ),
-                "A rank that waits for others shows here.",
+                "Shows a rank that waits for others.",
                 unit="s",
             ),
         ),
         "Steps": (
             Panel(
-                "The step that each rank is at",
+                "Current step of each rank",
                 "timeseries",
-                (Query(f"torch_step{{{HERE}}}", "{{torch_model}} rank {{dl_rank}}"),),
+                (Query(f"torch_step{{{SELECTION}}}", "{{torch_model}} rank {{dl_rank}}"),),
             ),
             Panel(
                 "Duration of spans",
@@ -319,7 +328,7 @@ REGIONS = Board(
                     Query(quantile(0.5, _SPAN_TIMES), "{{span_name}} median"),
                     Query(quantile(0.95, _SPAN_TIMES), "{{span_name}} 95 %"),
                 ),
-                "Counted by the Collector, with exemplars that lead to traces.",
+                "Measured by the Collector, with exemplars that link to traces.",
                 unit="s",
             ),
             Panel(
@@ -343,7 +352,7 @@ REGIONS = Board(
                         source="tempo",
                     ),
                 ),
-                "A span's own duration is the host's, torch.device.duration the device's, in seconds.",
+                "A span's duration is the host's; torch.device.duration is the device's, in seconds.",
                 width=24,
                 height=10,
             ),
@@ -356,10 +365,10 @@ _COLLECTOR = 'job="otel-collector"'
 _ITEMS = {"spans": "spans", "metric_points": "points", "log_records": "log records"}
 
 
-def _of_collector(what: str, after: str = "") -> tuple[Query, ...]:
-    """A count of the Collector's, of each kind of item."""
+def _collector_queries(counter: str, suffix: str = "") -> tuple[Query, ...]:
+    """Return a query per kind of item for one of the Collector's counters."""
     return tuple(
-        Query(f"sum(otelcol_{what}_{items}_total{{{_COLLECTOR}}}){after}", label)
+        Query(f"sum(otelcol_{counter}_{items}_total{{{_COLLECTOR}}}){suffix}", label)
         for items, label in _ITEMS.items()
     )
 
@@ -367,21 +376,21 @@ def _of_collector(what: str, after: str = "") -> tuple[Query, ...]:
 HEALTH = Board(
     "otel-torch-telemetry-health",
     "Telemetry health",
-    "Whether all of it arrives: what programs lost, what the Collector took, sent, and keeps waiting.",
+    "Whether all data arrives: what programs lost, and what the Collector accepted, sent and has queued.",
     {
         "Programs": (
             Panel(
                 "Lost by programs",
                 "stat",
-                (Query(f"sum(otel_torch_records_dropped_total{{{HERE}}}) or vector(0)"),),
-                "Everything that did not arrive.",
+                (Query(f"sum(otel_torch_records_dropped_total{{{SELECTION}}}) or vector(0)"),),
+                "All that did not arrive.",
                 width=6,
                 height=7,
             ),
             Panel(
-                "What was lost, and why",
+                "Losses by reason",
                 "table",
-                asked(by("job, what, reason", "otel_torch_records_dropped_total")),
+                single_query(by("job, what, reason", "otel_torch_records_dropped_total")),
                 "The reasons are explained in docs/opentelemetry-names.md.",
                 width=18,
                 height=7,
@@ -391,14 +400,14 @@ HEALTH = Board(
             Panel(
                 "Accepted",
                 "timeseries",
-                _of_collector("receiver_accepted"),
-                "Items since the Collector was started.",
+                _collector_queries("receiver_accepted"),
+                "Items since the Collector started.",
             ),
             Panel(
                 "Refused",
                 "timeseries",
-                _of_collector("receiver_refused", " or vector(0)"),
-                "What it could not take; senders try again, and count what they give up.",
+                _collector_queries("receiver_refused", " or vector(0)"),
+                "Items that it could not accept; senders retry, and count what they drop.",
             ),
             Panel(
                 "Sent, by backend",
@@ -412,7 +421,7 @@ HEALTH = Board(
                 ),
             ),
             Panel(
-                "Waiting, by backend",
+                "Queued, by backend",
                 "timeseries",
                 (Query(by("exporter", "otelcol_exporter_queue_size", _COLLECTOR), "{{exporter}}"),),
                 "In the queues to the backends.",
@@ -441,29 +450,30 @@ def _target(query: Query, number: int) -> Any:
             .ref_id(letter)
             .datasource(SOURCES["tempo"])
         )
-    asked = (
+    target = (
         prometheus.Dataquery()
         .expr(query.text)
         .ref_id(letter)
         .format(PromQueryFormat(query.form))
         .datasource(SOURCES["prometheus"])
     )
-    asked = asked.legend_format(query.legend) if query.legend else asked
-    return asked.instant() if query.form == "table" else asked.range()
+    if query.legend:
+        target = target.legend_format(query.legend)
+    return target.instant() if query.form == "table" else target.range()
 
 
 def _panel(panel: Panel) -> Any:
     built = _KINDS[panel.kind]().title(panel.title).span(panel.width).height(panel.height)
     built = built.datasource(SOURCES[panel.queries[0].source])
-    if panel.about:
-        built = built.description(panel.about)
+    if panel.description:
+        built = built.description(panel.description)
     if panel.unit:
         built = built.unit(panel.unit)
     for number, query in enumerate(panel.queries):
         built = built.with_target(_target(query, number))
     for name, options in panel.transformations:
         built = built.with_transformation(DataTransformerConfig(name, options=options))
-    if panel.coloured:
+    if panel.is_colored:
         scheme = DynamicConfigValue("color", {"mode": "continuous-BlYlRd"})
         background = DynamicConfigValue(
             "custom.cellOptions", {"type": "color-background", "mode": "gradient"}
@@ -475,15 +485,15 @@ def _panel(panel: Panel) -> Any:
 
 
 def make(board: Board) -> str:
-    """A dashboard as JSON."""
+    """Return a dashboard as JSON."""
     built = (
         dashboard.Dashboard(board.title)
         .uid(board.uid)
-        .description(board.about)
+        .description(board.description)
         .tags(["otel_torch"])
     )
     built = built.time("now-6h", "now").refresh("30s").timezone("browser").editable()
-    for name, label, query, everything in board.variables:
+    for name, label, query, is_multiple in board.variables:
         variable = (
             dashboard.QueryVariable(name)
             .label(label)
@@ -492,15 +502,15 @@ def make(board: Board) -> str:
         )
         variable = (
             variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .multi(everything)
-            .include_all(everything)
+            .multi(is_multiple)
+            .include_all(is_multiple)
             .all_value(".*")
         )
         built = built.with_variable(variable.current(VariableOption(True, "All", "$__all")))
     for name, label, values in board.choices:
-        chosen = VariableOption(True, values[0], values[0])
+        default = VariableOption(True, values[0], values[0])
         built = built.with_variable(
-            dashboard.CustomVariable(name).label(label).values(",".join(values)).current(chosen)
+            dashboard.CustomVariable(name).label(label).values(",".join(values)).current(default)
         )
     for name, label, value in board.texts:
         built = built.with_variable(
@@ -527,7 +537,7 @@ def make(board: Board) -> str:
 
 
 def queries(boards: Iterable[Board] = BOARDS) -> list[tuple[str, Panel, Query]]:
-    """(dashboard, panel, query) of everything that is asked."""
+    """Return (dashboard, panel, query) of every query."""
     return [
         (board.title, panel, query)
         for board in boards
@@ -538,7 +548,7 @@ def queries(boards: Iterable[Board] = BOARDS) -> list[tuple[str, Panel, Query]]:
 
 
 def files() -> dict[Path, str]:
-    """Where each dashboard lies, and what is in it."""
+    """Return the text of each dashboard by its path."""
     return {
         FOLDER / f"{board.uid.removeprefix('otel-torch-')}.json": make(board) for board in BOARDS
     }
