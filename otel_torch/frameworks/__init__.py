@@ -1,3 +1,5 @@
-"""What is special about a framework, one file each. A file says in `HOOKS` what to do right after a
-module was imported, and takes all of it back in `uninstall`.
+"""Support for single frameworks, one file each.
+
+A file's `HOOKS` maps module names to functions that are called after the module is imported; its
+`uninstall` reverts what they have changed.
 """

@@ -1,8 +1,7 @@
-"""What is special about diffusers: schedulers that say how many steps there are, and pipelines
-around the loop.
+"""Support for diffusers: schedulers give the number of denoise steps, pipelines surround the loop.
 
-Programs that bring a scheduler of their own derive it from diffusers' mixin too, so the class's
-subclasses are watched, wherever they are defined.
+A program may define its own schedulers and pipelines, so the methods of all subclasses are wrapped,
+wherever they are defined.
 """
 
 from __future__ import annotations
@@ -16,19 +15,21 @@ from typing import Any
 from otel_torch.console import say_once
 from otel_torch.sources import steps
 
-_busy = threading.local()
+_Method = Callable[..., Any]
+
+# whether this thread is in a scheduler's method
+_in_scheduler = threading.local()
+# (class, attribute, original); None for an attribute that the class did not define
 _wrapped: list[tuple[type, str, Any]] = []
 
 
-def _watch_subclasses(
-    base: Any, wrappers: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-) -> None:
-    """Wrap methods of every subclass of `base` that defines them, of those to come as well."""
-    own = vars(base).get("__init_subclass__")
+def _wrap_subclasses(base: Any, wrappers: dict[str, Callable[[_Method], _Method]]) -> None:
+    """Wrap methods in every subclass of `base` that defines them, also in later ones."""
+    original = vars(base).get("__init_subclass__")
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:
-        if own is not None:
-            own.__func__(cls, **kwargs)
+        if original is not None:
+            original.__func__(cls, **kwargs)
         else:
             super(base, cls).__init_subclass__(**kwargs)
         wrap(cls)
@@ -46,12 +47,12 @@ def _watch_subclasses(
             wrap_all(subclass)
 
     wrap_all(base)
-    _wrapped.append((base, "__init_subclass__", own))
+    _wrapped.append((base, "__init_subclass__", original))
     base.__init_subclass__ = classmethod(init_subclass)
 
 
 def uninstall() -> None:
-    """Give every wrapped method back."""
+    """Restore every wrapped method."""
     while _wrapped:
         cls, name, method = _wrapped.pop()
         if method is None:
@@ -60,30 +61,29 @@ def uninstall() -> None:
             setattr(cls, name, method)
 
 
-def _told(
-    tell: Callable[[steps.StepTracker, Any], None],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper that tells the step_tracker when a scheduler's method has returned; a call from within
-    another says nothing.
+def _then(after: Callable[[steps.StepTracker, Any], None]) -> Callable[[_Method], _Method]:
+    """Return a wrapper that calls `after` when a scheduler's method returns.
+
+    Calls from within another method of a scheduler are not reported.
     """
 
-    def wrapper(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(method: _Method) -> _Method:
         @functools.wraps(method)
         def call(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(_busy, "on", False):
+            if getattr(_in_scheduler, "value", False):
                 return method(scheduler, *args, **kwargs)
-            _busy.on = True
+            _in_scheduler.value = True
             try:
                 result = method(scheduler, *args, **kwargs)
             finally:
-                _busy.on = False
-            if (step_tracker := steps.current_step_tracker()) is not None:
+                _in_scheduler.value = False
+            step_tracker = steps.current_step_tracker()
+            if step_tracker is not None:
                 try:
-                    tell(step_tracker, scheduler)
+                    after(step_tracker, scheduler)
                 except Exception as error:
-                    say_once(
-                        f"the steps of {type(scheduler).__name__} are not counted: {type(error).__name__}: {error}"
-                    )
+                    name, reason = type(scheduler).__name__, f"{type(error).__name__}: {error}"
+                    say_once(f"the steps of {name} are not counted: {reason}")
             return result
 
         return call
@@ -103,46 +103,43 @@ def _length(scheduler: Any) -> int | None:
 
 
 def _schedule_stepped(step_tracker: steps.StepTracker, scheduler: Any) -> None:
-    # image to image begins half-way (`set_begin_index`): fewer steps than timesteps, which
-    # `step_index` counts
+    # image-to-image skips timesteps (`set_begin_index`) and makes fewer steps than there are;
+    # `step_index` is the position in the timesteps
     index, length = getattr(scheduler, "step_index", None), _length(scheduler)
-    step_tracker.schedule_stepped(
-        scheduler, last=isinstance(index, int) and length is not None and index >= length
-    )
+    is_last = isinstance(index, int) and length is not None and index >= length
+    step_tracker.schedule_stepped(scheduler, last=is_last)
 
 
-def _pipeline_call(method: Callable[..., Any]) -> Callable[..., Any]:
+def _pipeline_call(method: _Method) -> _Method:
     @functools.wraps(method)
     def call(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         step_tracker = steps.current_step_tracker()
         if step_tracker is None:
             return method(pipeline, *args, **kwargs)
-        step_tracker.denoising.pipeline_entered()
+        step_tracker.denoising.start_pipeline()
         try:
             result = method(pipeline, *args, **kwargs)
         except BaseException as error:
             step_tracker.end_pending_forward()
-            step_tracker.denoising.pipeline_left(error)
+            step_tracker.denoising.end_pipeline(error)
             raise
         step_tracker.end_pending_forward()
-        step_tracker.denoising.pipeline_left()
+        step_tracker.denoising.end_pipeline()
         return result
 
     return call
 
 
-def _watch_schedulers(module: ModuleType) -> None:
-    _watch_subclasses(
-        module.SchedulerMixin,
-        {"set_timesteps": _told(_schedule_set), "step": _told(_schedule_stepped)},
-    )
+def _wrap_schedulers(module: ModuleType) -> None:
+    wrappers = {"set_timesteps": _then(_schedule_set), "step": _then(_schedule_stepped)}
+    _wrap_subclasses(module.SchedulerMixin, wrappers)
 
 
-def _watch_pipelines(module: ModuleType) -> None:
-    _watch_subclasses(module.DiffusionPipeline, {"__call__": _pipeline_call})
+def _wrap_pipelines(module: ModuleType) -> None:
+    _wrap_subclasses(module.DiffusionPipeline, {"__call__": _pipeline_call})
 
 
 HOOKS = {
-    "diffusers.schedulers.scheduling_utils": _watch_schedulers,
-    "diffusers.pipelines.pipeline_utils": _watch_pipelines,
+    "diffusers.schedulers.scheduling_utils": _wrap_schedulers,
+    "diffusers.pipelines.pipeline_utils": _wrap_pipelines,
 }

@@ -1,9 +1,8 @@
-"""FastVideo: its stages become spans, its denoise loop names step and branch, its own trace and
-profiler give way to ours.
+"""Support for FastVideo: spans of its stages, step and guidance branch of its denoising loops.
 
-FastVideo's own trace sees one model, and with most families neither step nor guidance branch, so
-its recordings do not line up. Everything that has to be known about FastVideo in order to do better
-is here; its files stay as they are.
+FastVideo's own activation trace sees one model, and for most model families neither step nor
+branch, so its recordings cannot be aligned. While a session runs, our trace and profiler replace
+FastVideo's. Everything that depends on FastVideo's code is in this file.
 """
 
 from __future__ import annotations
@@ -24,25 +23,23 @@ from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
 from otel_torch.sources import steps
 
-# what of a request goes on its pipeline's span: numbers that decide what is computed, never a
-# prompt or a path
-_REQUEST = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
-# a worker whose forward raised has its parent killed, and dies with it: what it may take to send
-# what it has before that
-_LAST_WORDS_S = 1.0
-_DENOISING = re.compile(r"(?<!Before)DenoisingStage$")
-_SAYS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
+# fields of a request on its pipeline's span: numbers that determine the work, no prompts or paths
+_REQUEST_FIELDS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
+# when a worker's forward raises, FastVideo kills the parent and with it the worker: the time to
+# send what was recorded before that
+_DRAIN_S = 1.0
+_DENOISING_STAGE = re.compile(r"(?<!Before)DenoisingStage$")
+_SETS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
 
 
 # -- replacing and restoring
-# ---------------------------------------------------------------------------------------------
 
 _undo: list[Callable[[], None]] = []
 _installed: set[str] = set()
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
-    """Put `new` in place of a class's own attribute until `uninstall`."""
+    """Replace an attribute that a class itself defines, until `uninstall`."""
     old = vars(owner)[name]
     setattr(owner, name, new)
 
@@ -54,22 +51,21 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 
 
 def _replace_function(module: ModuleType, name: str, new: Any) -> None:
-    """Put `new` in place of a module's function until `uninstall`, also where FastVideo has
-    imported it by name.
-    """
+    """Replace a function in all modules of FastVideo that have imported it, until `uninstall`."""
     old = getattr(module, name)
 
-    def swap(here: Any, there: Any) -> None:
-        for holder_name, holder in list(sys.modules.items()):
-            if holder_name.partition(".")[0] == "fastvideo" and vars(holder).get(name) is here:
-                setattr(holder, name, there)
+    def swap(current: Any, replacement: Any) -> None:
+        for module_name, importer in list(sys.modules.items()):
+            is_of_fastvideo = module_name.partition(".")[0] == "fastvideo"
+            if is_of_fastvideo and vars(importer).get(name) is current:
+                setattr(importer, name, replacement)
 
     swap(old, new)
     _undo.append(lambda: swap(new, old))
 
 
 def uninstall() -> None:
-    """Restore every class and function that was replaced. Safe to call twice."""
+    """Restore every class and function that was replaced."""
     while _undo:
         _undo.pop()()
     _installed.clear()
@@ -78,8 +74,9 @@ def uninstall() -> None:
 
 
 def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """A hook that installs once, and that lets FastVideo run on unrecorded where its version does
-    not look as expected.
+    """Return an import hook that calls `install` once per session.
+
+    If this version of FastVideo differs from what `install` expects, its module stays unchanged.
     """
 
     @functools.wraps(install)
@@ -90,99 +87,100 @@ def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]
         try:
             install(module)
         except Exception as error:
-            say_once(
-                f"{module.__name__} does not look as expected and is left alone: {type(error).__name__}: {error}"
-            )
+            reason = f"{type(error).__name__}: {error}"
+            say_once(f"{module.__name__} is not as expected and stays unchanged: {reason}")
 
     return hook
 
 
-# -- where a generation is
-# -------------------------------------------------------------------------------------------------
+# -- the state of a generation
 
 
-class _Steps:
-    """Which step a denoising stage is at, told from the forward context's `current_timestep`.
+class _StepCounter:
+    """Counts the steps of a denoising stage by the forward context's `current_timestep`.
 
-    Most stages put the loop's index there, some the timestep itself or its sigma (Flux, LTX-2,
-    Matrix-Game 3). An index begins with 0, where a timestep ends: what begins with anything else is
-    not believed, but its changes are counted.
+    Most stages put the loop's index there, some the timestep or its sigma (Flux, LTX-2,
+    Matrix-Game 3). An index starts with 0, and timesteps end there: values that start otherwise
+    are not used, but their changes are counted.
+
+    >>> index, timestep = _StepCounter(), _StepCounter()
+    >>> [index.step(value) for value in (0, 0, 2)]
+    [0, 0, 2]
+    >>> [timestep.step(value) for value in (999, 999, 500)]
+    [0, 0, 1]
     """
 
     def __init__(self) -> None:
         self._last: Any = None
         self._changes = -1
-        self._indexed = False
+        self._is_index = False
 
-    def at(self, current: Any) -> int:
-        """The step, from 0. `current` is compared by identity if it is a tensor: its value may be
-        on a device.
-        """
+    def step(self, value: Any) -> int:
+        """Return the step, from 0. Tensors are compared by identity: they may be on a device."""
         if self._changes < 0:
-            self._indexed = isinstance(current, int) and current == 0
-        if current is not self._last and not (
-            isinstance(current, int | float) and current == self._last
-        ):
-            self._last = current
+            self._is_index = isinstance(value, int) and value == 0
+        if value is not self._last and not (isinstance(value, int | float) and value == self._last):
+            self._last = value
             self._changes += 1
-        return current if self._indexed and isinstance(current, int) else self._changes
+        return value if self._is_index and isinstance(value, int) else self._changes
 
 
 class _Generation:
-    """One outermost forward of a pipeline: its number in this process, and whether the natural
-    regions know of it.
-    """
+    """One outermost forward of a pipeline, with its number in this process."""
 
     def __init__(self, number: int, pipeline: Any) -> None:
         self.number = number
         self.pipeline = pipeline
-        self._entered: bool | None = None
+        # whether it has started the natural regions; None before the first stage
+        self._has_regions: bool | None = None
 
-    def stage_begins(self, step_tracker: steps.StepTracker) -> None:
-        """Before its first stage, for stages are made in the first forward: a pipeline that
-        denoises is entered.
+    def start_stage(self, step_tracker: steps.StepTracker) -> None:
+        """Start the natural regions before the first stage, if the pipeline has a denoising one.
+
+        Stages are made in the first forward, so it is too early to ask before.
         """
-        if self._entered is None:
-            self._entered = any(map(_is_denoising, self.pipeline.stages))
-            if self._entered:
-                step_tracker.denoising.pipeline_entered()
+        if self._has_regions is None:
+            self._has_regions = any(map(_is_denoising, self.pipeline.stages))
+            if self._has_regions:
+                step_tracker.denoising.start_pipeline()
 
     def end(self, step_tracker: steps.StepTracker, error: BaseException | None) -> None:
-        """The forward is over."""
+        """End the generation's last step and its natural regions."""
         step_tracker.end_pending_forward()
-        if self._entered:
-            step_tracker.denoising.pipeline_left(error)
+        if self._has_regions:
+            step_tracker.denoising.end_pipeline(error)
 
 
-class _Here(threading.local):
-    """What this thread's pipeline is doing."""
+class _ThreadState(threading.local):
+    """The generation and the denoising stage that run in this thread."""
 
     generation: _Generation | None = None
-    denoising: Any = None  # the denoising stage that runs
-    steps: _Steps | None = None
+    denoising_stage: Any = None
+    step_counter: _StepCounter | None = None
 
 
-_here = _Here()
+_state = _ThreadState()
 _generations = 0
 
 
 def _is_denoising(stage: Any) -> bool:
-    return any(_DENOISING.search(base.__name__) for base in type(stage).__mro__)
+    return any(_DENOISING_STAGE.search(base.__name__) for base in type(stage).__mro__)
 
 
 @functools.cache
-def _says_branch(forward: Any) -> bool:
-    """Whether a stage's `forward` sets `is_cfg_negative` for negative prompts: where it never does,
-    False says nothing.
+def _sets_branch(forward: Any) -> bool:
+    """Return whether a stage's `forward` ever sets `is_cfg_negative` to a true value.
+
+    If it never does, False does not mean the conditional branch.
     """
     try:
-        return bool(_SAYS_BRANCH.search(inspect.getsource(forward)))
+        return bool(_SETS_BRANCH.search(inspect.getsource(forward)))
     except (OSError, TypeError):
         return False
 
 
 def _forward_context() -> Any:
-    """FastVideo's forward context, None outside of one."""
+    """Return FastVideo's forward context, or None outside of one."""
     try:
         return sys.modules["fastvideo.forward_context"].get_forward_context()
     except (KeyError, AssertionError):
@@ -190,54 +188,55 @@ def _forward_context() -> Any:
 
 
 def _hint() -> steps.Hint | None:
-    """Step, loop and guidance branch of the forward that is about to run, as far as FastVideo says
-    them.
+    """Return step, loop and guidance branch of the next forward, as far as FastVideo knows them.
 
-    In training there is no pipeline forward around it: None, and the optimizer's steps count.
+    None in training, where no pipeline runs and the optimizer's steps count.
     """
-    generation, stage = _here.generation, _here.denoising
+    generation, stage = _state.generation, _state.denoising_stage
     if generation is None and stage is None:
         return None
     loop = generation.number if generation else None
     context = _forward_context()
     batch = getattr(context, "forward_batch", None)
-    if stage is None or batch is None or _here.steps is None:
+    if stage is None or batch is None or _state.step_counter is None:
         return steps.Hint(loop=loop)
-    negative = getattr(batch, "is_cfg_negative", False)
-    branch = "uncond" if negative else "cond" if _says_branch(type(stage).forward) else None
-    return steps.Hint(_here.steps.at(context.current_timestep), loop, branch)
+    branch = None
+    if getattr(batch, "is_cfg_negative", False):
+        branch = "uncond"
+    elif _sets_branch(type(stage).forward):
+        branch = "cond"
+    return steps.Hint(_state.step_counter.step(context.current_timestep), loop, branch)
 
 
 # -- spans
-# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _scope(name: str, attributes: dict[str, Any]) -> Iterator[None]:
-    """A `stage` scope around the block; nothing where nothing is recorded."""
-    running = session.current()
-    if running is None:
+    """Open a `stage` scope around the block if a session runs."""
+    current = session.current()
+    if current is None:
         yield
         return
     scope = Scope("stage", name, attributes=attributes)
-    running.recorder.open(scope)
+    current.recorder.open(scope)
     try:
         yield
     except BaseException as error:
-        running.recorder.close(scope, error)
+        current.recorder.close(scope, error)
         raise
-    running.recorder.close(scope)
+    current.recorder.close(scope)
 
 
 @contextlib.contextmanager
 def _generating(pipeline: Any) -> Iterator[None]:
-    """Count a generation; a pipeline inside another one's forward is part of it."""
+    """Count a generation; a pipeline in the forward of another one is part of that."""
     global _generations
     step_tracker = steps.current_step_tracker()
-    if step_tracker is None or _here.generation is not None:
+    if step_tracker is None or _state.generation is not None:
         yield
         return
-    _here.generation = generation = _Generation(_generations, pipeline)
+    _state.generation = generation = _Generation(_generations, pipeline)
     _generations += 1
     failed: BaseException | None = None
     try:
@@ -247,39 +246,39 @@ def _generating(pipeline: Any) -> Iterator[None]:
         raise
     finally:
         generation.end(step_tracker, failed)
-        _here.generation = None
+        _state.generation = None
 
 
 @contextlib.contextmanager
 def _staging(stage: Any) -> Iterator[None]:
-    """Say that a stage runs: to the natural regions, and to `_hint` if it is a denoising one."""
-    step_tracker, denoising = steps.current_step_tracker(), _is_denoising(stage)
-    if step_tracker is not None and _here.generation is not None:
-        _here.generation.stage_begins(step_tracker)
-    if step_tracker is None or not denoising:
+    """Track a running stage for the natural regions, and for `_hint` if it is a denoising one."""
+    step_tracker, is_denoising = steps.current_step_tracker(), _is_denoising(stage)
+    if step_tracker is not None and _state.generation is not None:
+        _state.generation.start_stage(step_tracker)
+    if step_tracker is None or not is_denoising:
         yield
         return
-    outer = _here.denoising, _here.steps
-    _here.denoising, _here.steps = stage, _Steps()
-    step_tracker.denoising.step_begins()
+    outer = _state.denoising_stage, _state.step_counter
+    _state.denoising_stage, _state.step_counter = stage, _StepCounter()
+    step_tracker.denoising.start_denoising()
     try:
         yield
     finally:
-        _here.denoising, _here.steps = outer
+        _state.denoising_stage, _state.step_counter = outer
         step_tracker.end_pending_forward()
         step_tracker.end_framework_step()
-        step_tracker.denoising.schedule_used_up()
+        step_tracker.denoising.end_denoising()
 
 
 def _record_forward(pipeline_class: Any) -> None:
-    """Make a pipeline class's own `forward` a span."""
+    """Wrap the `forward` that a pipeline class defines in a span."""
     forward = vars(pipeline_class)["forward"]
 
     @functools.wraps(forward)
     def recorded(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if session.current() is None:
             return forward(self, batch, *args, **kwargs)
-        values = {name: getattr(batch, name, None) for name in _REQUEST}
+        values = {name: getattr(batch, name, None) for name in _REQUEST_FIELDS}
         request = {
             f"fastvideo.{name}": value
             for name, value in values.items()
@@ -289,15 +288,15 @@ def _record_forward(pipeline_class: Any) -> None:
             with _scope(f"fastvideo.pipeline::{type(self).__name__}", request), _generating(self):
                 return forward(self, batch, *args, **kwargs)
         except BaseException:
-            if (running := session.current()) is not None:
-                running.recorder.drain(_LAST_WORDS_S)
+            if (current := session.current()) is not None:
+                current.recorder.drain(_DRAIN_S)
             raise
 
     _replace(pipeline_class, "forward", recorded)
 
 
 @_once
-def _watch_pipelines(module: ModuleType) -> None:
+def _wrap_pipelines(module: ModuleType) -> None:
     base = module.ComposedPipelineBase
 
     def with_subclasses(cls: Any) -> Iterator[Any]:
@@ -309,17 +308,17 @@ def _watch_pipelines(module: ModuleType) -> None:
         if "forward" in vars(cls):
             _record_forward(cls)
 
-    def subclass_made(cls: Any, /, **kwargs: Any) -> None:
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         if "forward" in vars(cls):
             _record_forward(cls)
 
-    base.__init_subclass__ = classmethod(subclass_made)
+    base.__init_subclass__ = classmethod(init_subclass)
     _undo.append(lambda: delattr(base, "__init_subclass__"))
 
 
 @_once
-def _watch_stages(module: ModuleType) -> None:
+def _wrap_stages(module: ModuleType) -> None:
     call = module.PipelineStage.__call__
 
     @functools.wraps(call)
@@ -335,8 +334,8 @@ def _watch_stages(module: ModuleType) -> None:
 
 
 @_once
-def _watch_generator(module: ModuleType) -> None:
-    # the parent has no model: its part of a video (the prompt, the pipe, the file) is one span
+def _wrap_generator(module: ModuleType) -> None:
+    # the parent process has no model: its part of a video (prompt, pipe, file) is one span
     name = (
         "_generate_single_video"
         if hasattr(module.VideoGenerator, "_generate_single_video")
@@ -353,13 +352,12 @@ def _watch_generator(module: ModuleType) -> None:
 
 
 @_once
-def _believe_steps(module: ModuleType) -> None:
+def _add_hint(module: ModuleType) -> None:
     if _hint not in steps.hint_providers:
         steps.hint_providers.append(_hint)
 
 
-# -- what FastVideo has of its own and we take over
-# ----------------------------------------------------------------------
+# -- replacements of FastVideo's trace and profiler
 
 _PROFILER = {
     "ProfilerRegion": registry.ProfilerRegion,
@@ -380,27 +378,27 @@ def _register(name: str, description: str) -> None:
     try:
         registry.register_profiler_region(name, description)
     except ValueError:
-        pass  # known to us already: FastVideo's documents name more regions than its code registers
+        pass  # built in: FastVideo's documentation names more regions than its code registers
 
 
 @_once
-def _take_over_profiler(module: ModuleType) -> None:
-    theirs = module.register_profiler_region
+def _replace_profiler(module: ModuleType) -> None:
+    register_with_fastvideo = module.register_profiler_region
 
-    @functools.wraps(theirs)
+    @functools.wraps(register_with_fastvideo)
     def register_profiler_region(name: str, description: str) -> None:
-        theirs(name, description)
+        register_with_fastvideo(name, description)
         _register(name, description)
 
-    for known in module.list_profiler_regions():
-        _register(known.name, known.description)
+    for region in module.list_profiler_regions():
+        _register(region.name, region.description)
     _replace_function(module, "register_profiler_region", register_profiler_region)
-    # a pipeline that was built before we started holds a controller of FastVideo's
+    # a pipeline that was built before the session started has a controller of FastVideo
     _replace(
         module.TorchProfilerController, "region", _with_span(module.TorchProfilerController.region)
     )
-    for name, ours in _PROFILER.items():
-        _replace_function(module, name, ours)
+    for name, replacement in _PROFILER.items():
+        _replace_function(module, name, replacement)
 
 
 def _with_span(enter: Callable[..., Any]) -> Callable[..., Any]:
@@ -413,24 +411,22 @@ def _with_span(enter: Callable[..., Any]) -> Callable[..., Any]:
     return region
 
 
-def _no_trace(model: Any) -> None:
-    """Instead of FastVideo's `attach_activation_trace`: everything it would record is recorded
-    already.
-    """
+def _attach_nothing(model: Any) -> None:
+    """Replace FastVideo's `attach_activation_trace`: the session records what it would."""
 
 
 @_once
-def _take_over_trace(module: ModuleType) -> None:
+def _replace_trace(module: ModuleType) -> None:
     _replace_function(module, "trace_step", steps.trace_step)
     _replace_function(module, "current_step_idx", steps.current_step_idx)
-    _replace_function(module, "attach_activation_trace", _no_trace)
+    _replace_function(module, "attach_activation_trace", _attach_nothing)
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
-    "fastvideo.profiler": _take_over_profiler,
-    "fastvideo.hooks.activation_trace": _take_over_trace,
-    "fastvideo.forward_context": _believe_steps,
-    "fastvideo.pipelines.stages.base": _watch_stages,
-    "fastvideo.pipelines.composed_pipeline_base": _watch_pipelines,
-    "fastvideo.entrypoints.video_generator": _watch_generator,
+    "fastvideo.profiler": _replace_profiler,
+    "fastvideo.hooks.activation_trace": _replace_trace,
+    "fastvideo.forward_context": _add_hint,
+    "fastvideo.pipelines.stages.base": _wrap_stages,
+    "fastvideo.pipelines.composed_pipeline_base": _wrap_pipelines,
+    "fastvideo.entrypoints.video_generator": _wrap_generator,
 }

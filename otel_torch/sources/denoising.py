@@ -1,5 +1,11 @@
-"""The natural regions of a diffusion program: before, during and after denoising, found from
-pipeline and schedule.
+"""The natural regions of a diffusion program: before, during and after the denoising loop.
+
+They are detected from pipeline calls and schedules, for example in a text-to-image program:
+
+    start_pipeline()     inference_pre_denoising opens    (text encoder)
+    start_denoising()    inference_denoising opens        (at each denoise step; the first counts)
+    end_denoising()      inference_post_denoising opens   (the schedule is used up; VAE)
+    end_pipeline()       it closes
 """
 
 from __future__ import annotations
@@ -9,39 +15,45 @@ from otel_torch.regions import entry
 
 
 class Denoising:
-    """At most one of the three regions is open. A loop without a pipeline around it has only the
-    middle one.
+    """Opens at most one of the three regions at a time.
+
+    A denoising loop outside of a pipeline has only the middle one.
     """
 
     def __init__(self) -> None:
+        # name and scope of the open region
         self._open: tuple[str, Scope | None] | None = None
         self._pipelines = 0
 
-    def pipeline_entered(self) -> None:
-        """A pipeline's call begins."""
+    def start_pipeline(self) -> None:
+        """Handle the start of a pipeline call."""
         self._pipelines += 1
         if self._pipelines == 1:
             self._switch("inference_pre_denoising")
 
-    def pipeline_left(self, error: BaseException | None = None) -> None:
-        """A pipeline's call is over."""
+    def end_pipeline(self, error: BaseException | None = None) -> None:
+        """Handle the end of a pipeline call."""
         self._pipelines -= 1
         if self._pipelines == 0:
             self._switch(None, error)
 
-    def step_begins(self) -> None:
-        """A forward runs within a schedule."""
-        if self._open is None or self._open[0] != "inference_denoising":
+    def start_denoising(self) -> None:
+        """Handle a forward pass within a schedule."""
+        if not self._is_denoising:
             self._switch("inference_denoising")
 
-    def schedule_used_up(self) -> None:
-        """The schedule's last step is done."""
-        if self._open is not None and self._open[0] == "inference_denoising":
+    def end_denoising(self) -> None:
+        """Handle the end of the schedule's last step."""
+        if self._is_denoising:
             self._switch("inference_post_denoising" if self._pipelines else None)
 
     def finish(self) -> None:
-        """The program ends."""
+        """Close the open region at the end of the program."""
         self._switch(None)
+
+    @property
+    def _is_denoising(self) -> bool:
+        return self._open is not None and self._open[0] == "inference_denoising"
 
     def _switch(self, name: str | None, error: BaseException | None = None) -> None:
         if self._open is not None:

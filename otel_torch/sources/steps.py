@@ -308,7 +308,7 @@ class StepTracker(Source):
                 self.end_step(active)
             # A framework reports the end of its loop itself.
             if not self._running_schedules() and not (active and active.rule == "framework"):
-                self.denoising.schedule_used_up()
+                self.denoising.end_denoising()
 
     def steps_of(self, optimizer: Any) -> int:
         """Return how many steps the optimizer has completed."""
@@ -399,7 +399,7 @@ class StepTracker(Source):
             active = None
         if active is None:
             if rule == "schedule":
-                self.denoising.step_begins()
+                self.denoising.start_denoising()
             bounded = rule in ("trace_step", "schedule") or (
                 rule == "framework" and hint is not None and hint.bounded
             )
