@@ -160,7 +160,7 @@ def test_what_is_not_finite_is_no_counter_but_an_instant_that_says_so(recording,
         if event["cat"] == "nonfinite"
     ] == [
         (
-            "abs_mean is not finite: M a out and 1 more",
+            "abs_mean is NaN or Inf: M a out and 1 more",
             4e6,
             {"M a out": "NaN", "M c out": "-Infinity"},
         )
@@ -181,7 +181,7 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):
     [
         (
             (),
-            "no spans to draw; a recording holds no times: record with OTEL_TORCH_OTLP_FILE=FOLDER too, and give --traces",
+            "no spans to draw; a recording has no timestamps: also set OTEL_TORCH_OTLP_FILE=FOLDER when you record, then pass --traces",
         ),
         (("--traces", "missing.jsonl"), "missing.jsonl: No such file"),
         (("--traces", "."), "this folder holds no traces.jsonl"),

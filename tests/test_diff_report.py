@@ -199,7 +199,7 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
         assert said in text
     assert (
         lines[-1]
-        == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 modules not compared"
+        == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 not compared"
     )
     uncut = [
         line
@@ -256,7 +256,7 @@ reference ref.jsonl, port port.jsonl
 harmless: 1 dtype (input of model.layers.1.self_attn.o_proj)
 only in the reference: 1 (rope)
 
-match: 72 pairs compared, 1 harmless difference, 1 module not compared"""
+match: 72 pairs compared, 1 harmless difference, 1 not compared"""
     )
 
 

@@ -82,7 +82,7 @@ def test_what_is_not_finite_comes_first_marked_and_named(recording, capsys):
     )
     assert run(path) == 0
     out = capsys.readouterr().out
-    assert "! first non-finite value: M bad out, loop 0, step 3, call 0" in out
+    assert "! first NaN or Inf: M bad out, loop 0, step 3, call 0" in out
     marked = [line.split()[:2] for line in out.splitlines() if line.startswith("!  ")]
     assert marked == [["!", "bad"], ["!", "inf"]]
     bad = next(line for line in out.splitlines() if line.startswith("!  bad"))
@@ -98,7 +98,7 @@ def test_fastvideos_own_recording_without_a_count_is_judged_by_its_values(record
     )
     assert run(path) == 0
     out = capsys.readouterr().out
-    assert "first non-finite value: b out, step 0" in out
+    assert "first NaN or Inf: b out, step 0" in out
 
 
 def test_steps_and_modules_are_selected_and_each_record_has_its_line(recording, capsys):

@@ -19,9 +19,9 @@ import pytest
 import otel_torch.rendering.page
 from otel_torch.cli.main import main
 from otel_torch.show import grid as grids
+from otel_torch.show.chart_data import MAX_ROWS, chart_data
 from otel_torch.show.grid import Grid, combine
-from otel_torch.show.traces import Process, Span, lanes
-from otel_torch.show.values import ROWS, values_of
+from otel_torch.show.traces import Process, Span, assign_lanes
 from tests.pages.spans import line, span, step, write
 from tests.support import run_python
 from tests.test_diff_report import HOSTILE, Page
@@ -77,7 +77,7 @@ META = {
 def test_the_header_has_the_facts_of_the_run(recording, page):
     found = text(page(recording(row(), row(step=1), meta=META)))
     for said in (
-        "ended cleanly", "every recorded value is finite", "2 of 1 modules", "run r7", "rank 3 of 8", "71 on node", "2.5 s",
+        "ended cleanly", "1 tensor over 2 steps, all values finite", "2 of 1 modules", "run r7", "rank 3 of 8", "71 on node", "2.5 s",
         "torch 2.13.0", "native (avx512)", "OTEL_TORCH_ENABLED=1", "model M 74 modules, 10 forwards",
         "fastvideo.region::denoising 1.5 s 1 s 2",
     ):  # fmt: skip
@@ -87,7 +87,7 @@ def test_the_header_has_the_facts_of_the_run(recording, page):
 @pytest.mark.parametrize(
     ("meta", "said"),
     [
-        (META | {"ended_cleanly": False}, "killed, or still going on"),
+        (META | {"ended_cleanly": False}, "killed or still running"),
         (META | {"writing_ended": "disk"}, "writing ended before the run did (disk)"),
         (
             META | {"lost": [{"what": "record", "reason": "disk", "count": 4}]},
@@ -121,8 +121,8 @@ def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording
     ]
     found = page(recording(*rows))
     said = text(found)
-    assert said.index("Not finite") < said.index("Timeline") < said.index("Module × step")
-    assert "The first NaN or infinity: M late out, loop 0, step 4, call 0" in said
+    assert said.index("NaN and Inf") < said.index("Timeline") < said.index("Module × step")
+    assert "First NaN or Inf: M late out, loop 0, step 4, call 0" in said
     table = said[said.index("elements records") : said.index("Timeline")]
     assert table == "elements records M late out forward 0 4 0 0 1 M bad out forward 0 5 0 7 2 "
     assert cells(found, "abs_mean")["bad", "5"] == "!" and cells(found, "max")["late", "4"] == "!"
@@ -226,10 +226,10 @@ def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recor
         and drawn["columns"][0] == "0–15"
         and drawn["columns"][-1] == "992–999"
     )
-    assert len(group["rows"]) == 100 and group["said"].startswith(
-        "300 tensors are put together under 100 names"
+    assert len(group["rows"]) == 100 and group["note"].startswith(
+        "300 tensors are grouped under 100 names"
     )
-    assert "1,000 steps are put together in groups of 16" in text(found)
+    assert "1,000 steps are grouped by 16" in text(found)
     table = np.array(group["statistics"]["abs_mean"]["cells"])
     assert table.max() == 5000.0 and (table[:, -1] == 999).all(), "no extreme is lost"
 
@@ -241,8 +241,8 @@ def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_
         recording(*[row(f"m{at}", abs_mean="NaN" if at == 400 else 1.0) for at in range(500)])
     )
     group = data(found)["groups"]["outputs"]
-    assert len(group["rows"]) == ROWS and group["rows"][-1] == "m400"
-    assert f"{500 - ROWS} are left out" in group["said"]
+    assert len(group["rows"]) == MAX_ROWS and group["rows"][-1] == "m400"
+    assert f"{500 - MAX_ROWS} of which are left out" in group["note"]
 
 
 def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
@@ -260,14 +260,14 @@ def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
     ]
     found = page(recording(*rows))
     assert (tmp_path / "page.html").stat().st_size < 6_000_000
-    assert "Left out: 6 further statistics, s24, s25, s26, s27, s28 among them" in text(found)
+    assert "Left out: 6 further statistics, such as s24, s25, s26, s27, s28" in text(found)
 
 
 def test_modules_and_steps_are_selected(recording, page):
     rows = [row(name, at) for at in range(5) for name in ("a.1", "b.1")]
     found = page(recording(*rows), "--module", "^b", "--step", "2-3")
     assert set(cells(found, "abs_mean")) == {("b.1", "2"), ("b.1", "3")}
-    assert "10 of 2 modules, of which 2 are shown" in text(found)
+    assert "10 of 2 modules, 2 of them shown" in text(found)
 
 
 # -- the timeline
@@ -282,7 +282,7 @@ def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):
     found = page(recording(row(), meta=META))
     assert json.loads(found.scripts[0]) == {}
     assert (
-        "To see here when each region and step began and ended, record with OTEL_TORCH_OTLP_FILE=FOLDER too"
+        "To see when each region and step began and ended, also set OTEL_TORCH_OTLP_FILE=FOLDER"
         in text(found)
     )
 
@@ -319,8 +319,8 @@ def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, pag
     found = page(recording(row(), meta=META), "--traces", tmp_path / "else")
     assert json.loads(found.scripts[0]) == {}
     assert (
-        "the traces are of another run" in text(found)
-        and "the traces are of another run" in found.said
+        "the traces are of another run or another rank" in text(found)
+        and "the traces are of another run or another rank" in found.said
     )
 
 
@@ -339,7 +339,7 @@ def test_a_timeline_never_draws_two_spans_in_one_place():
     for at in range(400):
         start = numbers.randrange(1000)
         spans.append(Span(f"{at}", start, start + numbers.randrange(1, 60), here))
-    placed = lanes(spans)
+    placed = assign_lanes(spans)
     by_place: dict[tuple[int, int], list[Span]] = {}
     for one, place in zip(spans, placed, strict=True):
         by_place.setdefault(place, []).append(one)
@@ -453,7 +453,7 @@ def test_whatever_is_put_together_is_what_putting_all_together_gives(
     monkeypatch, statistic, cells_in_memory
 ):
     """In one chunk or in many, with columns for all steps or a single one."""
-    monkeypatch.setattr(grids, "CELLS", cells_in_memory)
+    monkeypatch.setattr(grids, "MAX_CELLS", cells_in_memory)
     numbers = random.Random(7)
     rows = [
         {"module": f"m{numbers.randrange(9)}", "tensor": "out", "step": at // 5, "loop": 0,
@@ -504,7 +504,7 @@ def test_fields_that_are_no_numbers_are_no_statistics():
     grid = Grid.of(iter([{"module": "a", "tensor": "out", "step": None, **odd}]))
     assert list(grid.statistics) == ["rms", "huge"]
     assert np.isinf(grid.statistics["huge"]).all()
-    assert values_of(grid)["columns"] == ["none"]
+    assert chart_data(grid)["columns"] == ["none"]
 
 
 def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):

@@ -1,8 +1,7 @@
-"""A run's spans as a trace that Perfetto and chrome://tracing open, with statistics as counters
-below them where asked.
+"""Spans of a run as a trace for Perfetto and chrome://tracing, optionally with statistics as
+counters.
 
-These viewers know nothing of OpenTelemetry, and are where people look at torch's own profiles:
-there the two can be laid side by side.
+These viewers show the traces of torch.profiler too, so the two can be compared side by side.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,20 @@ from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
 from otel_torch.rendering.table import escape
 from otel_torch.show.selection import Selection
-from otel_torch.show.traces import Process, Span, find_traces, is_of_run, iterate_spans, lanes
+from otel_torch.show.traces import (
+    Process,
+    Span,
+    assign_lanes,
+    find_traces,
+    is_of_run,
+    iterate_spans,
+)
 
-HINT = "a recording holds no times: record with OTEL_TORCH_OTLP_FILE=FOLDER too, and give --traces FOLDER"
-_Event = dict[str, Any]
+_NO_SPANS = (
+    "no spans to draw; a recording has no timestamps: also set OTEL_TORCH_OTLP_FILE=FOLDER when "
+    "you record, then pass --traces FOLDER"
+)
+TraceEvent = dict[str, Any]  # an object of the Trace Event Format
 _encode = msgspec.json.Encoder().encode
 
 
@@ -35,64 +45,108 @@ def write_chrome_trace(
     counters: Sequence[str],
     progress: Callable[[str], None],
 ) -> str:
-    """Write the trace, and return what to say of it: a line, and one for what could not be drawn.
+    """Write the trace, and return a line about it, with further lines for what is missing.
 
-    given: files with the run's spans; [] to look for them. All processes in them are written.
-    counters: statistics of the recording, each of every tensor at the end of its step. Raises
-    RecordingError where there are no spans or no such statistic, and OSError where it cannot be
-    written.
+    Args:
+        selection: The recording.
+        path: The file to write.
+        given: Files with spans, of any number of processes; empty to search for them.
+        counters: Statistics of the recording to draw, for each tensor at the end of its step.
+        progress: Called now and then with a short text.
+
+    Raises:
+        RecordingError: If there are no spans, or a statistic was not recorded.
+        OSError: If the trace cannot be written.
     """
-    problems: list[str] = []
+    warnings: list[str] = []
     files = find_traces(selection.path, given)
-    # the files are read twice, so that never more than a line's activations are in memory
+    # The files are read twice, so that only one line of activations is in memory at a time.
     spans = [
         span
         for file in files
-        for span in iterate_spans(file, problems.append, progress, activations=False)
+        for span in iterate_spans(file, warnings.append, progress, activations=False)
     ]
     if not spans:
-        raise RecordingError(
-            f"{', '.join(map(str, files)) or selection.path}: no spans to draw; {HINT}"
+        raise RecordingError(f"{', '.join(map(str, files)) or selection.path}: {_NO_SPANS}")
+    spans_with_activations = (
+        span for file in files for span in iterate_spans(file, progress=progress)
+    )
+    layout = _TraceLayout.of(spans)
+    counter_events = _Counters(selection, spans, layout, counters)
+    written = _write_events(
+        path,
+        {"recording": escape(selection.path), "start_unix_ns": str(layout.start_ns)},
+        (
+            _name_events(spans, layout),
+            _span_events(spans_with_activations, layout),
+            counter_events.events(warnings.append, progress),
+        ),
+    )
+    processes = len(layout.process_ids)
+    messages = [
+        f"{path}: {len(spans):,} spans of {processes:,} process{'es' if processes != 1 else ''}, "
+        f"{written:,} trace events"
+    ]
+    if counter_events.unplaced:
+        messages.append(
+            f"{counter_events.unplaced:,} records have no counter: the traces have no span of "
+            "their step"
         )
-    start = min(span.start_ns for span in spans)
-    processes = sorted({span.process for span in spans}, key=_order)
-    numbers = {process: number for number, process in enumerate(processes, 1)}
-    threads = [lane + 1 for lane, _ in lanes(spans)]
-    again = (span for file in files for span in iterate_spans(file, progress=progress))
-    counted = _Counted(selection, read_metadata(selection.path), spans, numbers, start, counters)
-    events = 0
+    messages += [f"! {warning}" for warning in warnings]
+    return "\n".join(map(escape, messages))
+
+
+def _write_events(
+    path: Path, metadata: dict[str, str], sources: Iterable[Iterator[TraceEvent]]
+) -> int:
+    """Write the trace to a temporary file, then move it; return the number of events."""
+    count = 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            about = {
-                "displayTimeUnit": "ms",
-                "otherData": {"recording": escape(selection.path), "start_unix_ns": str(start)},
-            }
-            file.write(_encode(about)[:-1] + b',"traceEvents":[\n')
-            for source in (
-                _names(spans, threads, numbers),
-                _span_events(again, threads, numbers, start),
-                counted.events(problems.append, progress),
-            ):
+            header = {"displayTimeUnit": "ms", "otherData": metadata}
+            file.write(_encode(header)[:-1] + b',"traceEvents":[\n')
+            for source in sources:
                 for event in source:
-                    file.write((b",\n" if events else b"") + _encode(event))
-                    events += 1
+                    file.write((b",\n" if count else b"") + _encode(event))
+                    count += 1
             file.write(b"\n]}\n")
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    said = [
-        f"{path}: {len(spans):,} spans of {len(processes):,} process{'es' * (len(processes) != 1)}, {events:,} trace events"
-    ]
-    if counted.unplaced:
-        said.append(
-            f"{counted.unplaced:,} records have no counter: no span in the traces is of their step"
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _TraceLayout:
+    """Where spans are drawn.
+
+    Attributes:
+        process_ids: The number of each process in the trace, in the order of ranks.
+        threads: The thread of each span: one for spans that nest, more for those that overlap.
+        start_ns: The beginning of the first span.
+    """
+
+    process_ids: dict[Process, int]
+    threads: list[int]
+    start_ns: int
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> _TraceLayout:
+        processes = sorted({span.process for span in spans}, key=_process_order)
+        return cls(
+            {process: number for number, process in enumerate(processes, 1)},
+            [lane + 1 for lane, _ in assign_lanes(spans)],
+            min(span.start_ns for span in spans),
         )
-    return "\n".join(map(escape, [*said, *(f"! {problem}" for problem in problems)]))
+
+    def timestamp(self, time_ns: int) -> float:
+        """Return microseconds since the first span."""
+        return (time_ns - self.start_ns) / 1000
 
 
-def _order(process: Process) -> tuple[Any, ...]:
+def _process_order(process: Process) -> tuple[Any, ...]:
     return (
         process.rank is None,
         process.rank or 0,
@@ -102,27 +156,17 @@ def _order(process: Process) -> tuple[Any, ...]:
     )
 
 
-def _micros(time_ns: int, start: int) -> float:
-    return (time_ns - start) / 1000
-
-
-def _names(
-    spans: Sequence[Span], threads: Sequence[int], numbers: dict[Process, int]
-) -> Iterator[_Event]:
-    """What processes and threads are called."""
-    for process, number in numbers.items():
+def _name_events(spans: Sequence[Span], layout: _TraceLayout) -> Iterator[TraceEvent]:
+    """Yield the names of processes and threads."""
+    for process, number in layout.process_ids.items():
         yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": process.label()}}
-        yield {
-            "ph": "M",
-            "name": "process_sort_index",
-            "pid": number,
-            "args": {"sort_index": number},
-        }
-    used = {
-        (numbers[span.process], thread): span.process
-        for span, thread in zip(spans, threads, strict=True)
+        order = {"sort_index": number}
+        yield {"ph": "M", "name": "process_sort_index", "pid": number, "args": order}
+    threads = {
+        (layout.process_ids[span.process], thread): span.process
+        for span, thread in zip(spans, layout.threads, strict=True)
     }
-    for (number, thread), process in sorted(used.items(), key=lambda item: item[0]):
+    for (number, thread), process in sorted(threads.items(), key=lambda item: item[0]):
         rank = "" if process.rank is None else f"rank {process.rank}: "
         name = "regions and steps" if thread == 1 else f"regions and steps that overlap ({thread})"
         yield {
@@ -134,149 +178,166 @@ def _names(
         }
 
 
-def _span_events(
-    spans: Iterable[Span], threads: Sequence[int], numbers: dict[Process, int], start: int
-) -> Iterator[_Event]:
-    """Spans as complete events, and what happened in them as instants. Times are microseconds from
-    the first span on.
-    """
-    for span, thread in zip(spans, threads, strict=False):  # a file may have grown meanwhile
-        where = {"pid": numbers[span.process], "tid": thread}
+def _span_events(spans: Iterable[Span], layout: _TraceLayout) -> Iterator[TraceEvent]:
+    """Yield spans as complete events (`X`), and their events as instants (`i`)."""
+    # Not strict: a file may have grown since the layout was made.
+    for span, thread in zip(spans, layout.threads, strict=False):
+        position = {"pid": layout.process_ids[span.process], "tid": thread}
         arguments = {
-            **_plain(span.attributes),
+            **_json_safe_values(span.attributes),
             "trace_id": span.trace,
             "span_id": span.id,
             "parent_span_id": span.parent,
         }
         if span.failed:
             arguments["status"] = "ERROR"
-        duration = _micros(span.end_ns, span.start_ns)
-        yield {"ph": "X", "name": span.title(), "cat": span.kind(), "ts": _micros(span.start_ns, start), "dur": duration, **where,
-               "args": arguments}  # fmt: skip
+        yield {
+            "ph": "X",
+            "name": span.title(),
+            "cat": span.kind(),
+            "ts": layout.timestamp(span.start_ns),
+            "dur": (span.end_ns - span.start_ns) / 1000,
+            **position,
+            "args": arguments,
+        }
         for event in span.events:
-            module = event.attributes.get("torch.module")
-            name = (
-                event.name
-                if module is None
-                else f"{module or '(root)'} {event.attributes.get('torch.tensor', '')}"
-            )
-            yield {"ph": "i", "s": "t", "name": name, "cat": event.name, "ts": _micros(event.time_ns, start), **where,
-                   "args": _plain(event.attributes)}  # fmt: skip
+            yield {
+                "ph": "i",
+                "s": "t",
+                "name": _event_name(event.name, event.attributes),
+                "cat": event.name,
+                "ts": layout.timestamp(event.time_ns),
+                **position,
+                "args": _json_safe_values(event.attributes),
+            }
 
 
-def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
+def _event_name(name: str, attributes: dict[str, Any]) -> str:
+    module = attributes.get("torch.module")
+    if module is None:
+        return name
+    return f"{module or '(root)'} {attributes.get('torch.tensor', '')}"
+
+
+def _json_safe_values(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: json_safe(value) for name, value in attributes.items()}
 
 
-class _Counted:
-    """Statistics of the recording as counters at the ends of the steps that its records are of.
+_StepKey = tuple[Any, ...]  # (model, loop, step) or (loop, step)
+_StepEnd = tuple[int, Process]  # Unix time in nanoseconds, and the process
 
-    unplaced: how many records are of a step that no span is of. What is not finite is no number for
-    a counter: one instant a step names those tensors, the first of them first.
+
+class _Counters:
+    """Statistics of a recording as counters at the end of each step.
+
+    A counter cannot be NaN or Inf: instead, one instant a step names the tensors that are.
+
+    Attributes:
+        unplaced: How many records belong to a step without a span.
     """
 
     def __init__(
         self,
         selection: Selection,
-        meta: dict[str, Any],
         spans: Sequence[Span],
-        numbers: dict[Process, int],
-        start: int,
+        layout: _TraceLayout,
         counters: Sequence[str],
     ) -> None:
-        self._selection, self._numbers, self._start, self._counters = (
-            selection,
-            numbers,
-            start,
-            counters,
-        )
+        self._selection = selection
+        self._layout = layout
+        self._counters = counters
         self.unplaced = 0
-        self._ends: dict[tuple[Any, ...], tuple[int, Process]] = {}
+        self._ends: dict[_StepKey, _StepEnd] = {}
+        metadata = read_metadata(selection.path)
         for span in spans:
-            if is_of_run(span, meta) and span.name == "torch.step":
-                loop, step, model = (
-                    span.attributes.get(name)
-                    for name in ("torch.loop", "torch.step", "torch.model")
-                )
-                for key in ((model, loop or 0, step), (loop or 0, step)):
+            if span.name == "torch.step" and is_of_run(span, metadata):
+                loop = span.attributes.get("torch.loop") or 0
+                step = span.attributes.get("torch.step")
+                model = span.attributes.get("torch.model")
+                for key in ((model, loop, step), (loop, step)):
                     self._ends.setdefault(key, (span.end_ns, span.process))
 
     def events(
-        self, problem: Callable[[str], None], progress: Callable[[str], None]
-    ) -> Iterator[_Event]:
-        """The counters, in the order of the recording; of several calls in a step the last."""
+        self, warn: Callable[[str], None], progress: Callable[[str], None]
+    ) -> Iterator[TraceEvent]:
+        """Yield the counters in the order of the recording; the last call of a step counts."""
         if not self._counters:
             return
-        held: dict[tuple[str, str], float] = {}
-        at: tuple[int, Process] | None = None
+        values: dict[tuple[str, str], float] = {}  # (tensor, statistic) -> value
+        current: _StepEnd | None = None
         recorded: dict[str, None] = {}
-        for row in self._selection.rows(problem, progress):
+        for row in self._selection.rows(warn, progress):
             recorded.update(dict.fromkeys(name for name, value in row.items() if _is_number(value)))
-            end = self._end(row)
+            end = self._step_end(row)
             if end is None:
                 self.unplaced += 1
                 continue
-            if end != at:
-                yield from self._events_at(at, held)
-                at, held = end, {}
+            if end != current:
+                yield from self._step_events(current, values)
+                current, values = end, {}
             for name in self._counters:
                 if _is_number(row.get(name)):
-                    held[_title(row), name] = row[name]
-        yield from self._events_at(at, held)
-        missing = [name for name in self._counters if name not in recorded]
-        if missing:
-            known = ", ".join(name for name in recorded if name not in ("step", "call", "loop"))
-            raise RecordingError(
-                f"{self._selection.path}: --counters {missing[0]}: no such statistic; recorded are: {known}"
-            )
+                    values[_tensor_title(row), name] = row[name]
+        yield from self._step_events(current, values)
+        self._check_recorded(recorded)
 
-    def _end(self, row: Row) -> tuple[int, Process] | None:
+    def _check_recorded(self, recorded: dict[str, None]) -> None:
+        names = [name for name in recorded if name not in ("step", "call", "loop")]
+        for counter in self._counters:
+            if counter not in recorded:
+                raise RecordingError(
+                    f"{self._selection.path}: --counters {counter}: no such statistic; recorded "
+                    f"are: {', '.join(names)}"
+                )
+
+    def _step_end(self, row: Row) -> _StepEnd | None:
         loop, step = row.get("loop") or 0, row["step"]
         return self._ends.get((row.get("model"), loop, step)) or self._ends.get((loop, step))
 
-    def _events_at(
-        self, at: tuple[int, Process] | None, values: dict[tuple[str, str], float]
-    ) -> Iterator[_Event]:
-        if at is None:
+    def _step_events(
+        self, end: _StepEnd | None, values: dict[tuple[str, str], float]
+    ) -> Iterator[TraceEvent]:
+        if end is None:
             return
-        where = {"ts": _micros(at[0], self._start), "pid": self._numbers[at[1]]}
-        bad: dict[str, dict[str, Any]] = {}
-        for (title, name), value in values.items():
+        time_ns, process = end
+        position = {
+            "ts": self._layout.timestamp(time_ns),
+            "pid": self._layout.process_ids[process],
+        }
+        nonfinite: dict[str, dict[str, Any]] = {}
+        for (tensor, name), value in values.items():
             if math.isfinite(value):
-                yield {"ph": "C", "name": f"{title} {name}", **where, "args": {name: value}}
+                yield {"ph": "C", "name": f"{tensor} {name}", **position, "args": {name: value}}
             else:
-                bad.setdefault(name, {})[title] = json_safe(value)
-        for name, tensors in bad.items():
-            first, more = (
-                next(iter(tensors)),
-                f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else "",
-            )
-            title = f"{name} is not finite: {first}{more}"
+                nonfinite.setdefault(name, {})[tensor] = json_safe(value)
+        for name, tensors in nonfinite.items():
+            first = next(iter(tensors))
+            more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
             yield {
                 "ph": "i",
                 "s": "p",
-                "name": title,
+                "name": f"{name} is NaN or Inf: {first}{more}",
                 "cat": "nonfinite",
                 "tid": 1,
-                **where,
+                **position,
                 "args": tensors,
             }
 
 
-def _title(row: Row) -> str:
-    """What a tensor is called beside its curve.
+def _tensor_title(row: Row) -> str:
+    """Return the name of a tensor for its counter.
 
-    >>> _title({"model": "M", "module": "", "tensor": "out", "phase": "forward"}), _title({"module": "a", "tensor": "grad"})
-    ('M (root) out', 'a grad')
+    >>> _tensor_title({"model": "M", "module": "", "tensor": "out", "phase": "forward"})
+    'M (root) out'
     """
-    words = (
+    parts = (
         row.get("model"),
         row["module"] or "(root)",
         row["tensor"],
         row.get("phase"),
         row.get("branch"),
     )
-    return escape(" ".join(str(word) for word in words if word and word != "forward"))
+    return escape(" ".join(str(part) for part in parts if part and part != "forward"))
 
 
 def _is_number(value: Any) -> bool:

@@ -1,15 +1,16 @@
-"""A recording of any length as a grid of tensors by steps, in bounded memory: what pictures are
-drawn from.
+"""A recording as a grid of tensors by steps, in bounded memory: the data of the charts.
 
-A million records are more than a page can hold and more than a person can see. So steps are put
-together in twos as soon as there are too many, and of what falls into one cell the most telling
-value stays.
+A page cannot hold a million records. With too many steps, neighboring columns are merged two by
+two; of the values that share a cell, the most telling one remains:
+
+    abs_mean   step 0  step 1  step 2  step 3         steps 0–1  steps 2–3
+    blocks.0      0.5     0.9     0.7     0.6   ->          0.9        0.7
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,23 +23,24 @@ from otel_torch.settings import STATISTICS
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-COLUMNS = 80  # groups of steps at most, and from 40 on where there are more steps
-CELLS = 1 << 20  # of one statistic in memory: with very many tensors there are fewer columns
-MOST = 24  # statistics
+MAX_COLUMNS = 80  # a longer recording has between 40 and 80
+MAX_CELLS = 1 << 20  # of one statistic; with very many tensors there are fewer columns
+MAX_STATISTICS = 24
 BINS = 64  # of a histogram
-_CHUNK = 8192  # rows that are put into arrays at once
+_CHUNK_ROWS = 8192  # rows that become arrays at once
 
-_PLACE = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
-_ALIGNMENT = ("class", "argument", "value", "storage", "order", "parent", "shard")
-_NO_STATISTIC = {*_PLACE, *_ALIGNMENT, *FINGERPRINTS, "histogram", "shape", "dtype"}
-# of several values in a cell counts add up; of all else one stays: the smallest, the largest, or
-# the one largest in magnitude
+_LOCATION = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
+_IDENTITY = ("class", "argument", "value", "storage", "order", "parent", "shard")
+_NOT_STATISTICS = {*_LOCATION, *_IDENTITY, *FINGERPRINTS, "histogram", "shape", "dtype"}
+
+# Of several values in a cell, counts add up; of other statistics one remains: the smallest `min`,
+# the largest `max`, or else the one with the largest magnitude.
 COUNTS = frozenset({"nonfinite", "zeros", "numel"})
-_RANK: dict[str, Callable[[Floats], Floats]] = {"min": np.negative, "max": np.positive}
+_PRIORITY: dict[str, Callable[[Floats], Floats]] = {"min": np.negative, "max": np.positive}
 
 
-class Series(NamedTuple):
-    """What names a tensor beyond step and call; None for a field that the recording does not have."""
+class TensorSeries(NamedTuple):
+    """What identifies a tensor across steps; None for fields that the recording lacks."""
 
     model: str | None
     module: str
@@ -47,15 +49,15 @@ class Series(NamedTuple):
     branch: str | None
 
 
-class Step(NamedTuple):
+class LoopStep(NamedTuple):
     """A step of a loop, as recorded."""
 
     loop: int | None
     number: int | None
 
 
-class Bad(NamedTuple):
-    """A tensor that was not finite: the first of its records that was not, and how many were."""
+class NonfiniteRecords(NamedTuple):
+    """The records of a tensor with NaN or Inf: the first one, and how many."""
 
     first: Row
     records: int
@@ -64,105 +66,107 @@ class Bad(NamedTuple):
 class Grid:
     """The records of a recording by tensor and step.
 
-    series: the tensors, in order of first sight; they number the rows. steps: in order of first
-    sight; `width` neighbours of them are one column. statistics: by name an array, shape (rows,
-    columns), NaN where nothing was recorded and inf where what was recorded is not finite.
-    histograms: by row, shape (64,); step_histograms: by (kind of tensor, column) likewise. bad: by
-    row, in the order in which the tensors ceased to be finite. left_out: names of statistics beyond
-    24.
+    Attributes:
+        series: The tensors in order of appearance; their indices are the rows.
+        steps: The steps in order of appearance; `width` neighbors share a column.
+        bad: Row -> its records with NaN or Inf, in the order of first occurrence.
+        histograms: Row -> counts of all steps, float64 of shape (64,).
+        step_histograms: (kind of tensor, column) -> counts of all such tensors, likewise.
+        left_out: Names of statistics beyond `MAX_STATISTICS`.
     """
 
     def __init__(self) -> None:
-        self.series: list[Series] = []
-        self.steps: list[Step] = []
+        self.series: list[TensorSeries] = []
+        self.steps: list[LoopStep] = []
         self.width = 1
-        self.bad: dict[int, Bad] = {}
+        self.bad: dict[int, NonfiniteRecords] = {}
         self.histograms: dict[int, Floats] = {}
         self.step_histograms: dict[tuple[str, int], Floats] = {}
         self.left_out: dict[str, None] = {}
-        self._row_of: dict[Series, int] = {}
-        self._step_of: dict[Step, int] = {}
-        self._columns = COLUMNS
+        self._row_of: dict[TensorSeries, int] = {}
+        self._index_of_step: dict[LoopStep, int] = {}
+        self._columns = MAX_COLUMNS
         self._arrays: dict[str, Floats] = {}
 
     @classmethod
     def of(cls, rows: Iterator[Row]) -> Grid:
-        """The grid of all rows."""
+        """Return the grid of all rows."""
         grid = cls()
         chunk: list[Row] = []
         for row in rows:
             chunk.append(row)
-            if len(chunk) == _CHUNK:
+            if len(chunk) == _CHUNK_ROWS:
                 grid.add(chunk)
                 chunk = []
         grid.add(chunk)
         return grid
 
     @property
-    def columns(self) -> list[list[Step]]:
+    def columns(self) -> list[list[LoopStep]]:
         """The steps of each column."""
-        return [
-            self.steps[start : start + self.width]
-            for start in range(0, len(self.steps), self.width)
-        ]
+        starts = range(0, len(self.steps), self.width)
+        return [self.steps[start : start + self.width] for start in starts]
 
     @property
     def statistics(self) -> dict[str, Floats]:
-        """By name, those of the settings' table first, in its order."""
-        order = {name: at for at, name in enumerate(STATISTICS)}
+        """Name -> array of shape (rows, columns), float64: NaN without a record, inf for NaN or
+        Inf. Known statistics come first, in their usual order.
+        """
+        order = {name: index for index, name in enumerate(STATISTICS)}
         names = sorted(self._arrays, key=lambda name: order.get(name, len(order)))
         return {name: self._arrays[name][: len(self.series), : len(self.columns)] for name in names}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take some records in."""
+        """Add records."""
         if not rows:
             return
-        places = [self._place(row) for row in rows]
-        while self.width * self._columns < len(self.steps) or (
-            self._columns > 1 and self._columns * len(self.series) > CELLS
-        ):
-            self._widen()
-        in_row = np.array([row for row, _ in places], dtype=np.int64)
-        column = np.array([step for _, step in places], dtype=np.int64) // self.width
-        bad = np.zeros(len(rows), dtype=bool)
-        for name in dict.fromkeys(
-            name for row in rows for name in row if name not in _NO_STATISTIC
-        ):
-            values, known = _numbers([row.get(name) for row in rows])
-            if not known.any():
+        positions = [self._position(row) for row in rows]
+        self._fit_columns()
+        row_indices = np.array([index for index, _ in positions], dtype=np.int64)
+        columns = np.array([step for _, step in positions], dtype=np.int64) // self.width
+        is_bad = np.zeros(len(rows), dtype=bool)
+        for name in _statistic_names(rows):
+            values, is_number = _to_numbers([row.get(name) for row in rows])
+            if not is_number.any():
                 continue
-            infinite = known & ~np.isfinite(values)
-            bad |= infinite | (known & (values > 0)) if name == "nonfinite" else infinite
-            if name not in self._arrays and len(self._arrays) == MOST:
+            is_infinite = is_number & ~np.isfinite(values)
+            is_bad |= is_infinite
+            if name == "nonfinite":
+                is_bad |= is_number & (values > 0)
+            if name not in self._arrays and len(self._arrays) == MAX_STATISTICS:
                 self.left_out.setdefault(name)
                 continue
-            values[infinite] = math.inf
-            self._store(name, in_row[known], column[known], values[known])
-        for at in np.flatnonzero(bad).tolist():
-            place = {name: rows[at][name] for name in (*_PLACE, "nonfinite") if name in rows[at]}
-            earlier = self.bad.get(places[at][0], Bad(place, 0))
-            self.bad[places[at][0]] = Bad(earlier.first, earlier.records + 1)
-        for row, (number, step) in zip(rows, places, strict=True):
+            values[is_infinite] = math.inf
+            self._store(name, row_indices[is_number], columns[is_number], values[is_number])
+        for index in np.flatnonzero(is_bad).tolist():
+            self._add_bad(positions[index][0], rows[index])
+        for row, row_index, column in zip(rows, row_indices, columns, strict=True):
             counts = row.get("histogram")
             if isinstance(counts, list) and len(counts) == BINS:
-                self._count(number, step // self.width, counts)
+                self._add_histogram(int(row_index), int(column), counts)
 
-    def _place(self, row: Row) -> tuple[int, int]:
-        series = Series(
+    def _position(self, row: Row) -> tuple[int, int]:
+        """Return the row and the index of the step of a record; new ones are appended."""
+        series = TensorSeries(
             row.get("model"), row["module"], row["tensor"], row.get("phase"), row.get("branch")
         )
-        in_row = self._row_of.get(series)
-        if in_row is None:
-            in_row = self._row_of[series] = len(self.series)
+        row_index = self._row_of.get(series)
+        if row_index is None:
+            row_index = self._row_of[series] = len(self.series)
             self.series.append(series)
-        step = Step(row.get("loop"), row["step"])
-        at = self._step_of.get(step)
-        if at is None:
-            at = self._step_of[step] = len(self.steps)
+        step = LoopStep(row.get("loop"), row["step"])
+        step_index = self._index_of_step.get(step)
+        if step_index is None:
+            step_index = self._index_of_step[step] = len(self.steps)
             self.steps.append(step)
-        return in_row, at
+        return row_index, step_index
 
-    def _store(self, name: str, row: Indices, column: Indices, values: Floats) -> None:
+    def _add_bad(self, row_index: int, row: Row) -> None:
+        location = {name: row[name] for name in (*_LOCATION, "nonfinite") if name in row}
+        first, records = self.bad.get(row_index, NonfiniteRecords(location, 0))
+        self.bad[row_index] = NonfiniteRecords(first, records + 1)
+
+    def _store(self, name: str, rows: Indices, columns: Indices, values: Floats) -> None:
         array = self._arrays.get(name)
         if array is None or len(array) < len(self.series):
             grown = np.full((max(2 * len(self.series), 64), self._columns), math.nan)
@@ -170,96 +174,117 @@ class Grid:
                 grown[: len(array)] = array
             array = self._arrays[name] = grown
         flat = array.reshape(-1)
-        where = row * self._columns + column
+        cells = rows * self._columns + columns
         if name in COUNTS:
-            flat[where] = np.nan_to_num(flat[where], nan=0.0, posinf=math.inf)
-            np.add.at(flat, where, values)
+            flat[cells] = np.nan_to_num(flat[cells], nan=0.0, posinf=math.inf)
+            np.add.at(flat, cells, values)
             return
-        order = np.argsort(rank(name, values), kind="stable")
-        where, values = where[order], values[order]
-        kept = flat[where]
-        # of several values for one cell numpy keeps the last, which is the one of the highest rank
-        flat[where] = np.where(rank(name, values) >= rank(name, kept), values, kept)
+        # NumPy keeps the last of several values for a cell: sort them by priority.
+        order = np.argsort(priority(name, values), kind="stable")
+        cells, values = cells[order], values[order]
+        previous = flat[cells]
+        replaces = priority(name, values) >= priority(name, previous)
+        flat[cells] = np.where(replaces, values, previous)
 
-    def _count(self, row: int, column: int, counts: list[Any]) -> None:
+    def _add_histogram(self, row: int, column: int, counts: list[Any]) -> None:
         try:
             numbers = np.array(counts, dtype=np.float64)
         except (ValueError, TypeError, OverflowError):
             return
         self.histograms[row] = self.histograms.get(row, 0.0) + numbers
-        place = (kind_of(self.series[row].tensor), column)
-        self.step_histograms[place] = self.step_histograms.get(place, 0.0) + numbers
+        key = (tensor_kind(self.series[row].tensor), column)
+        self.step_histograms[key] = self.step_histograms.get(key, 0.0) + numbers
 
-    def _widen(self) -> None:
-        """Put neighbouring columns together in twos; or have fewer, where there are many tensors."""
-        crowded = self._columns > 1 and self._columns * len(self.series) > CELLS
-        columns = -(-self._columns // 2) if crowded else self._columns
-        if crowded and self.width * columns >= len(self.steps):
-            self._arrays = {name: array[:, :columns].copy() for name, array in self._arrays.items()}
-            self._columns = columns
-            return
+    def _fit_columns(self) -> None:
+        """Merge columns until all steps have one, and the arrays are within `MAX_CELLS`."""
+        while self.width * self._columns < len(self.steps) or self._has_too_many_cells():
+            self._merge_columns()
+
+    def _has_too_many_cells(self) -> bool:
+        return self._columns > 1 and self._columns * len(self.series) > MAX_CELLS
+
+    def _merge_columns(self) -> None:
+        """Merge neighboring columns two by two; with too many cells, also halve their number."""
+        columns = self._columns
+        if self._has_too_many_cells():
+            columns = -(-self._columns // 2)
+            if self.width * columns >= len(self.steps):  # half the columns suffice as they are
+                self._arrays = {
+                    name: array[:, :columns].copy() for name, array in self._arrays.items()
+                }
+                self._columns = columns
+                return
         self.width *= 2
+        pairs = -(-self._columns // 2)
         for name, array in self._arrays.items():
             merged = np.full((len(array), columns), math.nan)
-            pairs = -(-self._columns // 2)
-            for at in range(min(pairs, columns)):
-                merged[:, at] = combine(name, array[:, 2 * at : 2 * at + 2])
+            for index in range(min(pairs, columns)):
+                merged[:, index] = combine(name, array[:, 2 * index : 2 * index + 2])
             self._arrays[name] = merged
         self._columns = columns
         histograms: dict[tuple[str, int], Floats] = {}
-        for (kind, column), numbers in self.step_histograms.items():
-            histograms[kind, column // 2] = histograms.get((kind, column // 2), 0.0) + numbers
+        for (kind, column), counts in self.step_histograms.items():
+            key = (kind, column // 2)
+            histograms[key] = histograms.get(key, 0.0) + counts
         self.step_histograms = histograms
 
 
-def rank(name: str, values: Floats) -> Floats:
-    """Of several values of a statistic the one of the highest rank stays: a non-finite one, if
-    there is one.
+def priority(name: str, values: Floats) -> Floats:
+    """Return which of several values of a statistic remains: the one with the highest priority,
+    which is Inf if there is one.
 
-    >>> rank("min", np.array([-3.0, 2.0, math.inf, math.nan])).tolist()
+    >>> priority("min", np.array([-3.0, 2.0, math.inf, math.nan])).tolist()
     [3.0, -2.0, inf, -inf]
     """
-    ranked = np.where(np.isfinite(values), _RANK.get(name, np.abs)(values), math.inf)
-    ranked[np.isnan(values)] = -math.inf
-    return ranked
+    priorities = np.where(np.isfinite(values), _PRIORITY.get(name, np.abs)(values), math.inf)
+    priorities[np.isnan(values)] = -math.inf
+    return priorities
 
 
 def combine(name: str, values: Floats) -> Floats:
-    """Values of a statistic as one: shape (rows, n) to (rows,), NaN where there is none.
+    """Return one value of a statistic for each row: shape (rows, n) to (rows,); NaN is no value.
 
-    >>> combine("std", np.array([[1.0, -3.0], [math.nan, 2.0]])).tolist(), combine("zeros", np.array([[1.0, 2.0]])).tolist()
-    ([-3.0, 2.0], [3.0])
+    >>> combine("std", np.array([[1.0, -3.0], [math.nan, 2.0]])).tolist()
+    [-3.0, 2.0]
+    >>> combine("zeros", np.array([[1.0, 2.0]])).tolist()
+    [3.0]
     """
     if name in COUNTS:
         return np.where(np.isnan(values).all(axis=1), math.nan, np.nansum(values, axis=1))
-    chosen: Floats = values[np.arange(len(values)), rank(name, values).argmax(axis=1)]
+    best = priority(name, values).argmax(axis=1)
+    chosen: Floats = values[np.arange(len(values)), best]
     return chosen
 
 
-def kind_of(tensor: str) -> str:
-    """What a tensor is to its module, by its label.
+def tensor_kind(tensor: str) -> str:
+    """Return the kind of a tensor from its label.
 
-    >>> kind_of("out[0].sample"), kind_of("param_grad.weight"), kind_of("grad#2")
+    >>> tensor_kind("out[0].sample"), tensor_kind("param_grad.weight"), tensor_kind("grad#2")
     ('out', 'param_grad', 'grad')
     """
-    end = next((at for at, one in enumerate(tensor) if one in ".[#"), len(tensor))
+    end = next((index for index, char in enumerate(tensor) if char in ".[#"), len(tensor))
     return tensor[:end]
 
 
-def _numbers(values: list[Any]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Values as numbers, and which of them are some."""
-    known = np.array([value is not None for value in values])
+def _statistic_names(rows: Iterable[Row]) -> Iterable[str]:
+    return dict.fromkeys(name for row in rows for name in row if name not in _NOT_STATISTICS)
+
+
+def _to_numbers(values: list[Any]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the values as float64, and which of them are numbers."""
+    is_number = np.array([value is not None for value in values])
     try:
         if not {type(value) for value in values} & {bool, str, list, dict}:
-            return np.array(values, dtype=np.float64), known
+            return np.array(values, dtype=np.float64), is_number
     except (ValueError, TypeError, OverflowError):
         pass
     numbers = np.full(len(values), math.nan)
-    known = np.zeros(len(values), dtype=bool)
-    for at, value in enumerate(values):
+    is_number = np.zeros(len(values), dtype=bool)
+    for index, value in enumerate(values):
         if isinstance(value, int | float) and not isinstance(value, bool):
             try:
-                numbers[at], known[at] = float(value), True
+                numbers[index] = float(value)
             except OverflowError:
-                numbers[at], known[at] = math.inf, True
-    return numbers, known
+                numbers[index] = math.inf
+            is_number[index] = True
+    return numbers, is_number

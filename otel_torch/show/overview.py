@@ -1,7 +1,4 @@
-"""A recording as a table: modules by statistics, what is not finite first.
-
-For the person who asks at night whether the run is all right, and where it went wrong first.
-"""
+"""A recording as a table of modules by statistics, tensors with NaN or Inf first."""
 
 from __future__ import annotations
 
@@ -20,33 +17,44 @@ from otel_torch.records import FINGERPRINTS, json_safe
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import Line, escape, format_table, paint, supports_color, write_line
 from otel_torch.settings import STATISTICS
-from otel_torch.show.selection import Selection, place, troubles
+from otel_torch.show.selection import Selection, row_location, run_warnings
 
 SCHEMA = "otel_torch.show/1"
 
-# over several records the extremes are the extremes of all and counts add up; every other statistic
-# is the last one
-_SUMMARISE: dict[str, Callable[[float, float], float]] = {
-    "min": lambda one, other: math.nan if one != one or other != other else min(one, other),
-    "max": lambda one, other: math.nan if one != one or other != other else max(one, other),
-    "nonfinite": lambda one, other: one + other,
-    "zeros": lambda one, other: one + other,
+_LOCATION = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
+_TEXT_COLUMNS = ("", "model", "module", "tensor", "phase", "branch")
+# Statistics that are shown in another way, or that people cannot read.
+_WITHOUT_COLUMN = FINGERPRINTS | {"histogram", "shape", "dtype"}
+_BOOKKEEPING = ("value", "storage", "order", "parent")
+
+
+def _min(first: float, second: float) -> float:
+    return math.nan if first != first or second != second else min(first, second)
+
+
+def _max(first: float, second: float) -> float:
+    return math.nan if first != first or second != second else max(first, second)
+
+
+def _sum(first: float, second: float) -> float:
+    return first + second
+
+
+# How several records of a tensor become one line. Other statistics show the last record.
+_COMBINE: dict[str, Callable[[float, float], float]] = {
+    "min": _min,
+    "max": _max,
+    "nonfinite": _sum,
+    "zeros": _sum,
 }
-# what is shown in another way, or is no reading for people
-_NO_COLUMN = FINGERPRINTS | {"histogram", "shape", "dtype"}
-_NAMES = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
 
 
 def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
-    """Print the table, or one JSON object. Returns 0, or 2 after one line on stderr where nothing
-    is selected.
-    """
+    """Print the table, or one JSON object. Return 0, or 2 if nothing is selected."""
     with progress:
         overview = _read(selection, progress)
-    if not overview.groups:
-        say(
-            f"{selection.path}: none of its {selection.records} records is selected; {selection.hint()}"
-        )
+    if not overview.lines:
+        say(selection.nothing_selected())
         return 2
     try:
         if as_json:
@@ -54,16 +62,19 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
         else:
             overview.print(supports_color(sys.stdout))
         sys.stdout.flush()
-    except (
-        BrokenPipeError
-    ):  # `| head` has seen enough; the interpreter's own flush at exit must not fail either
+    except BrokenPipeError:  # `| head`; the flush at interpreter exit must not fail either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 @dataclass(slots=True)
-class _Group:
-    """One line of the table: the records of one tensor, or a single one."""
+class _TensorLine:
+    """One line of the table: all records of a tensor, or a single record.
+
+    Attributes:
+        row: The statistics of the line.
+        first_bad: The location of the first record with NaN or Inf, if any.
+    """
 
     row: Row
     records: int = 0
@@ -71,53 +82,52 @@ class _Group:
     shapes: set[str] = field(default_factory=set)
 
     def add(self, row: Row) -> None:
-        """Take one more record of the tensor in."""
+        """Add a record of the tensor."""
         self.records += 1
-        if self.first_bad is None and _is_bad(row):
-            self.first_bad = {name: row[name] for name in _NAMES if name in row}
+        if self.first_bad is None and _is_nonfinite(row):
+            self.first_bad = {name: row[name] for name in _LOCATION if name in row}
         self.shapes.add(str(row.get("shape")))
-        summary = dict(row)
-        for name, combine in _SUMMARISE.items():
-            if self.records > 1 and _is_number(self.row.get(name)) and _is_number(row.get(name)):
-                summary[name] = combine(self.row[name], row[name])
-        self.row = summary
+        combined = dict(row)
+        if self.records > 1:
+            for name, combine in _COMBINE.items():
+                if _is_number(self.row.get(name)) and _is_number(row.get(name)):
+                    combined[name] = combine(self.row[name], row[name])
+        self.row = combined
 
 
 @dataclass(slots=True)
 class _Overview:
-    """What is shown: the lines, and what is to be said above them."""
+    """The lines of the table, and the warnings above it."""
 
     selection: Selection
     meta: dict[str, Any]
-    groups: dict[tuple[Any, ...], _Group] = field(default_factory=dict)
+    lines: dict[tuple[Any, ...], _TensorLine] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     first_bad: Row | None = None
 
     @property
-    def single(self) -> bool:
-        """Whether each record has a line of its own."""
+    def has_line_per_record(self) -> bool:
+        """Whether each record has its own line, rather than each tensor."""
         return self.selection.steps is not None
 
     def add(self, row: Row) -> None:
-        """Take a selected record in."""
+        """Add a selected record."""
         key: tuple[Any, ...] = tuple(
             row.get(name) for name in ("model", "module", "tensor", "phase", "branch")
         )
-        if self.single:
+        if self.has_line_per_record:
             key = (*key, self.selection.selected)
-        group = self.groups.setdefault(key, _Group(row))
-        group.add(row)
+        line = self.lines.setdefault(key, _TensorLine(row))
+        line.add(row)
         if self.first_bad is None:
-            self.first_bad = group.first_bad
+            self.first_bad = line.first_bad
 
-    def ordered(self) -> list[_Group]:
-        """The groups, those with a non-finite value first, each part in the order of the
-        recording.
-        """
-        return sorted(self.groups.values(), key=lambda group: group.first_bad is None)
+    def sorted_lines(self) -> list[_TensorLine]:
+        """Return the lines in the order of the recording, those with NaN or Inf first."""
+        return sorted(self.lines.values(), key=lambda line: line.first_bad is None)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as one JSON object, with non-finite numbers as strings."""
+        """Return one JSON object; NaN and Inf are strings."""
         return {
             "schema": SCHEMA,
             "recording": self.selection.path,
@@ -126,40 +136,38 @@ class _Overview:
             "warnings": self.warnings,
             "first_nonfinite": self.first_bad,
             "rows": [
-                {**_spell(group.row), "records": group.records, "finite": group.first_bad is None}
-                for group in self.ordered()
+                {**_spell(line.row), "records": line.records, "finite": line.first_bad is None}
+                for line in self.sorted_lines()
             ],
         }
 
     def print(self, color: bool) -> None:
-        """Write heading, warnings and table to stdout."""
+        """Print heading, warnings and table."""
         write_line(sys.stdout, escape(self._heading()))
         for warning in self.warnings:
             write_line(sys.stdout, paint(escape(f"! {warning}"), "yellow", color))
         if self.first_bad is not None:
-            write_line(
-                sys.stdout,
-                paint(escape(f"! first non-finite value: {place(self.first_bad)}"), "red", color),
-            )
+            text = f"! first NaN or Inf: {row_location(self.first_bad)}"
+            write_line(sys.stdout, paint(escape(text), "red", color))
         write_line(sys.stdout, "")
-        groups = self.ordered()
-        columns = _columns(groups, self.single)
-        lines = [
+        lines = self.sorted_lines()
+        columns = _columns(lines, self.has_line_per_record)
+        table_lines = [
             Line(
-                [text(group) for _, text in columns], "red" if group.first_bad is not None else None
+                [format_cell(line) for _, format_cell in columns],
+                None if line.first_bad is None else "red",
             )
-            for group in groups
+            for line in lines
         ]
-        left = sum(
-            1 for name, _ in columns if name in ("", "model", "module", "tensor", "phase", "branch")
-        )
-        write_line(
-            sys.stdout, format_table([name for name, _ in columns], lines, left=left, color=color)
-        )
+        header = [name for name, _ in columns]
+        left = sum(name in _TEXT_COLUMNS for name in header)
+        write_line(sys.stdout, format_table(header, table_lines, left=left, color=color))
 
     def _heading(self) -> str:
-        seen, steps = self.selection, self.selection.seen_steps
-        parts = [f"{seen.path}: {seen.records} records, {len(seen.seen_modules)} modules"]
+        selection, steps = self.selection, self.selection.seen_steps
+        parts = [
+            f"{selection.path}: {selection.records} records, {len(selection.seen_modules)} modules"
+        ]
         if steps:
             first, last = min(steps), max(steps)
             parts.append(f"step {first}" if first == last else f"steps {first} to {last}")
@@ -172,101 +180,94 @@ class _Overview:
 
 def _read(selection: Selection, progress: Progress) -> _Overview:
     warnings: list[str] = []
-    overview = _Overview(
-        selection, read_metadata(selection.path, warnings.append), warnings=warnings
-    )
+    metadata = read_metadata(selection.path, warnings.append)
+    overview = _Overview(selection, metadata, warnings=warnings)
     for row in selection.rows(warnings.append, progress):
         overview.add(row)
-    warnings += troubles(overview.meta)
+    warnings += run_warnings(metadata)
     return overview
 
 
-_Column = tuple[str, Callable[[_Group], str]]
+_Column = tuple[str, Callable[[_TensorLine], str]]  # its name, and the text of a line's cell
 
 
-def _columns(groups: Sequence[_Group], single: bool) -> list[_Column]:
-    """The columns worth showing: names that differ, statistics that were recorded."""
-    columns: list[_Column] = [("", lambda group: "!" if group.first_bad is not None else "")]
-    if _differ(groups, "model"):
-        columns.append(("model", _text("model")))
-    columns += [
-        ("module", lambda group: group.row["module"] or "(root)"),
-        ("tensor", _text("tensor")),
-    ]
-    columns += [(name, _text(name)) for name in ("phase", "branch") if _differ(groups, name)]
-    if single:
-        columns += [
-            (name, _text(name))
-            for name in ("loop", "step", "call")
-            if name == "step" or _differ(groups, name)
-        ]
+def _columns(lines: Sequence[_TensorLine], has_line_per_record: bool) -> list[_Column]:
+    """Return the columns worth showing: names that differ, and statistics that were recorded."""
+    columns: list[_Column] = [("", lambda line: "" if line.first_bad is None else "!")]
+    if _differs(lines, "model"):
+        columns.append(_field_column("model"))
+    columns.append(("module", lambda line: line.row["module"] or "(root)"))
+    columns.append(_field_column("tensor"))
+    columns += [_field_column(name) for name in ("phase", "branch") if _differs(lines, name)]
+    if has_line_per_record:
+        for name in ("loop", "step", "call"):
+            if name == "step" or _differs(lines, name):
+                columns.append(_field_column(name))
     else:
-        columns.append(("records", lambda group: str(group.records)))
-        if any(group.first_bad for group in groups):
-            columns.append(("bad since", lambda group: _since(group.first_bad)))
-    recorded = {name for group in groups for name in group.row}
-    columns += [
-        (name, _text(name)) for name in STATISTICS if name in recorded and name not in _NO_COLUMN
-    ]
-    known = {*STATISTICS, *_NAMES}
-    further = dict.fromkeys(
-        name
-        for group in groups
-        for name, value in group.row.items()
-        if name not in known and _is_number(value)
-    )
-    columns += [
-        (name, _text(name))
-        for name in further
-        if name not in ("value", "storage", "order", "parent")
-    ]
+        columns.append(("records", lambda line: str(line.records)))
+        if any(line.first_bad for line in lines):
+            columns.append(("bad since", lambda line: _format_step(line.first_bad)))
+    columns += map(_field_column, _recorded_statistics(lines))
+    recorded = {name for line in lines for name in line.row}
     if "shape" in recorded:
-        columns.append(
-            (
-                "shape",
-                lambda group: (
-                    _shape(group.row.get("shape")) + (" ..." if len(group.shapes) > 1 else "")
-                ),
-            )
-        )
+        columns.append(("shape", _format_shape))
     if "dtype" in recorded:
         columns.append(
-            ("dtype", lambda group: str(group.row.get("dtype", "")).removeprefix("torch."))
+            ("dtype", lambda line: str(line.row.get("dtype", "")).removeprefix("torch."))
         )
     return columns
 
 
-def _differ(groups: Iterable[_Group], name: str) -> bool:
-    return len({str(group.row.get(name)) for group in groups}) > 1
+def _recorded_statistics(lines: Sequence[_TensorLine]) -> list[str]:
+    """Return the known statistics in their usual order, then further numbers of the recording."""
+    names = dict.fromkeys(name for line in lines for name in line.row)
+    known = [name for name in STATISTICS if name in names and name not in _WITHOUT_COLUMN]
+    ignored = {*STATISTICS, *_LOCATION, *_BOOKKEEPING}
+    further = dict.fromkeys(
+        name
+        for line in lines
+        for name, value in line.row.items()
+        if name not in ignored and _is_number(value)
+    )
+    return known + list(further)
 
 
-def _text(name: str) -> Callable[[_Group], str]:
-    def text(group: _Group) -> str:
-        value = group.row.get(name)
+def _differs(lines: Iterable[_TensorLine], name: str) -> bool:
+    return len({str(line.row.get(name)) for line in lines}) > 1
+
+
+def _field_column(name: str) -> _Column:
+    def format_cell(line: _TensorLine) -> str:
+        value = line.row.get(name)
         if value is None:
             return ""
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return text
+    return name, format_cell
 
 
-def _shape(value: Any) -> str:
-    return "x".join(map(str, value)) or "scalar" if isinstance(value, list) else ""
+def _format_shape(line: _TensorLine) -> str:
+    shape = line.row.get("shape")
+    text = ""
+    if isinstance(shape, list):
+        text = "x".join(map(str, shape)) or "scalar"
+    return f"{text} ..." if len(line.shapes) > 1 else text
 
 
-def _since(row: Row | None) -> str:
-    """When a tensor first was not finite: its step, with the loop where that is not the first."""
-    if row is None:
+def _format_step(location: Row | None) -> str:
+    """Return the step of a location, with its loop unless that is the first."""
+    if location is None:
         return ""
-    return f"step {row['step']}" + (f" of loop {row['loop']}" if row.get("loop") else "")
+    step = f"step {location['step']}"
+    return f"{step} of loop {location['loop']}" if location.get("loop") else step
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_bad(row: Row) -> bool:
-    """Whether a record shows a value that is not finite."""
+def _is_nonfinite(row: Row) -> bool:
+    """Return whether a record counts or contains NaN or Inf."""
     nonfinite = row.get("nonfinite")
     if _is_number(nonfinite) and nonfinite != 0:
         return True
@@ -274,7 +275,7 @@ def _is_bad(row: Row) -> bool:
 
 
 def _spell(value: Any) -> Any:
-    """A value as strict JSON carries it."""
+    """Return the value with NaN and Inf as strings, also inside lists and dicts."""
     if isinstance(value, dict):
         return {name: _spell(item) for name, item in value.items()}
     if isinstance(value, list):

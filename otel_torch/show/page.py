@@ -1,8 +1,6 @@
-"""A recording as one page to look around in: what is not finite, when things ran, and any statistic
-of modules by steps.
+"""A recording as one HTML page: NaN and Inf, a timeline, and every statistic of modules by steps.
 
-For whoever has the files and no server: a cluster without a collector, a colleague's run, a bug
-report. The page holds what fits on a screen, and says what it left out.
+For files without a server: a cluster without a collector, a colleague's run, a bug report.
 """
 
 from __future__ import annotations
@@ -17,274 +15,270 @@ from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.page import code, document, escaped, html_table, sentence
 from otel_torch.rendering.table import escape
-from otel_torch.show import charts
+from otel_torch.rendering.words import plural
+from otel_torch.show.chart_data import chart_data
+from otel_torch.show.chart_script import SCRIPT
+from otel_torch.show.charts import charts_section
 from otel_torch.show.grid import Grid
-from otel_torch.show.selection import Selection, lost, place, troubles
-from otel_torch.show.timeline import SPANS, timeline
+from otel_torch.show.selection import Selection, describe_losses, row_location, run_warnings
+from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
-from otel_torch.show.values import values_of
 
-FIRST, LISTED = 10, 500  # lines of a table that are seen at once, and at all
+OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
 
 _STYLE = """
-.badge.fine { background: var(--healed) } .badge.trouble { background: var(--introduced) }
+.badge.fine { background: var(--healed) }
+.badge.trouble { background: var(--introduced) }
 .badge.unknown { background: var(--faint) }
 .facts td:first-child { color: var(--faint); white-space: nowrap }
-.controls { display: flex; flex-wrap: wrap; gap: .4rem 1.4rem; margin: .6rem 0; position: sticky; top: 0; z-index: 1;
-  padding: .45rem 0; background: var(--back); border-bottom: 1px solid var(--line) }
+.controls {
+  display: flex; flex-wrap: wrap; gap: .4rem 1.4rem; margin: .6rem 0; position: sticky; top: 0;
+  z-index: 1; padding: .45rem 0; background: var(--back); border-bottom: 1px solid var(--line);
+}
 .controls label { color: var(--faint) }
-select { font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--line); border-radius: 6px;
-  padding: .15rem .4rem }
+select {
+  font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--line);
+  border-radius: 6px; padding: .15rem .4rem;
+}
 """
 
 
 def write_page(
     selection: Selection, path: Path, given: Sequence[Path], progress: Callable[[str], None]
 ) -> str:
-    """Write the page, of 1 to about 6 MB, and return what to say of it: a line, and one a warning.
+    """Write the page, of 1 to about 6 MB, and return a line about it and a line for each warning.
 
-    given: files with the run's spans; [] to look for them. Raises RecordingError,
-    ModuleNotFoundError in one line without vl-convert-python, and OSError where the page cannot be
-    written.
+    Args:
+        selection: The recording.
+        path: The file to write.
+        given: Files with the spans of the run; empty to search for them.
+        progress: Called now and then with a short text.
+
+    Raises:
+        RecordingError: If the recording or the traces cannot be read, or nothing is selected.
+        ModuleNotFoundError: Without vl-convert-python; the message is one line.
+        OSError: If the page cannot be written.
     """
     warnings: list[str] = []
-    meta = read_metadata(selection.path, warnings.append)
+    metadata = read_metadata(selection.path, warnings.append)
     grid = Grid.of(selection.rows(warnings.append, progress))
     if not selection.selected:
-        raise RecordingError(
-            f"{selection.path}: none of its {selection.records} records is selected; {selection.hint()}"
-        )
-    warnings += troubles(meta)
-    spans, count = _spans(selection.path, meta, given, warnings, progress)
-    progress(f"putting the page together: {path}")
-    data = values_of(grid)
-    sections: list[tuple[list[str], dict[str, Any]]] = [
-        (_header(selection, grid, meta, warnings), {}),
-        (_not_finite(grid), {}),
-        timeline(spans, count),
-        (_regions(meta), {}),
-        (charts.section(grid), {}),
+        raise RecordingError(selection.nothing_selected())
+    warnings += run_warnings(metadata)
+    spans, span_count = _longest_spans(selection.path, metadata, given, warnings, progress)
+    warnings = list(dict.fromkeys(warnings))
+    progress(f"writing {path}")
+    timeline_lines, plots = timeline(spans, span_count)
+    body = [
+        *_header(selection, grid, metadata, warnings),
+        *_nonfinite_section(grid),
+        *timeline_lines,
+        *_regions_section(metadata),
+        *charts_section(grid),
     ]
-    body = [line for lines, _ in sections for line in lines]
-    plots = {id: plot for _, drawn in sections for id, plot in drawn.items()}
     page = document(
         f"{Path(selection.path).name}: {selection.selected:,} records",
         body,
         plots,
         style=_STYLE,
-        script=charts.SCRIPT,
-        data=data,
+        script=SCRIPT,
+        data=chart_data(grid),
     )
     path.write_text(page, encoding="utf-8", newline="\n")
-    said = f"{path}: {selection.selected:,} records, {len(grid.series):,} tensors, {count:,} spans, {len(page) / 1e6:.1f} MB"
-    return "\n".join(
-        escape(line) for line in (said, *(f"! {warning}" for warning in dict.fromkeys(warnings)))
+    summary = (
+        f"{path}: {selection.selected:,} records, {len(grid.series):,} tensors, "
+        f"{span_count:,} spans, {len(page) / 1e6:.1f} MB"
     )
+    return "\n".join(map(escape, [summary, *(f"! {warning}" for warning in warnings)]))
 
 
-def _spans(
+def _longest_spans(
     recording: str,
-    meta: dict[str, Any],
+    metadata: dict[str, Any],
     given: Sequence[Path],
     warnings: list[str],
     progress: Callable[[str], None],
 ) -> tuple[list[Span], int]:
-    """The longest spans of the recording's process, as many as are drawn, and how many it has."""
-    found = count = 0
+    """Return the longest spans of the recording's process, and how many spans it has."""
+    read = of_run = 0
 
-    def own() -> Iterator[Span]:
-        nonlocal found, count
+    def spans_of_run() -> Iterator[Span]:
+        nonlocal read, of_run
         for path in find_traces(recording, given):
             for span in iterate_spans(path, warnings.append, progress, activations=False):
-                found += 1
-                if is_of_run(span, meta):
-                    count += 1
+                read += 1
+                if is_of_run(span, metadata):
+                    of_run += 1
                     yield span
 
-    longest = nlargest(SPANS, own(), key=lambda span: span.end_ns - span.start_ns)
-    if found and not count:
-        warnings.append(
-            "the traces are of another run, or of another rank's process: nothing of them is shown"
-        )
-    return longest, count
+    longest = nlargest(MAX_SPANS, spans_of_run(), key=lambda span: span.end_ns - span.start_ns)
+    if read and not of_run:
+        warnings.append("the traces are of another run or another rank: none are shown")
+    return longest, of_run
 
 
-# -- what the run was
-# --------------------------------------------------------------------------------------------------
+# -- the run
 
 
 def _header(
-    selection: Selection, grid: Grid, meta: dict[str, Any], warnings: Sequence[str]
+    selection: Selection, grid: Grid, metadata: dict[str, Any], warnings: Sequence[str]
 ) -> list[str]:
-    """What is to be known before anything is looked at."""
-    state, words = _end(meta)
-    facts = [(name, text) for name, text in _facts(selection, grid, meta) if text]
-    rows = [[escaped(name), escaped(text)] for name, text in facts]
+    """Return the card with the outcome, the warnings and the facts of the run."""
+    badge, outcome = _outcome(metadata)
+    facts = [
+        [escaped(name), escaped(text)] for name, text in _facts(selection, grid, metadata) if text
+    ]
     return [
         '<header class="card">',
-        f'<p><span class="badge {state}">{escaped(words)}</span> <span class="faint">{escaped(_counted(grid))}</span></p>',
+        f'<p><span class="badge {badge}">{escaped(outcome)}</span> '
+        f'<span class="faint">{escaped(_summary(grid))}</span></p>',
         f"<h1>{code(selection.path)}</h1>",
-        *(f'<p class="warning">! {sentence(warning)}</p>' for warning in dict.fromkeys(warnings)),
-        f'<details open><summary>the run</summary><div class="facts wide">{html_table(["", ""], rows)}</div></details></header>',
+        *(f'<p class="warning">! {sentence(warning)}</p>' for warning in warnings),
+        "<details open><summary>the run</summary>"
+        f'<div class="facts wide">{html_table(["", ""], facts)}</div></details></header>',
     ]
 
 
-def _end(meta: dict[str, Any]) -> tuple[str, str]:
-    """How the run ended, as a colour and in words."""
-    if "ended_cleanly" not in meta:
+def _outcome(metadata: dict[str, Any]) -> tuple[str, str]:
+    """Return how the run ended: the class of its badge, and words."""
+    if "ended_cleanly" not in metadata:
         return "unknown", "no metadata"
-    if not meta["ended_cleanly"]:
-        return "trouble", "killed, or still going on"
-    if meta.get("writing_ended"):
+    if not metadata["ended_cleanly"]:
+        return "trouble", "killed or still running"
+    if metadata.get("writing_ended"):
         return "trouble", "writing ended early"
     return "fine", "ended cleanly"
 
 
-def _counted(grid: Grid) -> str:
-    bad = (
-        f"{len(grid.bad):,} tensors with values that are not finite"
-        if grid.bad
-        else "every recorded value is finite"
-    )
-    return f"{len(grid.series):,} tensors in {len(grid.steps):,} steps; {bad}"
+def _summary(grid: Grid) -> str:
+    tensors, bad = len(grid.series), len(grid.bad)
+    summary = f"{plural(tensors, 'tensor')} over {plural(len(grid.steps), 'step')}"
+    if not bad:
+        return f"{summary}, all values finite"
+    count = f"all {bad:,}" if bad == tensors > 1 else f"{bad:,}"
+    return f"{summary}, {count} with NaN or Inf values"
 
 
-def _facts(selection: Selection, grid: Grid, meta: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    shown = (
-        ""
-        if selection.selected == selection.records
-        else f", of which {selection.selected:,} are shown"
-    )
-    yield "records", f"{selection.records:,} of {len(selection.seen_modules):,} modules{shown}"
-    yield "lost", lost(meta)
-    yield "run", str(meta.get("run_id", ""))
-    if "rank" in meta:
-        yield "rank", f"{meta['rank']} of {meta.get('world_size', '?')}"
-    yield (
-        "process",
-        " on ".join(str(meta[name]) for name in ("pid", "host") if meta.get(name) is not None),
-    )
-    yield "time", _times(meta.get("start"), meta.get("end"))
-    yield "trace", str(meta.get("trace_id") or "")
-    yield "versions", _pairs(meta.get("versions"), " ")
-    yield "kernels", str(meta.get("kernels") or "")
-    models = meta.get("models")
+def _facts(selection: Selection, grid: Grid, metadata: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield (name, text) of the facts about a run; the text is empty for what is unknown."""
+    records = f"{selection.records:,} of {len(selection.seen_modules):,} modules"
+    if selection.selected != selection.records:
+        records += f", {selection.selected:,} of them shown"
+    yield "records", records
+    yield "lost", describe_losses(metadata)
+    yield "run", str(metadata.get("run_id", ""))
+    if "rank" in metadata:
+        yield "rank", f"{metadata['rank']} of {metadata.get('world_size', '?')}"
+    process = [str(metadata[key]) for key in ("pid", "host") if metadata.get(key) is not None]
+    yield "process", " on ".join(process)
+    yield "time", _start_and_duration(metadata.get("start"), metadata.get("end"))
+    yield "trace", str(metadata.get("trace_id") or "")
+    yield "versions", _join_items(metadata.get("versions"), " ")
+    yield "kernels", str(metadata.get("kernels") or "")
+    models = metadata.get("models")
     for name, model in models.items() if isinstance(models, dict) else ():
-        said = (
-            [f"{model[key]} {key}" for key in ("modules", "forwards") if key in model]
-            if isinstance(model, dict)
-            else []
-        )
-        yield f"model {name}", ", ".join(said)
-    yield "settings", _pairs(meta.get("settings"), "=")
+        counts = []
+        if isinstance(model, dict):
+            counts = [f"{model[key]} {key}" for key in ("modules", "forwards") if key in model]
+        yield f"model {name}", ", ".join(counts)
+    yield "settings", _join_items(metadata.get("settings"), "=")
 
 
-def _pairs(values: Any, between: str) -> str:
-    return (
-        ", ".join(f"{name}{between}{value}" for name, value in values.items())
-        if isinstance(values, dict)
-        else ""
-    )
+def _join_items(values: Any, separator: str) -> str:
+    if not isinstance(values, dict):
+        return ""
+    return ", ".join(f"{name}{separator}{value}" for name, value in values.items())
 
 
-def _times(start: Any, end: Any) -> str:
-    """From when to when, and how long.
+def _start_and_duration(start: Any, end: Any) -> str:
+    """Return when a run began and how long it took.
 
-    >>> _times("2026-11-21T10:24:28.1+00:00", "2026-11-21T10:24:29.6+00:00")
+    >>> _start_and_duration("2026-11-21T10:24:28.1+00:00", "2026-11-21T10:24:29.6+00:00")
     '2026-11-21T10:24:28.1+00:00, 1.5 s'
     """
     try:
-        return f"{start}, {(datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds():.3g} s"
+        duration = datetime.fromisoformat(end) - datetime.fromisoformat(start)
     except (TypeError, ValueError):
         return str(start or "")
+    return f"{start}, {duration.total_seconds():.3g} s"
 
 
-def _not_finite(grid: Grid) -> list[str]:
-    """Where NaN or an infinity stands, in the order in which tensors began to have one."""
+def _nonfinite_section(grid: Grid) -> list[str]:
+    """Return the tensors with NaN or Inf, in the order of first occurrence."""
     if not grid.bad:
         return []
-    found = list(grid.bad.values())
-    columns = ["model", "module", "tensor", "phase", "branch", "loop", "step", "call"]
+    tensors = list(grid.bad.values())
     columns = [
         name
-        for name in columns
-        if name in ("module", "step") or any(bad.first.get(name) is not None for bad in found)
+        for name in ("model", "module", "tensor", "phase", "branch", "loop", "step", "call")
+        if name in ("module", "step") or any(one.first.get(name) is not None for one in tensors)
     ]
-    rows = [
-        [
-            *(code(_cell(name, bad.first.get(name))) for name in columns),
-            _plain(bad.first.get("nonfinite")),
-            f"{bad.records:,}",
-        ]
-        for bad in found[:LISTED]
-    ]
+    rows = []
+    for first, records in tensors[:MAX_ROWS]:
+        location = [code(_location_cell(name, first.get(name))) for name in columns]
+        rows.append([*location, _count(first.get("nonfinite")), f"{records:,}"])
     header = [*columns, "elements", "records"]
     lines = [
-        "<h2>Not finite</h2>",
-        f'<p class="introduced">The first NaN or infinity: {escaped(place(found[0].first))}</p>',
-        '<p class="faint">Each tensor that had one, in the order of the recording, with the first of its records that did.</p>',
-        f'<div class="wide">{html_table(header, rows[:FIRST], numbers=2)}</div>',
+        "<h2>NaN and Inf</h2>",
+        f'<p class="introduced">First NaN or Inf: {escaped(row_location(tensors[0].first))}</p>',
+        '<p class="faint">Each tensor with NaN or Inf, in the order of the recording, at its '
+        "first such record.</p>",
+        f'<div class="wide">{html_table(header, rows[:OPEN_ROWS], numbers=2)}</div>',
     ]
-    if len(rows) > FIRST:
-        rest = html_table(header, rows[FIRST:], numbers=2)
+    if len(rows) > OPEN_ROWS:
         lines.append(
-            f'<details><summary>{len(found) - FIRST:,} more</summary><div class="wide">{rest}</div></details>'
+            f"<details><summary>{len(tensors) - OPEN_ROWS:,} more</summary>"
+            f'<div class="wide">{html_table(header, rows[OPEN_ROWS:], numbers=2)}</div></details>'
         )
-    if len(found) > LISTED:
-        lines.append(f'<p class="faint">{len(found) - LISTED:,} of them are left out.</p>')
+    if len(tensors) > MAX_ROWS:
+        lines.append(f'<p class="faint">{len(tensors) - MAX_ROWS:,} of them are left out.</p>')
     return lines
 
 
-def _cell(name: str, value: Any) -> str:
+def _location_cell(name: str, value: Any) -> str:
     if name == "module" and value == "":
         return "(root)"
     return "–" if value is None else str(value)
 
 
-def _plain(value: Any) -> str:
-    return "–" if not isinstance(value, int) else f"{value:,}"
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "–"
 
 
-# -- when things ran
-# --------------------------------------------------------------------------------------------------
+# -- regions
+
+_HOST_TIMES = ("host_total_s", "host_longest_s")
+_DEVICE_TIMES = ("device_total_s", "device_longest_s")
 
 
-def _regions(meta: dict[str, Any]) -> list[str]:
-    """How often regions ran and how long, by the metadata."""
-    regions = meta.get("regions")
-    rows = [
-        [
-            code(str(name)),
-            *(_seconds(region.get(key)) for key in _REGION_TIMES),
-            _plain(region.get("count")),
-        ]
-        for name, region in (regions.items() if isinstance(regions, dict) else ())
-        if isinstance(region, dict)
-    ]
-    if not rows:
+def _regions_section(metadata: dict[str, Any]) -> list[str]:
+    """Return how often and how long regions ran, by the metadata."""
+    regions = metadata.get("regions")
+    items = regions.items() if isinstance(regions, dict) else ()
+    timed = [(str(name), region) for name, region in items if isinstance(region, dict)]
+    if not timed:
         return []
-    device = any(cell != "–" for row in rows for cell in row[3:5])
-    if not device:
-        rows = [[*row[:3], row[-1]] for row in rows]
-    header = [
-        "region",
-        "total",
-        "longest",
-        *(["on the device", "longest there"] if device else []),
-        "count",
+    has_device_times = any(
+        _seconds(region.get(key)) != "–" for _, region in timed for key in _DEVICE_TIMES
+    )
+    header, times = ["region", "total", "longest"], [*_HOST_TIMES]
+    if has_device_times:
+        header += ["on the device", "longest there"]
+        times += _DEVICE_TIMES
+    header.append("count")
+    rows = [
+        [code(name), *(_seconds(region.get(key)) for key in times), _count(region.get("count"))]
+        for name, region in timed
     ]
-    rest = [f'<p class="faint">And {len(rows) - LISTED:,} more.</p>'] if len(rows) > LISTED else []
-    return [
+    lines = [
         "<h2>Regions</h2>",
-        f'<div class="wide">{html_table(header, rows[:LISTED], numbers=len(header) - 1)}</div>',
-        *rest,
+        f'<div class="wide">{html_table(header, rows[:MAX_ROWS], numbers=len(header) - 1)}</div>',
     ]
-
-
-_REGION_TIMES = ("host_total_s", "host_longest_s", "device_total_s", "device_longest_s")
+    if len(rows) > MAX_ROWS:
+        lines.append(f'<p class="faint">And {len(rows) - MAX_ROWS:,} more.</p>')
+    return lines
 
 
 def _seconds(value: Any) -> str:
-    return (
-        f"{value:.4g} s" if isinstance(value, int | float) and not isinstance(value, bool) else "–"
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:.4g} s" if is_number else "–"

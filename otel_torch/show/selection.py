@@ -1,4 +1,4 @@
-"""Which records of a recording are shown, and how many there were to choose from."""
+"""Reads the rows of a recording that were selected, and describes rows and runs in words."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from otel_torch.records import Losses
 from otel_torch.rendering.table import escape
 from otel_torch.settings import NumberSet
 
-_TOLD_EVERY = 4096  # records
+_PROGRESS_INTERVAL = 4096  # records
+_NAMED_MODULES = 3
 
 
 @dataclass(slots=True)
 class Selection:
-    """A recording's rows, and which of them are asked for. modules, steps: None for all.
+    """The rows of a recording to show. modules, steps: None selects all.
 
-    After `rows`: records is how many there are, selected how many were asked for; seen_modules and
-    seen_steps name them.
+    Attributes:
+        records: How many records were read, once `rows` has run.
+        selected: How many of them were selected.
+        seen_modules, seen_steps: The modules and steps of all records, selected or not.
     """
 
     path: str
@@ -33,61 +36,70 @@ class Selection:
     seen_steps: set[int] = field(default_factory=set)
 
     def rows(
-        self, problem: Callable[[str], None], progress: Callable[[str], None] = lambda text: None
+        self, warn: Callable[[str], None], progress: Callable[[str], None] = lambda text: None
     ) -> Iterator[Row]:
-        """The rows that are asked for, in the order of the recording. Raises RecordingError."""
-        for row in iterate_rows(self.path, problem):
-            if self.records and not self.records % _TOLD_EVERY:
+        """Yield the selected rows in the order of the recording.
+
+        Raises:
+            RecordingError: If the recording cannot be read.
+        """
+        for row in iterate_rows(self.path, warn):
+            if self.records and not self.records % _PROGRESS_INTERVAL:
                 progress(f"{self.records:,} records read of {self.path}")
             self.records += 1
             module, step = row["module"], row["step"]
             self.seen_modules.setdefault(module)
             if step is not None:
                 self.seen_steps.add(step)
-            if (self.modules is None or self.modules.search(module)) and (
-                self.steps is None or (step is not None and step in self.steps)
-            ):
-                self.selected += 1
-                yield row
+            if self.modules is not None and not self.modules.search(module):
+                continue
+            if self.steps is not None and (step is None or step not in self.steps):
+                continue
+            self.selected += 1
+            yield row
 
-    def hint(self) -> str:
-        """What could have been selected."""
+    def nothing_selected(self) -> str:
+        """Return the message for an empty selection: what could have been selected instead."""
         modules, steps = list(self.seen_modules), sorted(self.seen_steps)
-        named = ", ".join(escape(name) or "the root" for name in modules[:3]) + (
-            ", ..." if len(modules) > 3 else ""
-        )
-        return f"it has {len(modules)} modules ({named})" + (
-            f" and steps {steps[0]} to {steps[-1]}" if steps else ""
+        names = [escape(name) or "the root" for name in modules[:_NAMED_MODULES]]
+        if len(modules) > _NAMED_MODULES:
+            names.append("...")
+        step_range = f" and steps {steps[0]} to {steps[-1]}" if steps else ""
+        return (
+            f"{self.path}: none of its {self.records} records is selected; "
+            f"it has {len(modules)} modules ({', '.join(names)}){step_range}"
         )
 
 
-def lost(meta: dict[str, Any]) -> str:
-    """What did not arrive, by a recording's metadata, in one line; empty where nothing was lost."""
-    losses, found = Losses(), meta.get("lost")
-    for loss in found if isinstance(found, list) else ():
-        if isinstance(loss, dict) and isinstance(loss.get("count"), int):
-            losses.count(str(loss.get("what")), str(loss.get("reason")), loss["count"])
+def describe_losses(metadata: dict[str, Any]) -> str:
+    """Return what a run lost, by its metadata, in one line; empty if nothing was lost."""
+    losses, entries = Losses(), metadata.get("lost")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("count"), int):
+            losses.count(str(entry.get("what")), str(entry.get("reason")), entry["count"])
     return losses.describe()
 
 
-def troubles(meta: dict[str, Any]) -> list[str]:
-    """What a person must know of how the run ended, by a recording's metadata, a line each."""
-    found = []
-    if meta.get("ended_cleanly") is False:
-        found.append("the run was killed, or is still going on: the recording ends early")
-    if meta.get("writing_ended"):
-        found.append(f"writing ended before the run did ({meta['writing_ended']})")
-    if said := lost(meta):
-        found.append(f"lost: {said}")
-    return found
+def run_warnings(metadata: dict[str, Any]) -> list[str]:
+    """Return what went wrong in a run, by its metadata: one line each."""
+    warnings = []
+    if metadata.get("ended_cleanly") is False:
+        warnings.append("the run was killed or is still running: the recording ends early")
+    if metadata.get("writing_ended"):
+        warnings.append(f"writing ended before the run did ({metadata['writing_ended']})")
+    if losses := describe_losses(metadata):
+        warnings.append(f"lost: {losses}")
+    return warnings
 
 
-def place(row: Row) -> str:
-    """Where a record stands in the run, in words."""
+def row_location(row: Row) -> str:
+    """Return where in the run a row was recorded.
+
+    >>> row_location({"model": "M", "module": "", "tensor": "out", "phase": "forward", "step": 4})
+    'M (root) out, step 4'
+    """
     parts = [f"{row.get('model', '')} {row['module'] or '(root)'} {row['tensor']}".strip()]
-    parts += [
-        f"{name} {row[name]}"
-        for name in ("phase", "branch", "loop", "step", "call")
-        if row.get(name) not in (None, "forward")
-    ]
+    for name in ("phase", "branch", "loop", "step", "call"):
+        if row.get(name) not in (None, "forward"):
+            parts.append(f"{name} {row[name]}")
     return ", ".join(parts)

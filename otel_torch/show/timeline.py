@@ -1,20 +1,24 @@
-"""Regions and steps over time, as the page of a recording draws them: each span below what it lies
-in.
-"""
+"""The timeline of the HTML page: regions and steps over time, each span below its parent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from otel_torch.rendering.page import plot_of, sentence
 from otel_torch.rendering.table import escape
-from otel_torch.show.traces import Span, lanes
+from otel_torch.show.traces import Span, assign_lanes
 
-SPANS = 2000  # of the timeline
-DEEPEST = 24  # lines of the timeline
-ATTRIBUTES, WIDEST = 12, 200  # of a span, and characters of each
-_SPAN_COLOURS = {
+MAX_SPANS = 2000
+MAX_LINES = 24  # deeper spans are not drawn
+_MAX_ATTRIBUTES, _MAX_ATTRIBUTE_LENGTH = 12, 200  # of a span, in the text at the pointer
+_PAGE_WIDTH = 175  # characters of a span's label that fit the width of the page
+_HINT = (
+    "A recording has no timestamps. To see when each region and step began and ended, also set "
+    "`OTEL_TORCH_OTLP_FILE=FOLDER` when you record, then pass `--traces FOLDER`."
+)
+_COLORS = {
     "step": "var(--dtype)",
     "forward": "var(--healed)",
     "region": "var(--layout)",
@@ -22,122 +26,178 @@ _SPAN_COLOURS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _PlacedSpan:
+    span: Span
+    line: int
+
+
 def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, Any]]:
-    """Regions and steps over time: lines of HTML, and the plot. spans: at most SPANS of the `count`
-    that there are.
+    """Return the HTML of the section, and its plots by id.
+
+    Args:
+        spans: The spans to draw, at most `MAX_SPANS`.
+        count: How many spans the run has.
     """
     if not spans:
-        hint = (
-            "A recording holds no times. To see here when each region and step began and ended, record with "
-            "`OTEL_TORCH_OTLP_FILE=FOLDER` too, and give `--traces FOLDER`."
-        )
-        return ["<h2>Timeline</h2>", f'<p class="faint">{sentence(hint)}</p>'], {}
+        return ["<h2>Timeline</h2>", f'<p class="faint">{sentence(_HINT)}</p>'], {}
     start = min(span.start_ns for span in spans)
-    kept = sorted(spans, key=lambda span: span.start_ns)
-    placed = lanes(kept)
-    depths: dict[int, int] = {}
-    for lane, depth in placed:
-        depths[lane] = max(depths.get(lane, 0), depth + 1)
-    below = {lane: sum(depths[other] for other in depths if other < lane) for lane in depths}
-    whole = max(max(span.end_ns for span in kept) - start, 1)
-    values = [
-        {
-            "from": (span.start_ns - start) / 1e9,
-            "to": (span.end_ns - start) / 1e9,
-            "line": below[lane] + depth,
-            "kind": span.kind(),
-            "name": escape(span.title())
-            if (span.end_ns - span.start_ns) / whole * 175 > len(span.title()) + 1
-            else "",
-            "failed": span.failed,
-            "text": _span_text(span, start),
-        }
-        for span, (lane, depth) in zip(kept, placed, strict=True)
-        if below[lane] + depth < DEEPEST
-    ]
-    marks = [
-        {
-            "at": (event.time_ns - start) / 1e9,
-            "line": below[lane] + depth,
-            "text": f"{escape(event.name)}\n{_details(event.attributes)}",
-        }
-        for span, (lane, depth) in zip(kept, placed, strict=True)
-        for event in span.events
-        if below[lane] + depth < DEEPEST
-    ]
-    said = [
-        "Regions and steps of this process, each below what it lies in. Drag to move, shift and wheel to zoom."
+    placed = [item for item in _place(spans) if item.line < MAX_LINES]
+    values = _span_values(placed, start, max(span.end_ns for span in spans))
+    marks = _event_marks(placed, start)
+    notes = [
+        "Regions and steps of this process, each below its parent. "
+        "Drag to move, Shift and wheel to zoom."
     ]
     if len(values) < count:
-        said.append(f"The {len(values):,} longest of {count:,} spans are drawn.")
-    if len(marks) > SPANS:
-        said.append(f"The first {SPANS:,} of {len(marks):,} events are drawn, as triangles.")
-    legend = [
-        f'<span><span style="color:{colour}">■</span> {kind}</span>'
-        for kind, colour in _SPAN_COLOURS.items()
-        if any(one["kind"] == kind for one in values)
-    ]
-    x = {"field": "from", "type": "quantitative", "title": "seconds", "scale": {"nice": False}}
-    tooltip = {"field": "text", "type": "nominal"}
-    y = {"field": "line", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.12}}
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": list(_SPAN_COLOURS), "range": list(_SPAN_COLOURS.values())},
-        "legend": None,
-    }
-    plot = plot_of(
-        values,
-        height=24 * len({one["line"] for one in values}),
-        layer=[
-            {
-                "mark": {"type": "rect", "cornerRadius": 2, "clip": True, "stroke": "var(--back)", "strokeWidth": 0.5},
-                "encoding": {"x": x, "x2": {"field": "to"}, "y": y, "color": colour, "tooltip": tooltip},
-                "params": [
-                    {
-                        "name": "shown",
-                        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
-                        "bind": "scales",
-                    }
-                ],
-            },
-            {
-                "transform": [{"filter": "datum.failed"}],
-                "mark": {"type": "rect", "filled": False, "stroke": "var(--introduced)", "strokeWidth": 2, "clip": True},
-                "encoding": {"x": x, "x2": {"field": "to"}, "y": y},
-            },
-            {
-                "transform": [{"filter": "datum.name !== ''"}],
-                "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 11, "color": "var(--back)", "clip": True,
-                         "tooltip": None},
-                "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-            },
-            {
-                "data": {"values": marks[:SPANS]},
-                "mark": {"type": "point", "shape": "triangle-down", "filled": True, "size": 45, "color": "var(--ink)",
-                         "opacity": 1, "clip": True},
-                "encoding": {"x": {**x, "field": "at"}, "y": y, "tooltip": tooltip},
-            },
-        ],
-    )  # fmt: skip
+        notes.append(f"The {len(values):,} longest of {count:,} spans are drawn.")
+    if len(marks) > MAX_SPANS:
+        notes.append(f"The first {MAX_SPANS:,} of {len(marks):,} events are drawn, as triangles.")
+    kinds = {value["kind"] for value in values}
+    legend = "".join(
+        f'<span><span style="color:{color}">■</span> {kind}</span>'
+        for kind, color in _COLORS.items()
+        if kind in kinds
+    )
     lines = [
         "<h2>Timeline</h2>",
-        f'<p class="faint">{" ".join(said)}</p>',
-        f'<p class="legend">{"".join(legend)}</p>',
+        f'<p class="faint">{" ".join(notes)}</p>',
+        f'<p class="legend">{legend}</p>',
         '<div class="plot" id="timeline"></div>',
     ]
-    return lines, {"timeline": plot}
+    return lines, {"timeline": _plot(values, marks[:MAX_SPANS])}
 
 
-def _span_text(span: Span, start: int) -> str:
-    """What the pointer shows of a span."""
-    first = f"{escape(span.title())}{'  (failed)' if span.failed else ''}"
-    when = f"from {(span.start_ns - start) / 1e9:.6g} s, for {(span.end_ns - span.start_ns) / 1e9:.4g} s"
-    return "\n".join([first, when, *([_details(span.attributes)] if span.attributes else [])])
+def _place(spans: Sequence[Span]) -> list[_PlacedSpan]:
+    """Assign a line to each span; lanes follow each other from top to bottom."""
+    ordered = sorted(spans, key=lambda span: span.start_ns)
+    positions = assign_lanes(ordered)
+    heights: dict[int, int] = {}
+    for lane, depth in positions:
+        heights[lane] = max(heights.get(lane, 0), depth + 1)
+    first_line: dict[int, int] = {}
+    next_line = 0
+    for lane in sorted(heights):
+        first_line[lane] = next_line
+        next_line += heights[lane]
+    return [
+        _PlacedSpan(span, first_line[lane] + depth)
+        for span, (lane, depth) in zip(ordered, positions, strict=True)
+    ]
 
 
-def _details(attributes: dict[str, Any]) -> str:
-    """Attributes, a line each, as many and as much of each as fits beside a pointer."""
-    return "\n".join(
-        escape(f"{name} {value}"[:WIDEST]) for name, value in list(attributes.items())[:ATTRIBUTES]
-    )
+def _span_values(placed: Sequence[_PlacedSpan], start: int, end: int) -> list[dict[str, Any]]:
+    duration = max(end - start, 1)
+    values = []
+    for item in placed:
+        span, title = item.span, item.span.title()
+        room = (span.end_ns - span.start_ns) / duration * _PAGE_WIDTH
+        values.append(
+            {
+                "from": (span.start_ns - start) / 1e9,
+                "to": (span.end_ns - start) / 1e9,
+                "line": item.line,
+                "kind": span.kind(),
+                "name": escape(title) if room > len(title) + 1 else "",
+                "failed": span.failed,
+                "text": _hover_text(span, start),
+            }
+        )
+    return values
+
+
+def _event_marks(placed: Sequence[_PlacedSpan], start: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "at": (event.time_ns - start) / 1e9,
+            "line": item.line,
+            "text": f"{escape(event.name)}\n{_attribute_lines(event.attributes)}",
+        }
+        for item in placed
+        for event in item.span.events
+    ]
+
+
+def _plot(values: Sequence[dict[str, Any]], marks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    x = {"field": "from", "type": "quantitative", "title": "seconds", "scale": {"nice": False}}
+    x2 = {"field": "to"}
+    y = {"field": "line", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.12}}
+    tooltip = {"field": "text", "type": "nominal"}
+    color = {
+        "field": "kind",
+        "type": "nominal",
+        "scale": {"domain": list(_COLORS), "range": list(_COLORS.values())},
+        "legend": None,
+    }
+    zoom = {
+        "name": "shown",
+        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+        "bind": "scales",
+    }
+    bars = {
+        "mark": {
+            "type": "rect",
+            "cornerRadius": 2,
+            "clip": True,
+            "stroke": "var(--back)",
+            "strokeWidth": 0.5,
+        },
+        "encoding": {"x": x, "x2": x2, "y": y, "color": color, "tooltip": tooltip},
+        "params": [zoom],
+    }
+    failed_frames = {
+        "transform": [{"filter": "datum.failed"}],
+        "mark": {
+            "type": "rect",
+            "filled": False,
+            "stroke": "var(--introduced)",
+            "strokeWidth": 2,
+            "clip": True,
+        },
+        "encoding": {"x": x, "x2": x2, "y": y},
+    }
+    labels = {
+        "transform": [{"filter": "datum.name !== ''"}],
+        "mark": {
+            "type": "text",
+            "align": "left",
+            "dx": 4,
+            "fontSize": 11,
+            "color": "var(--back)",
+            "clip": True,
+            "tooltip": None,
+        },
+        "encoding": {"x": x, "y": y, "text": {"field": "name"}},
+    }
+    event_marks = {
+        "data": {"values": marks},
+        "mark": {
+            "type": "point",
+            "shape": "triangle-down",
+            "filled": True,
+            "size": 45,
+            "color": "var(--ink)",
+            "opacity": 1,
+            "clip": True,
+        },
+        "encoding": {"x": {**x, "field": "at"}, "y": y, "tooltip": tooltip},
+    }
+    height = 24 * len({value["line"] for value in values})
+    return plot_of(values, height=height, layer=[bars, failed_frames, labels, event_marks])
+
+
+def _hover_text(span: Span, start: int) -> str:
+    """Return what the pointer shows of a span."""
+    begins, lasts = (span.start_ns - start) / 1e9, (span.end_ns - span.start_ns) / 1e9
+    lines = [
+        escape(span.title()) + ("  (failed)" if span.failed else ""),
+        f"from {begins:.6g} s, for {lasts:.4g} s",
+    ]
+    if span.attributes:
+        lines.append(_attribute_lines(span.attributes))
+    return "\n".join(lines)
+
+
+def _attribute_lines(attributes: dict[str, Any]) -> str:
+    shown = list(attributes.items())[:_MAX_ATTRIBUTES]
+    return "\n".join(escape(f"{name} {value}"[:_MAX_ATTRIBUTE_LENGTH]) for name, value in shown)

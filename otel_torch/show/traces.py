@@ -1,8 +1,7 @@
-"""When regions and steps began and ended: the spans in files of OpenTelemetry's file format, which
-a recording does not hold.
+"""Reads spans from OTLP JSON files, to show when regions and steps began and ended.
 
-A line is one message, as OTEL_TORCH_OTLP_FILE and the Collector's file exporter write it. A last
-line that a kill cut off is left out. Nothing here needs the SDK.
+OTEL_TORCH_OTLP_FILE and the file exporter of the Collector write one message a line. A last line
+that is incomplete because the process was killed is skipped. Does not import the SDK.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError
 
 ACTIVATION = "torch.module.activation"
-_TOLD_EVERY = 256  # lines
+_FILES = "*traces*.jsonl"
+_PROGRESS_INTERVAL = 256  # lines
 
 
 class Process(msgspec.Struct, frozen=True):
-    """The process that a span is of, by its resource; None for what that does not say."""
+    """The process of a span, from its resource; None for attributes that the resource lacks."""
 
     run_id: str | None
     rank: int | None
@@ -30,26 +30,23 @@ class Process(msgspec.Struct, frozen=True):
     host: str | None
 
     def label(self) -> str:
-        """What a person calls it.
+        """Return the name of the process for display.
 
         >>> Process("r1", 3, 71, "node-4").label(), Process(None, None, None, None).label()
         ('rank 3 (process 71 on node-4)', 'a process')
         """
-        where = " ".join(
-            word
-            for word in (
-                f"process {self.pid}" if self.pid else "",
-                f"on {self.host}" if self.host else "",
-            )
-            if word
-        )
+        details = []
+        if self.pid:
+            details.append(f"process {self.pid}")
+        if self.host:
+            details.append(f"on {self.host}")
         name = "a process" if self.rank is None else f"rank {self.rank}"
-        return f"{name} ({where})" if where else name
+        return f"{name} ({' '.join(details)})" if details else name
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened within a span. time_ns: Unix nanoseconds."""
+class SpanEvent:
+    """An event of a span. time_ns: Unix time in nanoseconds."""
 
     name: str
     time_ns: int
@@ -58,9 +55,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time: a region, a step, a forward. start_ns, end_ns: Unix nanoseconds. trace,
-    id, parent: as hex.
-    """
+    """A span as recorded. start_ns, end_ns: Unix time in nanoseconds. trace, id, parent: in hex."""
 
     name: str
     start_ns: int
@@ -71,116 +66,67 @@ class Span:
     parent: str = ""
     failed: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
-    events: Sequence[Event] = ()
+    events: Sequence[SpanEvent] = ()
 
     def title(self) -> str:
-        """Its name, and which step of which loop it is, where it is one.
+        """Return the name, with step and loop if the span is a step.
 
-        >>> Span("torch.step", 0, 1, Process(None, 0, 1, "h"), attributes={"torch.step": 4, "torch.loop": 1}).title()
+        >>> attributes = {"torch.step": 4, "torch.loop": 1}
+        >>> process = Process(None, 0, 1, "h")
+        >>> Span("torch.step", 0, 1, process, attributes=attributes).title()
         'torch.step 4 (loop 1)'
         """
         step, loop = self.attributes.get("torch.step"), self.attributes.get("torch.loop")
         if self.name != "torch.step" or step is None:
             return self.name
-        return f"{self.name} {step}" + (f" (loop {loop})" if loop else "")
+        return f"{self.name} {step} (loop {loop})" if loop else f"{self.name} {step}"
 
     def kind(self) -> str:
-        """`step`, `forward`, `region`, or `other`."""
+        """Return `step`, `forward`, `region` or `other`."""
         if self.name in ("torch.step", "torch.forward"):
             return self.name.removeprefix("torch.")
-        return (
-            "region"
-            if "torch.region" in self.attributes or self.name.startswith("fastvideo.")
-            else "other"
-        )
-
-
-class _KeyValue(msgspec.Struct, gc=False):
-    key: str = ""
-    value: Any = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    name: str = ""
-    timeUnixNano: str | int = 0
-    attributes: msgspec.Raw = msgspec.Raw(
-        b"[]"
-    )  # most are of activations, which are not always wanted
-
-
-class _Status(msgspec.Struct, gc=False):
-    code: int | str = 0
-
-
-class _Span(msgspec.Struct, gc=False):
-    name: str = ""
-    traceId: str = ""
-    spanId: str = ""
-    parentSpanId: str = ""
-    startTimeUnixNano: str | int = 0
-    endTimeUnixNano: str | int = 0
-    attributes: list[_KeyValue] = []
-    events: list[_Event] = []
-    status: _Status | None = None
-
-
-class _ScopeSpans(msgspec.Struct, gc=False):
-    spans: list[_Span] = []
-
-
-class _Resource(msgspec.Struct, gc=False):
-    attributes: list[_KeyValue] = []
-
-
-class _ResourceSpans(msgspec.Struct, gc=False):
-    resource: _Resource | None = None
-    scopeSpans: list[_ScopeSpans] = []
-
-
-class _TracesData(msgspec.Struct, gc=False):
-    resourceSpans: list[_ResourceSpans]
-
-
-_decode = msgspec.json.Decoder(_TracesData).decode
-_decode_pairs = msgspec.json.Decoder(list[_KeyValue]).decode
+        if "torch.region" in self.attributes or self.name.startswith("fastvideo."):
+            return "region"
+        return "other"
 
 
 def iterate_spans(
     path: Path,
-    problem: Callable[[str], None] = lambda message: None,
+    warn: Callable[[str], None] = lambda message: None,
     progress: Callable[[str], None] = lambda text: None,
     *,
     activations: bool = True,
 ) -> Iterator[Span]:
-    """The spans of a file in its order, a line in memory at a time. activations: with the events of
-    activations.
+    """Yield the spans of a file in its order; one line is in memory at a time.
 
-    Raises RecordingError, of one line, for a file that is missing or holds something else.
+    Args:
+        path: An OTLP JSON file.
+        warn: Called with a line if the file ends early.
+        progress: Called now and then with a short text.
+        activations: Whether to include the events of activations.
+
+    Raises:
+        RecordingError: If the file is missing or holds something else; the message is one line.
     """
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if not number % _TOLD_EVERY:
+                if not number % _PROGRESS_INTERVAL:
                     progress(f"{number:,} lines read of {path}")
                 if not line.strip():
                     continue
                 try:
-                    data = _decode(line)
-                    spans = list(_spans(data, activations))
-                except (
-                    msgspec.MsgspecError,
-                    ValueError,
-                    TypeError,
-                    AttributeError,
-                    RecursionError,
-                ):
+                    spans = list(_spans_of(_decode(line), activations))
+                except _DECODING_ERRORS:
                     if not line.endswith(b"\n") and number > 1:
-                        problem(
-                            f"{path}: line {number} was cut off and is left out; the traces end early"
+                        warn(
+                            f"{path}: line {number} was cut off and is left out; "
+                            "the traces end early"
                         )
                         continue
                     raise RecordingError(
-                        f"{path}: line {number} holds no spans: --traces takes a traces.jsonl as OTEL_TORCH_OTLP_FILE writes it"
+                        f"{path}: line {number} holds no spans; --traces needs a traces.jsonl "
+                        "as OTEL_TORCH_OTLP_FILE writes it"
                     ) from None
                 yield from spans
     except OSError as error:
@@ -188,127 +134,212 @@ def iterate_spans(
 
 
 def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
-    """The files with the spans of a recording's run: those given (of a folder all in it), else
-    those beside the recording and where its run wrote them, as long as their first line is of that
-    run. Raises RecordingError for a folder without any.
+    """Return the files with the spans of a recording's run.
+
+    Args:
+        recording: The recording.
+        given: Files and folders to use. If empty, search next to the recording and where its run
+            wrote traces, for files whose first line is from that run.
+
+    Raises:
+        RecordingError: If a given folder has no traces.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in given:
-        inside = sorted(path.glob("*traces*.jsonl")) if path.is_dir() else [path]
+        inside = sorted(path.glob(_FILES)) if path.is_dir() else [path]
         if not inside:
             raise RecordingError(f"{path}: this folder holds no traces.jsonl")
-        found += inside
-    if found:
-        return found
-    meta = read_metadata(recording)
-    settings = meta.get("settings")
-    named = settings.get("OTEL_TORCH_OTLP_FILE") if isinstance(settings, dict) else None
+        files += inside
+    if files:
+        return files
+    metadata = read_metadata(recording)
     folders = [metadata_path(recording).parent]
-    if isinstance(named, str) and named:
-        for placeholder in ("run_id", "rank", "pid"):
-            named = named.replace(
-                f"<{placeholder.removesuffix('_id')}>", str(meta.get(placeholder))
-            )
-        folders.append(Path(named).expanduser())
-    beside = {
-        path.resolve(): path for folder in folders for path in sorted(folder.glob("*traces*.jsonl"))
-    }
-    return [path for path in beside.values() if _is_of(path, meta)]
+    if (otlp_folder := _otlp_folder(metadata)) is not None:
+        folders.append(otlp_folder)
+    found = {path.resolve(): path for folder in folders for path in sorted(folder.glob(_FILES))}
+    return [path for path in found.values() if _starts_with_run(path, metadata)]
 
 
-def is_of_run(span: Span, meta: dict[str, Any]) -> bool:
-    """Whether a span is of a recording's process, by its metadata, as far as that tells."""
-    said = ((getattr(span.process, name), meta.get(name)) for name in ("run_id", "rank", "pid"))
-    return all(None in pair or pair[0] == pair[1] for pair in said)
+def _otlp_folder(metadata: dict[str, Any]) -> Path | None:
+    """Return where the run wrote OTLP files, with the placeholders of the setting filled in."""
+    settings = metadata.get("settings")
+    folder = settings.get("OTEL_TORCH_OTLP_FILE") if isinstance(settings, dict) else None
+    if not isinstance(folder, str) or not folder:
+        return None
+    for placeholder, field_name in (("run", "run_id"), ("rank", "rank"), ("pid", "pid")):
+        folder = folder.replace(f"<{placeholder}>", str(metadata.get(field_name)))
+    return Path(folder).expanduser()
 
 
-def lanes(spans: Sequence[Span]) -> list[tuple[int, int]]:
-    """A place for each span, (lane, depth): within a lane spans of one process stand below what
-    they lie in, and never overlap otherwise. A training step begins in one region and ends in
-    another, so that one lane is not always enough.
+def _starts_with_run(path: Path, metadata: dict[str, Any]) -> bool:
+    try:
+        first = next(iterate_spans(path, activations=False), None)
+    except RecordingError:
+        return False
+    return first is not None and is_of_run(first, metadata)
 
-    >>> here = Process(None, 0, 1, "h")
-    >>> lanes([Span("a", 0, 9, here), Span("b", 1, 3, here), Span("c", 2, 12, here)])
+
+def is_of_run(span: Span, metadata: dict[str, Any]) -> bool:
+    """Return whether a span is from a recording's process; unknown fields match."""
+    for name in ("run_id", "rank", "pid"):
+        of_span, of_run = getattr(span.process, name), metadata.get(name)
+        if of_span is not None and of_run is not None and of_span != of_run:
+            return False
+    return True
+
+
+def assign_lanes(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return (lane, depth) of each span, so that spans in a lane nest or do not overlap.
+
+    A training step begins in one region and ends in another: such spans need separate lanes.
+
+    >>> process = Process(None, 0, 1, "h")
+    >>> spans = [Span("a", 0, 9, process), Span("b", 1, 3, process), Span("c", 2, 12, process)]
+    >>> assign_lanes(spans)  # b is inside a; c overlaps both
     [(0, 0), (0, 1), (1, 0)]
     """
-    placed = [(0, 0)] * len(spans)
-    open_lanes: dict[Process, list[list[int]]] = {}
-    for at in sorted(range(len(spans)), key=lambda at: (spans[at].start_ns, -spans[at].end_ns, at)):
-        span = spans[at]
-        stacks = open_lanes.setdefault(span.process, [])
-        for lane, stack in enumerate(stacks):  # noqa: B007  # the lane that it ends with is the one
-            while stack and stack[-1] <= span.start_ns:
-                stack.pop()
-            if not stack or stack[-1] >= span.end_ns:
-                break
-        else:
-            lane = len(stacks)
-            stacks.append(stack := [])
-        placed[at] = (lane, len(stack))
-        stack.append(span.end_ns)
-    return placed
+    positions = [(0, 0)] * len(spans)
+    lanes_of: dict[Process, list[list[int]]] = {}  # for each lane, the ends of its open spans
+    order = sorted(
+        range(len(spans)), key=lambda index: (spans[index].start_ns, -spans[index].end_ns, index)
+    )
+    for index in order:
+        span = spans[index]
+        lanes = lanes_of.setdefault(span.process, [])
+        lane = _first_free_lane(lanes, span)
+        open_ends = lanes[lane]
+        positions[index] = (lane, len(open_ends))
+        open_ends.append(span.end_ns)
+    return positions
 
 
-def _is_of(path: Path, meta: dict[str, Any]) -> bool:
-    """Whether the first line of a file is of a recording's process."""
-    try:
-        for span in iterate_spans(path, activations=False):
-            return is_of_run(span, meta)
-    except RecordingError:
-        pass
-    return False
+def _first_free_lane(lanes: list[list[int]], span: Span) -> int:
+    """Return the first lane in which the span nests, after closing spans that have ended."""
+    for lane, open_ends in enumerate(lanes):
+        while open_ends and open_ends[-1] <= span.start_ns:
+            open_ends.pop()
+        if not open_ends or open_ends[-1] >= span.end_ns:
+            return lane
+    lanes.append([])
+    return len(lanes) - 1
 
 
-def _spans(data: _TracesData, activations: bool) -> Iterator[Span]:
-    for group in data.resourceSpans:
-        who = _attributes(group.resource.attributes if group.resource else [])
+# -- OTLP JSON
+
+
+class _OtlpKeyValue(msgspec.Struct, gc=False):
+    key: str = ""
+    value: Any = None
+
+
+class _OtlpEvent(msgspec.Struct, gc=False):
+    name: str = ""
+    timeUnixNano: str | int = 0
+    # Decoded only if wanted: most events are activations.
+    attributes: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _OtlpStatus(msgspec.Struct, gc=False):
+    code: int | str = 0
+
+
+class _OtlpSpan(msgspec.Struct, gc=False):
+    name: str = ""
+    traceId: str = ""
+    spanId: str = ""
+    parentSpanId: str = ""
+    startTimeUnixNano: str | int = 0
+    endTimeUnixNano: str | int = 0
+    attributes: list[_OtlpKeyValue] = []
+    events: list[_OtlpEvent] = []
+    status: _OtlpStatus | None = None
+
+
+class _OtlpScopeSpans(msgspec.Struct, gc=False):
+    spans: list[_OtlpSpan] = []
+
+
+class _OtlpResource(msgspec.Struct, gc=False):
+    attributes: list[_OtlpKeyValue] = []
+
+
+class _OtlpResourceSpans(msgspec.Struct, gc=False):
+    resource: _OtlpResource | None = None
+    scopeSpans: list[_OtlpScopeSpans] = []
+
+
+class _OtlpTraces(msgspec.Struct, gc=False):
+    resourceSpans: list[_OtlpResourceSpans]
+
+
+_decode = msgspec.json.Decoder(_OtlpTraces).decode
+_decode_attributes = msgspec.json.Decoder(list[_OtlpKeyValue]).decode
+_DECODING_ERRORS = (
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+
+
+def _spans_of(traces: _OtlpTraces, activations: bool) -> Iterator[Span]:
+    for group in traces.resourceSpans:
+        resource = _attributes(group.resource.attributes if group.resource else [])
         process = Process(
-            _of_type(who.get("otel_torch.run.id"), str),
-            _of_type(who.get("dl.rank"), int),
-            _of_type(who.get("process.pid"), int),
-            _of_type(who.get("host.name"), str),
+            _of_type(resource.get("otel_torch.run.id"), str),
+            _of_type(resource.get("dl.rank"), int),
+            _of_type(resource.get("process.pid"), int),
+            _of_type(resource.get("host.name"), str),
         )
         for scope in group.scopeSpans:
             for span in scope.spans:
-                start = int(span.startTimeUnixNano)
-                yield Span(
-                    span.name,
-                    start,
-                    max(int(span.endTimeUnixNano), start),
-                    process,
-                    span.traceId,
-                    span.spanId,
-                    span.parentSpanId,
-                    span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"),
-                    _attributes(span.attributes),
-                    [
-                        Event(
-                            event.name,
-                            int(event.timeUnixNano),
-                            _attributes(_decode_pairs(event.attributes)),
-                        )
-                        for event in span.events
-                        if activations or event.name != ACTIVATION
-                    ],
-                )
+                yield _span_of(span, process, activations)
+
+
+def _span_of(span: _OtlpSpan, process: Process, activations: bool) -> Span:
+    start = int(span.startTimeUnixNano)
+    events = [
+        SpanEvent(
+            event.name,
+            int(event.timeUnixNano),
+            _attributes(_decode_attributes(event.attributes)),
+        )
+        for event in span.events
+        if activations or event.name != ACTIVATION
+    ]
+    return Span(
+        span.name,
+        start,
+        max(int(span.endTimeUnixNano), start),
+        process,
+        span.traceId,
+        span.spanId,
+        span.parentSpanId,
+        span.status is not None and span.status.code in (2, "STATUS_CODE_ERROR"),
+        _attributes(span.attributes),
+        events,
+    )
 
 
 def _of_type(value: Any, kind: type) -> Any:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
-def _attributes(pairs: Iterable[_KeyValue]) -> dict[str, Any]:
+def _attributes(pairs: Iterable[_OtlpKeyValue]) -> dict[str, Any]:
     return {pair.key: _value(pair.value) for pair in pairs}
 
 
 def _value(value: Any) -> Any:
-    """An attribute's value, which stands in an object that names its type; 64-bit integers stand
-    there as text.
+    """Return the value of an attribute, which OTLP wraps in an object that names its type.
+
+    >>> _value({"intValue": "3"}), _value({"arrayValue": {"values": [{"stringValue": "a"}]}})
+    (3, ['a'])
     """
     if not isinstance(value, dict) or not value:
         return None
     kind, content = next(iter(value.items()))
-    if kind == "intValue":
+    if kind == "intValue":  # 64-bit integers are strings
         return int(content)
     if kind == "arrayValue":
         return [_value(item) for item in content.get("values", ())]

@@ -35,7 +35,7 @@ def test_a_recording_is_drawn(page, recorded, dark):
     text = page.text()
     for said in (
         "ended cleanly",
-        "The first NaN or infinity: Denoiser (root) in[0], loop 0, step 16, call 0",
+        "First NaN or Inf: Denoiser (root) in[0], loop 0, step 16, call 0",
         "Timeline",
         "Module × step",
         "Magnitudes",

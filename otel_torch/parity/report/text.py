@@ -18,8 +18,8 @@ from otel_torch.parity.report.wording import (
     WEAKER_VERDICT,
     closest_to_floor,
     count_summary,
-    plural,
 )
+from otel_torch.rendering.words import plural
 
 SCREEN_LINES = 40  # lines of a terminal that a report may fill
 _MIN_WIDTH = 60

@@ -18,11 +18,11 @@ from otel_torch.parity.report.wording import (
     module_name,
     moment_of,
     place_of,
-    plural,
     step_key_of,
     tally,
 )
 from otel_torch.rendering.table import Line, escape
+from otel_torch.rendering.words import plural
 
 _STATE_STYLES: dict[State, str] = {"inherited": "yellow", "introduced": "red"}
 _LONGEST_TENSOR_NAME = 16

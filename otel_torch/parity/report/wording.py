@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
 from otel_torch.rendering.table import escape
+from otel_torch.rendering.words import plural
 
 STATE_MARKS: dict[State, str] = {
     "right": "✓",
@@ -124,7 +125,7 @@ def count_summary(report: Report) -> str:
         parts.append(plural(len(report.harmless), "harmless difference"))
     uncompared = sum(map(len, report.unpaired.values())) + len(report.ambiguous)
     if uncompared:
-        parts.append(f"{plural(uncompared, 'module')} not compared")
+        parts.append(f"{uncompared:,} not compared")
     return ", ".join(parts)
 
 
@@ -221,15 +222,6 @@ def tally(words: Iterable[str]) -> str:
     for word in words:
         counts[word] = counts.get(word, 0) + 1
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
-
-
-def plural(count: int, word: str) -> str:
-    """Return the count with its noun.
-
-    >>> plural(1, "pair"), plural(2000, "pair")
-    ('1 pair', '2,000 pairs')
-    """
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _fill(template: str, fields: dict[str, str]) -> str:
