@@ -1,46 +1,61 @@
-"""What was found out about one episode, used on all further ones of its structure: the same pairs,
-checked by the array.
+"""Compare further forwards of a known structure as arrays, with the pairs of an earlier analysis.
 
-To lay two forwards side by side takes long, and comes to the same for each forward of a model. A
-plan keeps the pairs, as indices of rows, and says which of them are right in an episode with other
-numbers, by the rules of `values`. It judges nothing: where something is wrong in a way that was not
-judged before, the episode is analysed in full.
+Aligning two forwards is slow and gives the same pairs for each forward of a model. A `PairPlan` keeps
+the pairs as row indices and applies the rules of `rules` to all of them at once. It does not judge:
+if a forward is wrong in a way that was not judged before, it is analysed in full.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.parity.align import FUSED_FACTOR, Alignment, TensorPair
-from otel_torch.parity.call_graph import TensorValue
-from otel_torch.parity.columns import Columns, Flags, Sketches, Structure
+from otel_torch.parity.call_graph import ModuleCall, TensorValue
+from otel_torch.parity.columns import Columns, Sketches, Structure
+from otel_torch.parity.faults import Judgment
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, State
-from otel_torch.parity.judge import GROWTH, Judgment
-from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
-from otel_torch.parity.tolerance import END_FACTOR, LOWERED, NOISE_FACTOR, SHOWN, SINGLE
+from otel_torch.parity.judge import final_outputs
+from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.rules import (
+    Flags,
+    Floats,
+    Indices,
+    fused_errors,
+    grow_limits,
+    largest_errors,
+    limits_under_noise,
+    right_at_the_end,
+    sketch_errors,
+    statistics_errors,
+    sum_errors,
+)
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tolerance import END_FACTOR, NOISE_FACTOR
 from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_match
 
-_ABS_MEAN, _RMS, _SUM, _L2 = (STATISTICS.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
-_ORDERLESS = [STATISTICS.index(name) for name in ("abs_mean", "mean", "std", "rms", "sum", "l2")]
-# errors that a plan and the full analysis find of one episode may differ by the rounding of another
-# order of sums
+# the plan and the full analysis may sum in another order, so their errors may differ by rounding
 _ROUNDING = 1e-9
-_Found = dict[tuple[bool, int], list[tuple[int, ...]]]
+
+# (whole is the reference's, number of parts) -> (pair, row of the whole, rows of the parts)
+_Groups = dict[tuple[bool, int], list[tuple[int, ...]]]
 
 
 @dataclass(slots=True)
 class Measurements:
-    """One side of an episode as a plan needs it. sketches: float64, those of `columns` and then
-    those of earlier episodes; slots: for each row which of them is its value's, -1 for none.
-    finite: by row.
+    """The numbers of one side of a forward.
+
+    Args:
+        sketches: float64, shape (sketches, 64): those of `columns`, then those of earlier forwards.
+        slots: For each row, the index of its value's sketch, -1 without one.
+        finite: For each row, whether its tensor has no NaN and no Inf.
     """
 
     columns: Columns
@@ -51,40 +66,88 @@ class Measurements:
 
     @staticmethod
     def of(columns: Columns, structure: Structure, earlier: Sketches) -> Measurements:
-        """The numbers of an episode, whose structure this is; of what was seen before it, `earlier`
-        knows the sketches.
+        """Read the numbers of a forward.
+
+        Args:
+            structure: The forward's.
+            earlier: Sketches of values that were recorded in earlier forwards.
         """
         sketches, slots = columns.sketches.astype(np.float64), structure.slots
         if len(structure.foreign):
-            width = sketches.shape[1]
-            found = [earlier.get(number) for number in columns.value[structure.foreign].tolist()]
-            usable = [
-                sketch if sketch is not None and (not width or len(sketch) == 4 * width) else None
-                for sketch in found
-            ]
-            width = width or max(
-                (len(sketch) // 4 for sketch in usable if sketch is not None), default=0
-            )
-            nothing = bytes(4 * width)
-            more = np.frombuffer(
-                b"".join(nothing if one is None else one for one in usable), "<f4"
-            ).reshape(-1, width)
-            sketches = np.concatenate((sketches.reshape(-1, width), more.astype(np.float64)))
-            if None in usable:
-                missing = len(columns.sketched) + np.array(
-                    [at for at, one in enumerate(usable) if one is None]
-                )
+            numbers = columns.value[structure.foreign].tolist()
+            looked_up = [earlier.get(number) for number in numbers]
+            foreign, is_missing = _stack_sketches(looked_up, sketches.shape[1])
+            sketches = np.concatenate((sketches.reshape(-1, foreign.shape[1]), foreign))
+            if is_missing.any():
+                missing = len(columns.sketched) + np.flatnonzero(is_missing)
                 slots = np.where(np.isin(slots, missing), -1, slots)
         return Measurements(columns, structure, sketches, slots, columns.finite)
+
+    def statistics_or_zero(self, rows: Indices) -> Floats:
+        """Return the statistics of some rows, shape (8, rows), 0 where absent."""
+        return np.nan_to_num(self.columns.statistics(rows))
+
+
+def _stack_sketches(sketches: Sequence[bytes | None], width: int) -> tuple[Floats, Flags]:
+    """Return sketches as rows of an array, zeros where missing, and which are missing.
+
+    Args:
+        width: Numbers in a sketch of this forward, 0 if it has none. Others are missing.
+    """
+    usable = [
+        sketch if sketch is not None and (not width or len(sketch) == 4 * width) else None
+        for sketch in sketches
+    ]
+    if not width:
+        width = max((len(sketch) // 4 for sketch in usable if sketch is not None), default=0)
+    zeros = bytes(4 * width)
+    content = b"".join(zeros if sketch is None else sketch for sketch in usable)
+    table = np.frombuffer(content, "<f4").reshape(-1, width)
+    return table.astype(np.float64), np.array([sketch is None for sketch in usable])
+
+
+def measure_floors(reference: Measurements, noise: Measurements, partners: Indices) -> Floats:
+    """Return the errors of the reference's rows under noise, NaN where unknown.
+
+    Args:
+        partners: For each row of the reference, the same row under noise, -1 without one.
+    """
+    rows = np.flatnonzero(partners >= 0)
+    first, noise_first = reference.structure.first[rows], noise.structure.first[partners[rows]]
+    is_same_size = reference.columns.numel[first] == noise.columns.numel[noise_first]
+    rows, first, noise_first = rows[is_same_size], first[is_same_size], noise_first[is_same_size]
+    error, by_statistics = _sketch_errors(reference, first, noise, noise_first)
+    error[by_statistics] = statistics_errors(
+        reference.columns.statistics(rows[by_statistics]),
+        noise.columns.statistics(partners[rows[by_statistics]]),
+        reference.columns.numel[first[by_statistics]],
+    )
+    return largest_errors(error, first, len(partners))[reference.structure.first]
+
+
+def _sketch_errors(
+    reference: Measurements, rows: Indices, port: Measurements, port_rows: Indices
+) -> tuple[Floats, Indices]:
+    """Return the errors of pairs of rows by their sketches, and the pairs that need statistics."""
+    slots, port_slots = reference.slots[rows], port.slots[port_rows]
+    is_sketched = (slots >= 0) & (port_slots >= 0)
+    error = np.full(len(rows), np.nan)
+    sketches = reference.sketches[slots[is_sketched]]
+    port_sketches = port.sketches[port_slots[is_sketched]]
+    if sketches.shape[1:] == port_sketches.shape[1:]:
+        norms = reference.columns.l2[rows[is_sketched]]
+        error[is_sketched] = sketch_errors(sketches, port_sketches, norms)
+    return error, np.flatnonzero(np.isnan(error))
 
 
 @dataclass(slots=True)
 class CheckedPairs:
-    """How the pairs of a plan compare in one episode, a number each, in the plan's order. error:
-    NaN where there is none.
+    """How the pairs of a plan compare in one forward, one entry per pair.
 
-    layout: pairs that are right, in another order. floors: by row of the reference. pattern: what
-    is wrong, to be known again.
+    Args:
+        error: NaN where unknown.
+        layout: Pairs that are right, in another order.
+        floors: By row of the reference, None without noise.
     """
 
     error: Floats
@@ -95,565 +158,514 @@ class CheckedPairs:
 
     @property
     def pattern(self) -> bytes:
-        """Which pairs are wrong."""
+        """A key for which pairs are wrong."""
         return np.packbits(self.right).tobytes()
 
 
 @dataclass(slots=True)
 class CachedJudgment:
-    """What the full analysis made of an episode, by the places of its pairs in the plan."""
+    """The judgment of a full analysis.
+
+    states: State of each wrong pair, by its index in the plan.
+    """
 
     diverged: bool
     states: dict[int, State]
 
 
 @dataclass(slots=True)
-class _Several:
-    """Pairs in which one side is a whole and the other several parts. at: their places in the plan.
-    whole, parts: rows, the parts of shape (parts, pairs). turned: the whole is the reference's.
+class _PartGroup:
+    """Pairs of a whole on one side and several parts on the other.
+
+    pairs: Indices in the plan. whole: Rows, shape (pairs,). parts: Rows, shape (parts, pairs).
     """
 
-    at: Indices
+    pairs: Indices
     whole: Indices
     parts: NDArray[np.int64]
-    turned: bool
+    whole_is_reference: bool
 
-    def sides(self, one: Measurements, other: Measurements) -> tuple[Measurements, Measurements]:
-        """The side of the wholes, and that of the parts."""
-        return (one, other) if self.turned else (other, one)
+    def whole_and_part_side(
+        self, reference: Measurements, port: Measurements
+    ) -> tuple[Measurements, Measurements]:
+        return (reference, port) if self.whole_is_reference else (port, reference)
+
+    def sum_errors(self, reference: Measurements, port: Measurements) -> Floats:
+        """Compare the whole with the sum of the parts; NaN without sketches."""
+        side, part_side = self.whole_and_part_side(reference, port)
+        slots, part_slots = side.slots[self.whole], part_side.slots[self.parts]
+        error = sum_errors(side.sketches[slots], part_side.sketches[part_slots])
+        return np.where((slots < 0) | (part_slots < 0).any(axis=0), np.nan, error)
+
+    def fused_errors(self, reference: Measurements, port: Measurements) -> Floats:
+        """Compare the whole with the concatenated parts; NaN if their sizes do not add up."""
+        side, part_side = self.whole_and_part_side(reference, port)
+        parts = part_side.statistics_or_zero(self.parts.ravel())
+        return fused_errors(
+            side.statistics_or_zero(self.whole),
+            parts.reshape(-1, *self.parts.shape),
+            side.columns.numel[self.whole],
+            part_side.columns.numel[self.parts],
+        )
 
 
 @dataclass(slots=True)
-class _Like:
-    """What a value was where the plan was made: its size, the shapes it was seen in, and how coarse
-    it was.
+class _ValueFacts:
+    """What is known of a value from the analysis that made the plan.
+
+    coarse: Limit of the coarsest dtype that took part. reordered: By the user's map.
     """
 
     numel: int
     shapes: set[tuple[int, ...]]
     coarse: float
-    reordered: bool  # by a map
+    reordered: bool
 
     @staticmethod
-    def of(value: TensorValue, comparer: Comparer) -> _Like:
-        """What there is to know of a value."""
-        return _Like(
-            value.numel, value.shapes, comparer.coarse.get(value, 0.0), value in comparer.reordered
-        )
+    def of(value: TensorValue, comparer: Comparer) -> _ValueFacts:
+        coarse = comparer.coarse.get(value, 0.0)
+        return _ValueFacts(value.numel, value.shapes, coarse, value in comparer.reordered)
+
+
+class _TensorKey(NamedTuple):
+    """One side of a pair. row: Of its first tensor. tensors: All names, joined by "+"."""
+
+    module_path: ModulePath
+    row: int
+    tensors: str
+    side: Any
+
+
+_PairKey = Sides[_TensorKey]
 
 
 class PairPlan:
-    """The pairs of two structures.
+    """The pairs of two forward structures.
 
-    rows: those that the alignment was made of. modules: the reference's module of each pair.
-    uncalled: the calls of either side that have no partner, though their modules have. missing:
-    whether one side never calls what the other does. judged: what the full analysis made of
-    episodes, by their patterns. said: harmless pairs that are listed already.
+    Args:
+        alignment: Of a full analysis, not yet judged.
+        rows: The rows that the alignment was built from.
+        has_missing: Whether one side never calls a module that the other side calls.
+
+    Attributes:
+        modules: The reference's module of each pair.
+        uncalled: Modules of calls without a partner, for either side.
+        judgments: Results of full analyses, by the pattern of wrong pairs.
+        reported_healed: Harmless pairs that are already listed.
     """
 
     def __init__(
-        self, alignment: Alignment, rows: tuple[list[Any], list[Any]], missing: bool
+        self, alignment: Alignment, rows: tuple[list[Any], list[Any]], has_missing: bool
     ) -> None:
-        self.missing = missing
-        rows_at = _rows_at(rows)
-        expectations = alignment.pairs
-        self.size = len(expectations)
+        self.has_missing = has_missing
+        row_index = _row_index(rows)
+        pairs = alignment.pairs
+        self.size = len(pairs)
         self._tolerance = alignment.comparer.tolerance
-        bare = Comparer(self._tolerance, coarse=alignment.comparer.coarse)
-        self._base = np.zeros(self.size)
-        self._factor = np.ones(self.size)
-        floor_rows: list[list[int]] = []
-        reference_rows: list[list[int]] = []
-        part_rows: list[list[int]] = [[] for _ in expectations]
-        pairs: list[tuple[int, int, int]] = []
-        sums: _Found = defaultdict(list)
-        fused: _Found = defaultdict(list)
-        self._one_order = np.zeros(self.size, dtype=bool)
-        self._like: dict[int, tuple[_Like, _Like]] = {}
-        for at, expectation in enumerate(expectations):
-            mine = [rows_at[0][id(role.row)] for role in expectation.reference]
-            theirs = [rows_at[1][id(role.row)] for role in expectation.port]
-            first, second = expectation.reference[0].value, expectation.port[0].value
-            floor_of = [] if first.is_integer and second.is_integer else mine[:1]
-            reference_rows.append(mine)
-            if len(mine) == len(theirs) == 1:
-                pairs.append((at, mine[0], theirs[0]))
-                self._base[at] = bare.limit(first, second)
-                self._one_order[at] = (
-                    shapes_match(first, second) and first not in alignment.comparer.reordered
-                )
-                self._like[at] = (
-                    _Like.of(first, alignment.comparer),
-                    _Like.of(second, alignment.comparer),
-                )
-            else:
-                turned = len(mine) == 1
-                whole, parts = (mine, theirs) if turned else (theirs, mine)
-                kind = fused if expectation.basis == "fused" else sums
-                kind[turned, len(parts)].append((at, whole[0], *parts))
-                if kind is fused:
-                    self._base[at] = bare.limit(first, second)
-                    part_rows[at] = [] if turned else mine
-                else:
-                    self._factor[at] = 2
-                    self._base[at] = (
-                        bare.limit(first, second) if turned else bare.limit(second, first)
-                    )
-                    floor_of = floor_of if turned else []
-            floor_rows.append(floor_of)
-        self._floor_rows, self._reference_rows, self._part_rows = map(
-            _padded, (floor_rows, reference_rows, part_rows)
-        )
-        self._equal = _equal_rows(alignment, rows_at[0])
-        self._pair_at, *self._pair_rows = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
-        self._single = np.zeros(self.size, dtype=bool)
-        self._single[self._pair_at] = True
-        self._sums, self._fused = _several(sums), _several(fused)
-        self._finals = _finals(alignment)
+        self._collect(alignment, row_index)
+        self._equal = _equal_rows(alignment, row_index.reference)
+        self._finals = final_outputs(alignment)
         self._root_inputs = np.array(
-            [
-                at
-                for at, expectation in enumerate(expectations)
-                if expectation.basis == "outermost" and expectation.reference[0].side == "input"
-            ],
+            [i for i, pair in enumerate(pairs) if pair.basis == "outermost" and not pair.is_output],
             dtype=np.int64,
         )
-        self._words = [_words(expectation, rows_at) for expectation in expectations]
-        self._at = {words: at for at, words in enumerate(self._words)}
-        self.modules = [words[0] for words in self._words]
-        self.uncalled = [[call.module_path for call in calls] for calls in alignment.uncalled]
-        self.judged: dict[bytes, CachedJudgment] = {}
-        self.said: set[int] = set()
+        self._keys = [_pair_key(pair, row_index) for pair in pairs]
+        self._index_of_key = {key: index for index, key in enumerate(self._keys)}
+        self.modules = [key.reference.module_path for key in self._keys]
+        self.uncalled = alignment.uncalled.map(_module_paths)
+        self.judgments: dict[bytes, CachedJudgment] = {}
+        self.reported_healed: set[int] = set()
+
+    def _collect(self, alignment: Alignment, row_index: Sides[dict[int, int]]) -> None:
+        """Sort the pairs into single ones, sums and fused ones, with their limits and rows."""
+        comparer = alignment.comparer
+        without_noise = Comparer(self._tolerance, coarse=comparer.coarse)
+        self._base = np.zeros(self.size)
+        self._factor = np.ones(self.size)
+        self._same_order = np.zeros(self.size, dtype=bool)
+        self._facts: dict[int, tuple[_ValueFacts, _ValueFacts]] = {}
+        floor_rows: list[list[int]] = []
+        reference_rows: list[list[int]] = []
+        part_rows: list[list[int]] = [[] for _ in alignment.pairs]
+        single: list[tuple[int, int, int]] = []
+        sums: _Groups = defaultdict(list)
+        fused: _Groups = defaultdict(list)
+        for index, pair in enumerate(alignment.pairs):
+            rows = [row_index.reference[id(role.row)] for role in pair.reference]
+            port_rows = [row_index.port[id(role.row)] for role in pair.port]
+            first, second = pair.reference[0].value, pair.port[0].value
+            reference_rows.append(rows)
+            floor_rows.append([] if first.is_integer and second.is_integer else rows[:1])
+            if pair.is_single:
+                single.append((index, rows[0], port_rows[0]))
+                self._base[index] = without_noise.limit(first, second)
+                is_reordered = first in comparer.reordered
+                self._same_order[index] = shapes_match(first, second) and not is_reordered
+                facts = _ValueFacts.of(first, comparer), _ValueFacts.of(second, comparer)
+                self._facts[index] = facts
+                continue
+            whole_is_reference = len(rows) == 1
+            whole, parts = (rows, port_rows) if whole_is_reference else (port_rows, rows)
+            group = fused if pair.basis == "fused" else sums
+            group[whole_is_reference, len(parts)].append((index, whole[0], *parts))
+            if group is fused:
+                self._base[index] = without_noise.limit(first, second)
+                part_rows[index] = [] if whole_is_reference else rows
+                continue
+            self._factor[index] = 2
+            values = (first, second) if whole_is_reference else (second, first)
+            self._base[index] = without_noise.limit(*values)
+            if not whole_is_reference:
+                floor_rows[index] = []
+        self._floor_rows = _padded(floor_rows)
+        self._reference_rows = _padded(reference_rows)
+        self._part_rows = _padded(part_rows)
+        table = np.array(single, dtype=np.int64).reshape(-1, 3)
+        self._single, self._single_rows, self._single_port_rows = table.T
+        self._is_single = np.zeros(self.size, dtype=bool)
+        self._is_single[self._single] = True
+        self._sums, self._fused = _part_groups(sums), _part_groups(fused)
 
     # -- checking
     # ----------------------------------------------------------------------------------------------
 
-    def check(self, one: Measurements, other: Measurements, floors: Floats | None) -> CheckedPairs:
-        """Compare the pairs. floors: of the reference's rows, from `floors_of_rows`, None without
-        noise.
+    def check(
+        self, reference: Measurements, port: Measurements, floors: Floats | None
+    ) -> CheckedPairs:
+        """Compare the pairs in another forward.
+
+        Args:
+            floors: Of the reference's rows, from `measure_floors`, None without noise.
         """
         with np.errstate(all="ignore"):
-            floors = self._merged(one, floors)
-            return self._grown(self._check(one, other, floors), one, other, floors)
+            floors = self._merge_floors(reference, floors)
+            checked, is_different = self._compare(reference, port, floors)
+            self._grow(checked, is_different, reference, port)
+        return checked
 
     def agrees(
         self,
-        expectations: Sequence[TensorPair],
-        one: Measurements,
-        other: Measurements,
+        pairs: Sequence[TensorPair],
+        reference: Measurements,
+        port: Measurements,
         floors: Floats | None,
     ) -> bool:
-        """Whether it finds what the full analysis, not yet judged, found of the same episode."""
+        """Return whether the plan finds what the full analysis, not yet judged, found."""
         with np.errstate(all="ignore"):
-            found, _ = self._check(one, other, self._merged(one, floors))
-        for at, expectation in enumerate(expectations):
-            relation = expectation.relation
+            floors = self._merge_floors(reference, floors)
+            checked, _ = self._compare(reference, port, floors)
+        for index, pair in enumerate(pairs):
+            relation = pair.relation
             error = math.nan if relation.error is None else relation.error
-            same = found.right[at] == relation.is_right and _near(found.limit[at], relation.limit)
-            if not same or not _near(found.error[at], error):
+            if checked.right[index] != relation.is_right:
+                return False
+            if not _is_near(checked.limit[index], relation.limit):
+                return False
+            if not _is_near(checked.error[index], error):
                 return False
         return True
 
-    def _check(
-        self, one: Measurements, other: Measurements, floors: Floats | None
+    def _compare(
+        self, reference: Measurements, port: Measurements, floors: Floats | None
     ) -> tuple[CheckedPairs, Flags]:
+        """Return how the pairs compare, and which differ in their numbers."""
         limit = self._limits(floors, NOISE_FACTOR)
         right, layout = np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool)
-        found = CheckedPairs(np.full(self.size, np.nan), limit, right, layout, floors)
-        different = np.zeros(self.size, dtype=bool)
-        self._check_pairs(found, different, one, other, floors)
-        for several in self._sums:
-            found.error[several.at] = _sum_errors(several, one, other)
-        for several in self._fused:
-            found.error[several.at] = _fused_errors(several, one, other)
-        for several in (*self._sums, *self._fused):
-            error = found.error[several.at]
-            found.right[several.at] = error <= limit[several.at]
-            different[several.at] = ~np.isnan(error)
-        return found, different
+        checked = CheckedPairs(np.full(self.size, np.nan), limit, right, layout, floors)
+        is_different = np.zeros(self.size, dtype=bool)
+        self._compare_single(checked, is_different, reference, port)
+        for group in self._sums:
+            checked.error[group.pairs] = group.sum_errors(reference, port)
+        for group in self._fused:
+            checked.error[group.pairs] = group.fused_errors(reference, port)
+        for group in (*self._sums, *self._fused):
+            error = checked.error[group.pairs]
+            checked.right[group.pairs] = error <= limit[group.pairs]
+            is_different[group.pairs] = ~np.isnan(error)
+        return checked, is_different
 
-    def _merged(self, one: Measurements, floors: Floats | None) -> Floats | None:
-        """The floors, for values that hold the same numbers the largest of theirs."""
+    def _merge_floors(self, reference: Measurements, floors: Floats | None) -> Floats | None:
+        """Give rows that still hold the same numbers the largest of their floors."""
         if floors is None or not self._equal.size:
             return floors
-        rows, others = self._equal[
-            :, [bool(one.slots[a] >= 0 and one.slots[b] >= 0) for a, b in self._equal.T]
-        ]
-        still = (one.sketches[one.slots[rows]] == one.sketches[one.slots[others]]).all(axis=1)
-        rows, others = rows[still], others[still]
+        slots = reference.slots
+        is_sketched = [bool(slots[a] >= 0 and slots[b] >= 0) for a, b in self._equal.T]
+        rows, wholes = self._equal[:, is_sketched]
+        sketches = reference.sketches
+        still_equal = (sketches[slots[rows]] == sketches[slots[wholes]]).all(axis=1)
+        rows, wholes = rows[still_equal], wholes[still_equal]
         merged = floors.copy()
-        np.fmax.at(merged, others, floors[rows])
-        merged[rows] = merged[others]
-        return merged[one.structure.first]
+        np.fmax.at(merged, wholes, floors[rows])
+        merged[rows] = merged[wholes]
+        return merged[reference.structure.first]
 
     def _limits(self, floors: Floats | None, factor: float) -> Floats:
-        """`Comparer.limit` of all pairs, and what `align` makes of it for fused ones."""
-        limit = self._base
-        if floors is not None:
-            floor = _largest(floors, self._floor_rows)
-            noisy = np.maximum(
-                np.where(floor >= SHOWN * limit, limit * LOWERED, limit), factor * floor
-            )
-            single = np.maximum(limit, factor * floor)
-            limit = np.where(floor < 0, limit, np.where(limit <= SINGLE, single, noisy))
-            limit = np.maximum(limit, FUSED_FACTOR * _largest(floors, self._part_rows))
+        """Return the limit of each pair."""
+        if floors is None:
+            return self._base * self._factor
+        limit = limits_under_noise(self._base, _largest_floors(floors, self._floor_rows), factor)
+        limit = np.fmax(limit, FUSED_FACTOR * _largest_floors(floors, self._part_rows))
         return limit * self._factor
 
-    def _check_pairs(
+    def _compare_single(
         self,
-        found: CheckedPairs,
-        different: Flags,
-        one: Measurements,
-        other: Measurements,
-        floors: Floats | None,
+        checked: CheckedPairs,
+        is_different: Flags,
+        reference: Measurements,
+        port: Measurements,
     ) -> None:
-        at, (mine, theirs) = self._pair_at, self._pair_rows
-        mine, theirs = one.structure.first[mine], other.structure.first[theirs]
-        limit = found.limit[at]
-        slots = one.slots[mine], other.slots[theirs]
-        sketched = (slots[0] >= 0) & (slots[1] >= 0)
-        error = np.full(len(at), np.nan)
-        left, right = one.sketches[slots[0][sketched]], other.sketches[slots[1][sketched]]
-        if left.shape[1:] == right.shape[1:]:
-            error[sketched] = _sketch_errors(left, right, one.columns.l2[mine[sketched]])
-        numel = one.columns.numel[mine]
-        good = error <= limit
-        plain = np.flatnonzero(~sketched)
-        if len(plain):
-            statistics = (
-                one.columns.statistics(mine[plain]),
-                other.columns.statistics(theirs[plain]),
+        pairs = self._single
+        rows = reference.structure.first[self._single_rows]
+        port_rows = port.structure.first[self._single_port_rows]
+        limit = checked.limit[pairs]
+        numel = reference.columns.numel[rows]
+        error, by_statistics = _sketch_errors(reference, rows, port, port_rows)
+        is_sketched = np.ones(len(pairs), dtype=bool)
+        right = error <= limit
+        if len(by_statistics):
+            is_sketched[by_statistics] = False
+            error[by_statistics] = statistics_errors(
+                reference.columns.statistics(rows[by_statistics]),
+                port.columns.statistics(port_rows[by_statistics]),
+                numel[by_statistics],
             )
-            error[plain] = statistics_errors(*statistics, numel[plain])
-            good[plain] = np.isnan(error[plain]) | (
-                error[plain] <= STATISTICS_FACTOR * limit[plain]
-            )
-        usual = one.finite[mine] & other.finite[theirs] & (numel == other.columns.numel[theirs])
-        found.error[at], found.right[at] = error, good & usual
-        different[at] = ~good & usual
-        # elements whose order is another one may be right all the same: by the rules for a single
-        # pair
-        alone = ~(good & usual) & ~(usual & (self._one_order[at] | ~sketched))
-        for place in np.flatnonzero(alone).tolist():
-            relation = self._relation(int(at[place]), one, other, floors)
-            found.error[at[place]] = np.nan if relation.error is None else relation.error
-            found.right[at[place]], found.layout[at[place]] = (
-                relation.is_right,
-                relation.state == "layout",
-            )
-            different[at[place]] = relation.state == "different"
+            allowed = STATISTICS_FACTOR * limit[by_statistics]
+            is_unknown = np.isnan(error[by_statistics])
+            right[by_statistics] = is_unknown | (error[by_statistics] <= allowed)
+        is_finite = reference.finite[rows] & port.finite[port_rows]
+        is_comparable = is_finite & (numel == port.columns.numel[port_rows])
+        right &= is_comparable
+        checked.error[pairs], checked.right[pairs] = error, right
+        is_different[pairs] = ~right & is_comparable
+        # elements in another order may be right: the full rules decide for each of these pairs
+        is_decided = is_comparable & (self._same_order[pairs] | ~is_sketched)
+        for index in pairs[~right & ~is_decided].tolist():
+            relation = self._relation(index, reference, port, checked.floors)
+            checked.error[index] = np.nan if relation.error is None else relation.error
+            checked.right[index] = relation.is_right
+            checked.layout[index] = relation.state == "layout"
+            is_different[index] = relation.state == "different"
 
     def _relation(
-        self, at: int, one: Measurements, other: Measurements, floors: Floats | None
+        self, index: int, reference: Measurements, port: Measurements, floors: Floats | None
     ) -> Relation:
-        """How a single pair compares by `values`."""
-        made = []
-        coarse: dict[TensorValue, float] = {}
-        rows = [
-            int(side.structure.first[self._words[at][place]])
-            for side, place in ((one, 1), (other, 5))
-        ]
-        for side, row, like in zip((one, other), rows, self._like[at], strict=True):
-            line = side.columns.episode.row(row)
-            slot, numel = int(side.slots[row]), int(side.columns.numel[row])
-            shapes = (
-                like.shapes
-                if like.numel == numel
-                else {tuple(line["shape"])}
-                if "shape" in line
-                else set()
-            )
-            value = TensorValue(
-                numel, side.sketches[slot] if slot >= 0 else None, line, shapes=set(shapes)
-            )
-            coarse[value] = like.coarse
-            made.append(value)
-        known = (
-            {} if floors is None or np.isnan(floors[rows[0]]) else {made[0]: float(floors[rows[0]])}
+        """Compare a single pair by the rules of the full analysis."""
+        key, facts = self._keys[index], self._facts[index]
+        row = int(reference.structure.first[key.reference.row])
+        value = _value_at(reference, row, facts[0])
+        port_row = int(port.structure.first[key.port.row])
+        port_value = _value_at(port, port_row, facts[1])
+        comparer = Comparer(
+            self._tolerance, coarse={value: facts[0].coarse, port_value: facts[1].coarse}
         )
-        reordered = {made[0]} if self._like[at][0].reordered else set()
-        return Comparer(self._tolerance, known, coarse, reordered).relation(made[0], made[1])
+        if floors is not None and not np.isnan(floors[row]):
+            comparer.floors[value] = float(floors[row])
+        if facts[0].reordered:
+            comparer.reordered.add(value)
+        return comparer.relation(value, port_value)
 
-    def _grown(
+    def _grow(
         self,
-        checked: tuple[CheckedPairs, Flags],
-        one: Measurements,
-        other: Measurements,
-        floors: Floats | None,
-    ) -> CheckedPairs:
-        """As `judge` lets error grow where no noise was recorded."""
-        found, different = checked
-        candidates = ~found.right & different & np.isfinite(found.error) & (found.limit != 0)
-        if floors is not None:
-            known = np.append(~np.isnan(floors), False)
-            candidates &= ~known[self._reference_rows].any(axis=1)
-        if not candidates.any():
-            return found
-        counts = found.right & np.isfinite(found.error) & (found.limit != 0)
-        largest = np.maximum.accumulate(np.where(counts, found.error, 0.0))
-        grown = 0.0
-        for at in np.flatnonzero(candidates).tolist():
-            limit = found.limit[at] + GROWTH * max(largest[at], grown)
-            if found.error[at] > limit:
-                continue
-            near = found.error[at] <= FAR * found.limit[at] or at not in self._like
-            if near or self._relation(at, one, other, floors).state == "different":
-                found.right[at], found.limit[at] = True, limit
-                grown = max(grown, float(found.error[at]))
-        return found
+        checked: CheckedPairs,
+        is_different: Flags,
+        reference: Measurements,
+        port: Measurements,
+    ) -> None:
+        """Let error grow on its way where no noise was recorded."""
+        if checked.right.all():
+            return
+        can_grow = is_different
+        if checked.floors is not None:
+            has_floor = np.append(~np.isnan(checked.floors), False)
+            can_grow = can_grow & ~has_floor[self._reference_rows].any(axis=1)
+        limit = checked.limit
+
+        def is_other_numbers(index: int) -> bool:
+            if checked.error[index] <= FAR * limit[index] or index not in self._facts:
+                return True
+            relation = self._relation(index, reference, port, checked.floors)
+            return relation.state == "different"
+
+        grown = grow_limits(checked.error, limit, checked.right, can_grow, is_other_numbers)
+        for index, grown_limit in list(grown):
+            checked.right[index], limit[index] = True, grown_limit
 
     def ends_right(self, checked: CheckedPairs) -> bool:
-        """Whether all final outputs of one side are right, as `judge` asks it."""
+        """Return whether all final outputs of one side are right."""
         right, floors = checked.right, checked.floors
         if floors is not None:
-            known = self._single & ~np.isnan(np.append(floors, np.nan)[self._reference_rows[:, 0]])
-            right = right & ~(
-                known & ~checked.layout & (checked.error > self._limits(floors, END_FACTOR))
-            )
+            has_floor = ~np.isnan(np.append(floors, np.nan)[self._reference_rows[:, 0]])
+            is_strict = self._is_single & has_floor & ~checked.layout
+            end_limit = self._limits(floors, END_FACTOR)
+            right = right_at_the_end(right, checked.error, end_limit, is_strict)
         return any(side is not None and bool(right[side].all()) for side in self._finals)
 
     def begins_right(self, checked: CheckedPairs) -> bool:
-        """Whether what enters the outermost calls is right."""
+        """Return whether all inputs of the outermost calls are right."""
         right = checked.right[self._root_inputs]
         return bool(right.size and right.all())
 
-    # -- what is kept of it
+    # -- results of full analyses
     # ----------------------------------------------------------------------------------------------
 
     def remember(
         self,
         checked: CheckedPairs,
-        judgement: Judgment,
-        expectations: Sequence[TensorPair],
+        judgment: Judgment,
+        pairs: Sequence[TensorPair],
         rows: tuple[list[Any], list[Any]],
     ) -> bool:
-        """Keep what the full analysis made of an episode: others with the same pairs wrong are
-        judged alike.
+        """Keep a judgment for further forwards in which the same pairs are wrong.
 
-        expectations: its own, judged. Returns False if it found other pairs right: then the plan is
-        not to be used.
+        Args:
+            pairs: Of the full analysis, judged.
+
+        Returns:
+            False if the full analysis found other pairs right; the plan must not be used then.
         """
-        rows_at = _rows_at(rows)
-        places = {id(one): self._at.get(_words(one, rows_at)) for one in expectations}
-        states: dict[int, State] = {}
-        marks: list[tuple[State, list[TensorPair]]] = [
-            ("healed", judgement.healed),
-            ("inherited", judgement.wrong),
-            (
-                "introduced",
-                [fault.pair for fault in judgement.faults if fault.pair is not None],
-            ),
+        row_index = _row_index(rows)
+        indices = {id(pair): self._index_of_key.get(_pair_key(pair, row_index)) for pair in pairs}
+        introduced = [fault.pair for fault in judgment.faults if fault.pair is not None]
+        groups: list[tuple[State, list[TensorPair]]] = [
+            ("healed", judgment.healed),
+            ("inherited", judgment.wrong),
+            ("introduced", introduced),
         ]
-        for state, marked in marks:
-            states.update({at: state for one in marked if (at := places.get(id(one))) is not None})
-        self.judged[checked.pattern] = CachedJudgment(judgement.diverged, states)
-        return all(
-            checked.right[at] == one.is_right
-            for one in expectations
-            if (at := places[id(one)]) is not None
+        states: dict[int, State] = {}
+        for state, group in groups:
+            for pair in group:
+                index = indices.get(id(pair))
+                if index is not None:
+                    states[index] = state
+        self.judgments[checked.pattern] = CachedJudgment(judgment.diverged, states)
+        for pair in pairs:
+            index = indices[id(pair)]
+            if index is not None and checked.right[index] != pair.is_right:
+                return False
+        return True
+
+    def compared_pair(
+        self,
+        index: int,
+        checked: CheckedPairs,
+        columns: tuple[Columns, Columns],
+        states: dict[int, State],
+        with_statistics: bool,
+    ) -> ComparedPair:
+        """Return a pair of a forward as it is reported."""
+        key, port_key = self._keys[index]
+        state = states.get(index, "right" if checked.right[index] else "inherited")
+        if state == "right" and checked.layout[index]:
+            state = "layout"
+        error = float(checked.error[index])
+        record = columns[0].forward.record(key.row)
+        port_record = columns[1].forward.record(port_key.row)
+        return ComparedPair(
+            model=key.module_path[0],
+            module=key.module_path[1],
+            tensor=key.tensors,
+            side=key.side,
+            loop=record.loop,
+            step=record.step,
+            call=record.call,
+            port_model=port_key.module_path[0],
+            port_module=port_key.module_path[1],
+            port_tensor=port_key.tensors,
+            port_side=port_key.side,
+            port_loop=port_record.loop,
+            port_step=port_record.step,
+            port_call=port_record.call,
+            depth=index,
+            error=None if math.isnan(error) else error,
+            floor=float(checked.limit[index]),
+            state=state,
+            statistics=_shown_statistics(record) if with_statistics else {},
+            port_statistics=_shown_statistics(port_record) if with_statistics else {},
         )
 
-    def comparison(
-        self,
-        at: int,
-        checked: CheckedPairs,
-        one: Columns,
-        other: Columns,
-        states: dict[int, State],
-        statistics: bool,
-    ) -> ComparedPair:
-        """A pair in an episode, as it is shown."""
-        place, row, tensors, side, port_place, port_row, port_tensors, port_side = self._words[at]
-        state = states.get(at, "right" if checked.right[at] else "inherited")
-        if state == "right" and checked.layout[at]:
-            state = "layout"
-        error = float(checked.error[at])
-        return ComparedPair(
-            place[0], place[1], tensors, side, *_time(one, row),
-            port_place[0], port_place[1], port_tensors, port_side, *_time(other, port_row),
-            at, None if math.isnan(error) else error, float(checked.limit[at]), state,
-            _statistics(one, row) if statistics else {}, _statistics(other, port_row) if statistics else {},
-        )  # fmt: skip
+
+def _value_at(side: Measurements, row: int, facts: _ValueFacts) -> TensorValue:
+    """Return the value of a row, for the rules of the full analysis."""
+    fields = side.columns.forward.row(row)
+    slot, numel = int(side.slots[row]), int(side.columns.numel[row])
+    if facts.numel == numel:
+        shapes = set(facts.shapes)
+    else:
+        shapes = {tuple(fields["shape"])} if "shape" in fields else set()
+    sketch = side.sketches[slot] if slot >= 0 else None
+    return TensorValue(numel, sketch, fields, shapes=shapes)
 
 
-def _time(columns: Columns, row: int) -> tuple[int | None, int | None, int | None]:
-    """loop, step, call of a row."""
-    line = columns.episode.line(row)
-    return line.loop, line.step, line.call
+def _shown_statistics(record: Any) -> dict[str, Any]:
+    statistics = {}
+    for name in SHOWN_STATISTICS:
+        value = getattr(record, name)
+        if value not in (None, ""):
+            statistics[name] = value
+    if record.shape is not None:
+        statistics["shape"] = list(record.shape)
+    return statistics
 
 
-def _statistics(columns: Columns, row: int) -> dict[str, Any]:
-    line = columns.episode.line(row)
-    found = {
-        name: value for name in SHOWN_STATISTICS if (value := getattr(line, name)) not in (None, "")
-    }
-    if line.shape is not None:
-        found["shape"] = list(line.shape)
-    return found
+def _row_index(rows: tuple[list[Any], list[Any]]) -> Sides[dict[int, int]]:
+    """Return the position of each row, by its identity."""
+    return Sides(*rows).map(lambda side: {id(row): index for index, row in enumerate(side)})
 
 
-def _rows_at(rows: tuple[list[Any], list[Any]]) -> list[dict[int, int]]:
-    """For each side the places of its rows, by their identity."""
-    return [{id(row): at for at, row in enumerate(side)} for side in rows]
-
-
-def _words(expectation: TensorPair, rows_at: list[dict[int, int]]) -> tuple[Any, ...]:
-    """(reference's place, first row, tensors, side, port's place, first row, tensors, side)."""
-    words: tuple[Any, ...] = ()
-    for roles, at in zip((expectation.reference, expectation.port), rows_at, strict=True):
-        words += (
+def _pair_key(pair: TensorPair, row_index: Sides[dict[int, int]]) -> _PairKey:
+    keys = [
+        _TensorKey(
             roles[0].call.module_path,
-            at[id(roles[0].row)],
+            index[id(roles[0].row)],
             "+".join(role.tensor for role in roles),
             roles[0].side,
         )
-    return words
+        for roles, index in zip((pair.reference, pair.port), row_index, strict=True)
+    ]
+    return Sides(*keys)
 
 
-def _equal_rows(alignment: Alignment, rows_at: dict[int, int]) -> NDArray[np.int64]:
-    """Rows of the reference's values that had other numbers and the same content, each with the
-    first such: shape (2, rows).
+def _equal_rows(alignment: Alignment, row_index: dict[int, int]) -> NDArray[np.int64]:
+    """Return rows of the reference whose values have other numbers but equal content.
+
+    Returns:
+        Shape (2, rows): each row, and the first row with its content.
     """
-    found = []
+    equal = []
     for value in alignment.reference.values:
-        first = {role.row.get("value"): rows_at[id(role.row)] for role in reversed(value.roles)}
-        whole = min(first.values())
-        found += [(row, whole) for row in first.values() if row != whole]
-    return np.array(found, dtype=np.int64).reshape(-1, 2).T
+        rows = {role.row.get("value"): row_index[id(role.row)] for role in reversed(value.roles)}
+        first = min(rows.values())
+        equal += [(row, first) for row in rows.values() if row != first]
+    return np.array(equal, dtype=np.int64).reshape(-1, 2).T
 
 
-def _largest(floors: Floats, rows: NDArray[np.int64]) -> Floats:
-    """The largest floor of several rows each, -1 where none is known."""
-    found = np.append(floors, np.nan)[rows]
-    largest: Floats = np.where(np.isnan(found), -1.0, found).max(axis=1, initial=-1.0)
+def _module_paths(calls: Iterable[ModuleCall]) -> list[ModulePath]:
+    return [call.module_path for call in calls]
+
+
+def _largest_floors(floors: Floats, rows: NDArray[np.int64]) -> Floats:
+    """Return the largest floor of each group of rows, NaN where none is known."""
+    largest: Floats = np.fmax.reduce(np.append(floors, np.nan)[rows], axis=1, initial=np.nan)
     return largest
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Lists of several lengths as one array, -1 where one is shorter."""
+    """Return lists of different lengths as one array, -1 where one is shorter."""
     if not any(rows):
         return np.empty((len(rows), 0), dtype=np.int64)
     return np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int64).T
 
 
-def _finals(alignment: Alignment) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """For each side the pairs that are its final outputs, None where one of them is in no pair."""
-    finals = {
-        id(role): at
-        for at, one in enumerate(alignment.pairs)
-        if one.basis == "outermost" and one.reference[0].side == "output"
-        for role in (*one.reference, *one.port)
-    }
-    sides = []
-    for program in (alignment.reference, alignment.port):
-        outputs = [finals.get(id(role)) for call in program.outermost for role in call.outputs]
-        known = [at for at in outputs if at is not None]
-        sides.append(
-            np.array(known, dtype=np.int64) if known and len(known) == len(outputs) else None
-        )
-    return sides[0], sides[1]
+def _part_groups(groups: _Groups) -> list[_PartGroup]:
+    part_groups = []
+    for (whole_is_reference, _), rows in groups.items():
+        pairs, whole, *parts = np.array(rows, dtype=np.int64).T
+        part_groups.append(_PartGroup(pairs, whole, np.array(parts), whole_is_reference))
+    return part_groups
 
 
-def _several(found: _Found) -> list[_Several]:
-    several = []
-    for (turned, _), rows in found.items():
-        at, whole, *parts = np.array(rows, dtype=np.int64).T
-        several.append(_Several(at, whole, np.array(parts), turned))
-    return several
-
-
-def _near(one: float, other: float) -> bool:
-    return bool(
-        one == other
-        or (one != one and other != other)
-        or abs(one - other) <= _ROUNDING * max(1.0, abs(other))
-    )
-
-
-# -- the rules of `values` and `align`, by the array
-# -----------------------------------------------------------------------
-
-
-def _sketch_errors(one: Floats, other: Floats, size: Floats) -> Floats:
-    """`values.sketch_error` of many pairs. size: the norms of the reference's values, NaN where not
-    recorded.
-    """
-    apart = one - other
-    distance = np.sqrt(np.einsum("ij,ij->i", apart, apart))
-    size = np.where(np.isnan(size), np.sqrt(np.einsum("ij,ij->i", one, one)), size)
-    return np.where(distance == 0, 0.0, np.where(size > 0, distance / size, np.inf))
-
-
-def statistics_errors(one: Floats, other: Floats, numel: Floats) -> Floats:
-    """`values.statistics_error` of many rows: statistics of shape (8, rows), sizes of shape
-    (rows,); NaN for None.
-    """
-    units = np.ones((len(_ORDERLESS), one.shape[1]))
-    units[_ORDERLESS.index(_SUM)] = np.maximum(numel, 1)
-    units[_ORDERLESS.index(_L2)] = np.sqrt(np.maximum(numel, 1))
-    sizes = np.abs(np.stack([side[which] for side in (one, other) for which in (_ABS_MEAN, _RMS)]))
-    scale = np.where(np.isfinite(sizes), sizes, 0.0).max(axis=0)
-    left, right = one[_ORDERLESS], other[_ORDERLESS]
-    apart = np.abs(left - right) / units
-    size = np.where(scale > 0, scale, np.maximum(np.abs(left), np.abs(right)) / units)
-    errors = np.where(apart == 0, 0.0, np.where(size > 0, apart / size, np.inf))
-    known = np.isfinite(left) & np.isfinite(right)
-    errors = np.where(known, errors, -1.0).max(axis=0)
-    return np.where(errors < 0, np.nan, errors)
-
-
-def _sum_errors(several: _Several, one: Measurements, other: Measurements) -> Floats:
-    """`align._sum` of many pairs; NaN where a sketch is not known."""
-    side, part_side = several.sides(one, other)
-    slots = side.slots[several.whole], part_side.slots[several.parts]
-    whole, parts = side.sketches[slots[0]], part_side.sketches[slots[1]].sum(axis=0)
-    error = np.linalg.norm(whole - parts, axis=1) / np.maximum(
-        np.linalg.norm(whole, axis=1), 1e-300
-    )
-    return np.where((slots[0] < 0) | (slots[1] < 0).any(axis=0), np.nan, error)
-
-
-def _fused_errors(several: _Several, one: Measurements, other: Measurements) -> Floats:
-    """`align._put_together` of many pairs; NaN where parts and whole are not of one size."""
-    side, part_side = several.sides(one, other)
-    numel, sizes = side.columns.numel[several.whole], part_side.columns.numel[several.parts]
-    whole = np.nan_to_num(side.columns.statistics(several.whole))
-    parts = np.nan_to_num(
-        part_side.columns.statistics(several.parts.ravel()).reshape(-1, *several.parts.shape)
-    )
-    total, scale = whole[_L2] ** 2, whole[_ABS_MEAN] * numel
-    error = np.where(total > 0, np.abs((parts[_L2] ** 2).sum(axis=0) - total) / total, 0.0)
-    for apart in (
-        (parts[_ABS_MEAN] * sizes).sum(axis=0) - scale,
-        parts[_SUM].sum(axis=0) - whole[_SUM],
-    ):
-        error = np.where(scale > 0, np.maximum(error, np.abs(apart) / scale), error)
-    return np.where(sizes.sum(axis=0) == numel, error, np.nan)
-
-
-def floors_of_rows(reference: Measurements, noise: Measurements, partners: Indices) -> Floats:
-    """`noise.floors_of` for the rows of an episode, NaN where there is none. partners: the row of
-    `noise` for each row, -1.
-    """
-    with np.errstate(all="ignore"):
-        rows = np.flatnonzero(partners >= 0)
-        mine, theirs = reference.structure.first[rows], noise.structure.first[partners[rows]]
-        same = reference.columns.numel[mine] == noise.columns.numel[theirs]
-        rows, mine, theirs = rows[same], mine[same], theirs[same]
-        slots = reference.slots[mine], noise.slots[theirs]
-        sketched = (slots[0] >= 0) & (slots[1] >= 0)
-        error = np.full(len(rows), np.nan)
-        plain = np.flatnonzero(~sketched)
-        if len(plain):
-            statistics = (
-                reference.columns.statistics(rows[plain]),
-                noise.columns.statistics(partners[rows[plain]]),
-            )
-            error[plain] = statistics_errors(*statistics, reference.columns.numel[mine[plain]])
-        left, right = reference.sketches[slots[0][sketched]], noise.sketches[slots[1][sketched]]
-        if left.shape[1:] == right.shape[1:]:
-            error[sketched] = _sketch_errors(left, right, reference.columns.l2[mine[sketched]])
-    worst = np.full(len(partners), -1.0)
-    np.maximum.at(worst, mine, np.where(np.isnan(error), -1.0, error))
-    found = np.where(worst < 0, np.nan, worst)
-    return found[reference.structure.first]
+def _is_near(number: float, expected: float) -> bool:
+    """Return whether two numbers are equal but for rounding, or both NaN."""
+    if number == expected or (math.isnan(number) and math.isnan(expected)):
+        return True
+    return bool(abs(number - expected) <= _ROUNDING * max(1.0, abs(expected)))

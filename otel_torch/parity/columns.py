@@ -1,8 +1,8 @@
-"""The numbers of an episode as arrays, and what does not change from one episode to the next.
+"""The numbers of a forward as arrays, and the structure that it shares with other forwards.
 
-A thousand forwards of one model differ in their numbers only. What is the same of two of them
-(which tensors of which calls, in which order, which of them are one value) is a `Structure`; all
-else is `Columns`, which are compared by the array.
+A thousand forwards of one model differ only in their numbers. A `Structure` holds what two of them
+share (which tensors of which calls, in which order, and which of them are one value); `Columns`
+hold the rest, which is compared as arrays.
 """
 
 from __future__ import annotations
@@ -14,39 +14,41 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from otel_torch.parity.forwards import ForwardRows
-from otel_torch.parity.row_batches import STATISTICS, Floats, Indices
+from otel_torch.parity.rules import Flags
+from otel_torch.recording.row_batches import STATISTICS, Floats, Indices
 
-Flags = NDArray[np.bool_]
-
-_EXTENTS = (
-    "abs_mean",
-    "sum",
-    "min",
-    "max",
-)  # one of them that is not finite says that the tensor is not
-# values of earlier episodes whose sketches are kept because they are used again, and episodes whose
-# sketches are all kept
-_REMEMBERED, _EPISODES = 4096, 8
+# if one of these is NaN or Inf, the tensor has NaN or Inf values
+_EXTENTS = ("abs_mean", "sum", "min", "max")
+_EXTENT_ROWS = [STATISTICS.index(name) for name in _EXTENTS]
+# how many sketches of earlier forwards stay cached after a use, and of how many recent forwards all
+# sketches stay
+_CACHED_SKETCHES, _RECENT_FORWARDS = 4096, 8
 
 
 class IrregularRows(Exception):
-    """Rows that are not of the usual kind: a field that is no number, sketches of several lengths."""
+    """Rows that arrays cannot hold: a field that is not a number, sketches of different lengths."""
 
 
 class Columns:
-    """The rows of one episode as arrays of one number a row. Raises IrregularRows.
+    """The rows of one forward as arrays with one entry per row.
 
-    value, parent: -1 where there is none. order: entering and leaving, shape (rows, 2), -1 where
-    calls were not recorded. nonfinite, l2: NaN where there is none. sketched: which rows have a
-    sketch; sketches: float32, shape (sketched rows, 64).
+    Attributes:
+        value, parent: -1 where absent.
+        order: Entry and exit, shape (rows, 2), -1 where calls were not recorded.
+        nonfinite, l2: NaN where absent.
+        numel: -1 where unknown.
+        sketched: Rows that have a sketch.
+        sketches: float32, shape (sketched rows, 64).
+
+    Raises:
+        IrregularRows: The rows do not fit into arrays.
     """
 
     __slots__ = (
-        "_whole",
-        "episode",
+        "_statistics",
+        "forward",
         "kinds",
         "l2",
         "nonfinite",
@@ -58,9 +60,9 @@ class Columns:
         "value",
     )
 
-    def __init__(self, episode: ForwardRows) -> None:
-        self.episode = episode
-        parts = episode.parts
+    def __init__(self, forward: ForwardRows) -> None:
+        self.forward = forward
+        parts = forward.parts
         if any(batch.odd for batch, _, _ in parts):
             raise IrregularRows
         self.kinds: Indices = np.concatenate(
@@ -76,67 +78,74 @@ class Columns:
         self.value, self.parent = (
             np.where(np.isnan(row), -1, row).astype(np.int64) for row in (value, parent)
         )
-        self._whole: Floats | None = None
-        for at in np.flatnonzero(np.isnan(self.numel)).tolist():
-            shape = episode.line(at).shape
-            self.numel[at] = -1 if shape is None else np.prod(shape, dtype=np.float64)
-        self._take_sketches()
+        self._statistics: Floats | None = None
+        for row in np.flatnonzero(np.isnan(self.numel)).tolist():
+            shape = forward.record(row).shape
+            self.numel[row] = -1 if shape is None else np.prod(shape, dtype=np.float64)
+        self._collect_sketches()
 
-    def _take_sketches(self) -> None:
-        at: list[int] = []
-        found: list[bytes] = []
-        before = 0
-        for batch, start, stop in self.episode.parts:
+    def _collect_sketches(self) -> None:
+        rows: list[int] = []
+        sketches: list[bytes] = []
+        part_start = 0
+        for batch, start, stop in self.forward.parts:
             first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
-            at += [before - start + one for one in batch.sketched[first:last]]
-            found += batch.sketches[first:last]
-            before += stop - start
-        width = len(found[0]) if found else 0
-        if width % 4 or any(len(sketch) != width for sketch in found):
+            rows += [part_start - start + row for row in batch.sketched[first:last]]
+            sketches += batch.sketches[first:last]
+            part_start += stop - start
+        width = len(sketches[0]) if sketches else 0
+        if width % 4 or any(len(sketch) != width for sketch in sketches):
             raise IrregularRows
-        self.sketched = np.array(at, dtype=np.int64)
-        self.sketches = np.frombuffer(b"".join(found), "<f4").reshape(len(found), width // 4)
+        self.sketched = np.array(rows, dtype=np.int64)
+        table = np.frombuffer(b"".join(sketches), "<f4")
+        self.sketches = table.reshape(len(sketches), width // 4)
 
     def statistics(self, rows: Indices) -> Floats:
-        """The statistics of some rows, shape (8, rows), NaN where absent."""
-        if self._whole is None and len(rows) < len(self.kinds) / 4:
-            ends = self.episode.ends
-            found = np.empty((len(STATISTICS), len(rows)))
-            places = np.searchsorted(ends, rows, side="right")
-            for place in np.unique(places).tolist():
-                batch, _, stop = self.episode.parts[place]
-                here = np.flatnonzero(places == place)
-                found[:, here] = batch.statistics((rows[here] - ends[place] + stop).tolist())
-            return found
-        if self._whole is None:
-            parts = [
-                batch.statistics(range(start, stop)) for batch, start, stop in self.episode.parts
-            ]
-            self._whole = np.concatenate(parts, axis=1)
-        return self._whole[:, rows]
+        """Return the statistics of some rows, shape (8, rows), NaN where absent."""
+        if self._statistics is None and len(rows) < len(self.kinds) / 4:
+            return self._decode_statistics(rows)
+        if self._statistics is None:
+            parts = self.forward.parts
+            tables = [batch.statistics(range(start, stop)) for batch, start, stop in parts]
+            self._statistics = np.concatenate(tables, axis=1)
+        return self._statistics[:, rows]
+
+    def _decode_statistics(self, rows: Indices) -> Floats:
+        ends = self.forward.part_ends
+        statistics = np.empty((len(STATISTICS), len(rows)))
+        parts = np.searchsorted(ends, rows, side="right")
+        for part in np.unique(parts).tolist():
+            batch, _, stop = self.forward.parts[part]
+            in_part = np.flatnonzero(parts == part)
+            batch_rows = rows[in_part] - ends[part] + stop
+            statistics[:, in_part] = batch.statistics(batch_rows.tolist())
+        return statistics
 
     @property
     def finite(self) -> Flags:
-        """Which rows are of tensors without a NaN or an infinity."""
+        """Which rows are of tensors without NaN or Inf."""
         finite: Flags = ~(self.nonfinite > 0)
         unknown = np.flatnonzero(np.isnan(self.nonfinite))
         if len(unknown):
-            extents = self.statistics(unknown)[[STATISTICS.index(name) for name in _EXTENTS]]
+            extents = self.statistics(unknown)[_EXTENT_ROWS]
             finite[unknown] &= ~np.isinf(extents).any(axis=0)
-            for at in unknown[np.isnan(extents).any(axis=0)].tolist():  # absent, or spelled
-                line = self.episode.line(at)
-                finite[at] &= not any(isinstance(getattr(line, name), str) for name in _EXTENTS)
+            for row in unknown[np.isnan(extents).any(axis=0)].tolist():  # absent, or text
+                record = self.forward.record(row)
+                finite[row] &= not any(isinstance(getattr(record, name), str) for name in _EXTENTS)
         return finite
 
 
 @dataclass(slots=True, eq=False)
 class Structure:
-    """What episodes of one kind have in common.
+    """What forwards of one kind have in common.
 
-    first: for each row the first one of the same value. order, parent: counted from where the
-    episode begins. slots: for each row where its value's sketch is in `Columns.sketches`, behind
-    these where it was seen in an earlier episode, in the order of `foreign`, the rows whose values
-    were; -1 where there is none.
+    Attributes:
+        first: For each row, the first row with the same value.
+        values: How many values there are.
+        order, parent: Counted from the start of the forward.
+        slots: For each row, the index of its value's sketch: in `Columns.sketches`, and after these,
+            in the order of `foreign`, for values of earlier forwards; -1 without one.
+        foreign: Rows whose values were sketched in an earlier forward.
     """
 
     kinds: Indices
@@ -150,32 +159,38 @@ class Structure:
 
     @staticmethod
     def of(columns: Columns) -> Structure:
-        """The structure of an episode."""
+        """Return the structure of a forward."""
         seen: dict[int, int] = {}
-        numbers = columns.value.tolist()
         first = np.array(
             [
-                at if number < 0 else seen.setdefault(number, at)
-                for at, number in enumerate(numbers)
+                row if number < 0 else seen.setdefault(number, row)
+                for row, number in enumerate(columns.value.tolist())
             ],
             dtype=np.int64,
         )
-        slots = np.full(len(numbers), -1, dtype=np.int64)
-        slots[columns.sketched] = np.arange(len(columns.sketched))
-        foreign = np.flatnonzero(
-            (first == np.arange(len(first))) & (slots < 0) & (columns.value >= 0)
-        )
-        slots[foreign] = len(columns.sketched) + np.arange(len(foreign))
+        count = len(columns.sketched)
+        slots = np.full(len(first), -1, dtype=np.int64)
+        slots[columns.sketched] = np.arange(count)
+        is_first = first == np.arange(len(first))
+        foreign = np.flatnonzero(is_first & (slots < 0) & (columns.value >= 0))
+        slots[foreign] = count + np.arange(len(foreign))
         order, parent = _from_start(columns)
         return Structure(
-            columns.kinds, first, len(seen), order, parent, columns.sketched, slots[first], foreign
+            kinds=columns.kinds,
+            first=first,
+            values=len(seen),
+            order=order,
+            parent=parent,
+            sketched=columns.sketched,
+            slots=slots[first],
+            foreign=foreign,
         )
 
     def fits(self, columns: Columns) -> bool:
-        """Whether an episode is of this structure."""
-        if not np.array_equal(columns.kinds, self.kinds) or not np.array_equal(
-            columns.sketched, self.sketched
-        ):
+        """Return whether a forward has this structure."""
+        if not np.array_equal(columns.kinds, self.kinds):
+            return False
+        if not np.array_equal(columns.sketched, self.sketched):
             return False
         if not np.array_equal(columns.value, columns.value[self.first]):
             return False
@@ -187,50 +202,50 @@ class Structure:
 
 def _from_start(columns: Columns) -> tuple[Indices, Indices]:
     start = int(columns.order[:, 0].min())
-    return columns.order - max(start, 0), np.where(
-        columns.parent >= start, columns.parent - start, -1
-    )
+    parent = np.where(columns.parent >= start, columns.parent - start, -1)
+    return columns.order - max(start, 0), parent
 
 
 class Structures:
-    """The structures that were seen, a limited number of them: models whose forwards are all
-    different have no use for any.
+    """The structures seen so far.
+
+    Their number is limited: a model whose forwards are all different never uses one again.
     """
 
     _MOST = 64
 
     def __init__(self) -> None:
-        self._known: defaultdict[Any, list[Structure]] = defaultdict(list)
+        self._structures: defaultdict[Any, list[Structure]] = defaultdict(list)
         self._count = 0
 
     def of(self, columns: Columns) -> Structure:
-        """The structure of an episode: the same object for episodes of the same one."""
+        """Return the structure of a forward: the same object for forwards that share it."""
         key = len(columns.kinds), int(columns.kinds[0]), int(columns.kinds[-1])
-        for known in self._known[key]:
-            if known.fits(columns):
-                return known
+        for structure in self._structures[key]:
+            if structure.fits(columns):
+                return structure
         if self._count >= self._MOST:
-            self._known.clear()
+            self._structures.clear()
             self._count = 0
         structure = Structure.of(columns)
-        self._known[key].append(structure)
+        self._structures[key].append(structure)
         self._count += 1
         return structure
 
 
 class Sketches(Mapping[int, bytes]):
-    """Sketches of values that were seen in earlier episodes, by number: those of parameters, and of
-    what was seen of late.
+    """Sketches of values that were recorded earlier, by the value's number.
 
-    A tensor that lives on (a prompt's embedding, given to every step) is sketched at first sight
-    only.
+    A tensor that lives on (the embedding of a prompt, passed to every step) is sketched only the
+    first time. Those of parameters are kept, of the others the recent ones.
     """
 
-    def __init__(self, lasting: Mapping[int, bytes]) -> None:
-        self._lasting = lasting
+    def __init__(self, of_parameters: Mapping[int, bytes]) -> None:
+        self._of_parameters = of_parameters
         self._used: OrderedDict[int, bytes] = OrderedDict()
+        # of each recent forward, the arrays as they were read, or a dict after the first lookup
         self._recent: deque[list[tuple[Floats, list[bytes]]] | dict[int, bytes]] = deque(
-            maxlen=_EPISODES
+            maxlen=_RECENT_FORWARDS
         )
 
     def __getitem__(self, number: int) -> bytes:
@@ -238,32 +253,33 @@ class Sketches(Mapping[int, bytes]):
         if sketch is not None:
             self._used.move_to_end(number)
             return sketch
-        if number in self._lasting:
-            return self._lasting[number]
-        for at in range(len(self._recent) - 1, -1, -1):
-            episode = self._recent[at]
-            if not isinstance(episode, dict):
+        if number in self._of_parameters:
+            return self._of_parameters[number]
+        for index in range(len(self._recent) - 1, -1, -1):
+            forward = self._recent[index]
+            if not isinstance(forward, dict):
                 pairs = (
-                    zip(values.tolist(), sketches, strict=True) for values, sketches in episode
+                    zip(values.tolist(), sketches, strict=True) for values, sketches in forward
                 )
-                episode = self._recent[at] = dict(chain.from_iterable(pairs))
-            if number in episode:
-                self._used[number] = episode[number]
-                if len(self._used) > _REMEMBERED:
+                forward = self._recent[index] = dict(chain.from_iterable(pairs))
+            if number in forward:
+                self._used[number] = forward[number]
+                if len(self._used) > _CACHED_SKETCHES:
                     self._used.popitem(last=False)
-                return episode[number]
+                return forward[number]
         raise KeyError(number)
 
     def __iter__(self) -> Any:
-        raise TypeError("nobody needs them all")
+        raise TypeError("sketches can be looked up, not listed")
 
     def __len__(self) -> int:
-        raise TypeError("nobody needs them all")
+        raise TypeError("sketches can be looked up, not counted")
 
-    def remember(self, episode: ForwardRows) -> None:
-        """Take in the sketches of an episode."""
-        found = []
-        for batch, start, stop in episode.parts:
+    def remember(self, forward: ForwardRows) -> None:
+        """Add the sketches of a forward."""
+        parts = []
+        for batch, start, stop in forward.parts:
             first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
-            found.append((batch.numbers[0, batch.sketched[first:last]], batch.sketches[first:last]))
-        self._recent.append(found)
+            values = batch.numbers[0, batch.sketched[first:last]]
+            parts.append((values, batch.sketches[first:last]))
+        self._recent.append(parts)

@@ -1,12 +1,10 @@
-"""Says in a sentence or two why a fault is where it is said to be: what a person must believe
-before they go there.
-"""
+"""Explain in a sentence or two why a fault is where the judge puts it."""
 
 from __future__ import annotations
 
-from otel_torch.parity.judge import Fault, Location
+from otel_torch.parity.faults import Fault, Location
 
-_KINDS = {
+_DIFFERENCES = {
     "value": "differs",
     "layout": "holds the right numbers in another order",
     "nonfinite": "is finite in one program only",
@@ -15,45 +13,62 @@ _KINDS = {
 
 
 def explain(fault: Fault) -> str:
-    """Why this place: what is wrong there, and what is right before it."""
+    """Return what is wrong at a fault, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":
-        return _missing(fault)
+        return _explain_missing(fault)
     if fault.kind == "weights":
-        names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
-        return f"{_called(port)} was loaded with other numbers than the reference ({names}). What enters it is right."
-    what = _KINDS.get(fault.kind, "differs")
+        return _explain_weights(fault)
+    difference = _DIFFERENCES.get(fault.kind, "differs")
     if port is None:
-        return f"A value {what}."
+        return f"A value {difference}."
+    name = _module_name(port)
     if port.side == "input":
-        why = f"What enters {_called(port)} {what}, and no module made it: the code in front of it did, of values that are right."
-    else:
-        entered = (
-            "what enters it is right"
-            if port.call is None or port.call.inputs
-            else "what enters it was not recorded"
+        reason = (
+            f"The input of {name} {difference}, and no module made it: the code before {name} "
+            "did, from right values."
         )
-        why = f"What {_called(port)} returns {what}, while {entered}."
+    else:
+        reason = f"The output of {name} {difference}, while {_inputs_state(port)}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
-        return why
-    return f"{why} The reference has this value as {_where(reference)}."
+        return reason
+    return f"{reason} In the reference, this value is {_tensor_name(reference)}."
 
 
-def _missing(fault: Fault) -> str:
-    idle, runs = (
-        (fault.port, fault.reference)
-        if fault.port and fault.port.call is None
-        else (fault.reference, fault.port)
+def _inputs_state(port: Location) -> str:
+    if port.call is None or port.call.inputs:
+        return "its input is right"
+    return "its input was not recorded"
+
+
+def _explain_weights(fault: Fault) -> str:
+    names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
+    return (
+        f"{_module_name(fault.port)} was loaded with other weights than the reference ({names}). "
+        "Its input is right."
     )
-    side, other = ("port", "reference") if idle is fault.port else ("reference", "port")
-    return f"The {side} never calls {_called(idle)}; the {other} calls {_called(runs)}."
 
 
-def _called(spot: Location | None) -> str:
-    if spot is None:
+def _explain_missing(fault: Fault) -> str:
+    if fault.port is not None and fault.port.call is None:
+        idle_side, calling_side = "port", "reference"
+        idle: Location | None = fault.port
+        called = fault.reference
+    else:
+        idle_side, calling_side = "reference", "port"
+        idle, called = fault.reference, fault.port
+    return (
+        f"The {idle_side} never calls {_module_name(idle)}; "
+        f"the {calling_side} calls {_module_name(called)}."
+    )
+
+
+def _module_name(location: Location | None) -> str:
+    if location is None:
         return "a module"
-    return spot.module[1] or spot.module[0]
+    return location.module[1] or location.module[0]
 
 
-def _where(spot: Location) -> str:
-    return f"{'an input' if spot.side == 'input' else 'an output'} of {_called(spot)}"
+def _tensor_name(location: Location) -> str:
+    side = "an input" if location.side == "input" else "an output"
+    return f"{side} of {_module_name(location)}"

@@ -1,58 +1,58 @@
-"""The way from a model's inputs to the first wrong place: what a person follows to believe it."""
+"""Find the way from a model's inputs to the first fault, which a reader follows to check it."""
 
 from __future__ import annotations
 
 from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import Role
-from otel_torch.parity.judge import Fault
+from otel_torch.parity.faults import Fault
 
-# more than a person follows, and less than a screen
+# more than a reader follows, and less than a screen
 _LONGEST = 8
 
 
-def chain_to(fault: Fault, alignment: Alignment) -> list[TensorPair]:
-    """The compared pairs on the way to a fault, inputs first, at most eight: from each value to the
-    latest of what it was made from, as far as the reference tells.
+def path_to(fault: Fault, alignment: Alignment) -> list[TensorPair]:
+    """Return the compared pairs on the way to a fault, inputs first, at most eight.
+
+    Each step goes from a value to the latest value that it was made from, in the reference.
     """
-    by_role: dict[Role, TensorPair] = {}
-    for one in alignment.pairs:
-        for part in one.reference:
-            by_role.setdefault(part, one)
-    spot = fault.reference
-    role: Role | None = spot.role if spot is not None else None
-    found: list[TensorPair] = []
+    pair_of: dict[Role, TensorPair] = {}
+    for pair in alignment.pairs:
+        for role in pair.reference:
+            pair_of.setdefault(role, pair)
+    current = fault.reference.role if fault.reference is not None else None
+    path: list[TensorPair] = []
     seen: set[Role] = set()
-    while role is not None and role not in seen and len(found) < _LONGEST:
-        seen.add(role)
-        pair = by_role.get(role)
-        if pair is not None and pair not in found:
-            found.append(pair)
-        role = _made_from(role, alignment)
-    return found[::-1]
+    while current is not None and current not in seen and len(path) < _LONGEST:
+        seen.add(current)
+        match = pair_of.get(current)
+        if match is not None and match not in path:
+            path.append(match)
+        current = _source(current)
+    return path[::-1]
 
 
-def _made_from(role: Role, alignment: Alignment) -> Role | None:
-    """Of what a value was made: an output of the latest input of its call, an input of what was
-    made last before it.
+def _source(role: Role) -> Role | None:
+    """Return what a value was made from.
+
+    An output was made from the latest input of its call, an input from the latest output before it
+    in the enclosing call.
     """
     birth = role.value.birth
     if birth is not role:
         return birth
     if role.side == "output":
-        given = [
-            one
-            for one in role.call.inputs
-            if not one.value.is_constant and not one.value.is_integer
-        ] or role.call.inputs
-        return max(given, key=lambda one: one.value.birth.time, default=None)
-    above = role.call.parent
-    if above is None:
+        inputs = role.call.inputs
+        computed = [r for r in inputs if not r.value.is_constant and not r.value.is_integer]
+        return max(computed or inputs, key=lambda r: r.value.birth.time, default=None)
+    parent = role.call.parent
+    if parent is None:
         return None
     before = [
-        out
-        for call in above.children
+        output
+        for call in parent.children
         if call.exited < role.call.entered
-        for out in call.outputs
-        if not out.value.is_constant
+        for output in call.outputs
+        if not output.value.is_constant
     ]
-    return max(before, key=lambda out: out.time, default=None) or next(iter(above.inputs), None)
+    latest = max(before, key=lambda output: output.time, default=None)
+    return latest or next(iter(parent.inputs), None)

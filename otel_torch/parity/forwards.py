@@ -1,6 +1,4 @@
-"""Cuts a recording into episodes, one outermost forward each, so that two long runs can be compared
-in little memory.
-"""
+"""Cut a recording into its outermost forwards, so that long runs are compared in little memory."""
 
 from __future__ import annotations
 
@@ -13,30 +11,35 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
-from otel_torch.parity.row_batches import RowBatch, RowKinds, RowRecord, iterate_batches
 from otel_torch.recording.reader import iterate_attach_rows
+from otel_torch.recording.row_batches import RowBatch, RowKinds, RowRecord, iterate_batches
 from otel_torch.recording.rows import Row
 
-# not forwards, or forwards that were there before
-PASSED_OVER = frozenset({"attach", "backward", "recompute"})
-# how the tensors of OTEL_TORCH_OPERATIONS begin: programs that compute the same need not do so by
-# the same operations
-OPERATION = "op["
-# rows after which an episode is cut where its step changes
+# phases that are no forward, or a forward that was recorded before
+SKIPPED_PHASES = frozenset({"attach", "backward", "recompute"})
+# prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
+# operations
+_OPERATION_PREFIX = "op["
+# rows after which a forward is cut where its step changes
 _LONGEST = 50_000
-Moment = tuple[str, int | None, int | None, str]  # model, loop, step, phase
+ForwardKey = tuple[str, int | None, int | None, str]  # model, loop, step, phase
 
 
 @dataclass(slots=True, eq=False)
 class ForwardRows:
-    """The rows of one outermost forward, in the recording's order; without recorded calls those of
-    one model in one step, up to the first place that comes again.
+    """The rows of one outermost forward, in the recording's order.
 
-    cut: it was longer, and no end of a forward was known at which it could be cut. repeated: a
-    place came again in its step, and said no call. parts: where its rows are.
+    Without recorded calls, these are the rows of one model in one step, up to the first tensor that
+    repeats.
+
+    Attributes:
+        key: Of the first row.
+        cut: The forward is longer, and was cut at a change of step.
+        repeated: A tensor repeated within the step, and no call was recorded.
+        parts: (batch, start, stop) of its rows.
     """
 
-    moment: Moment
+    key: ForwardKey
     kinds: RowKinds
     cut: bool = False
     repeated: bool = False
@@ -46,51 +49,52 @@ class ForwardRows:
     @property
     def model(self) -> str:
         """The model whose forward it is."""
-        return self.moment[0]
+        return self.key[0]
 
     @property
     def loop(self) -> int | None:
-        """Of its first row."""
-        return self.moment[1]
+        """The loop of its first row."""
+        return self.key[1]
 
     @property
     def step(self) -> int | None:
-        """Of its first row."""
-        return self.moment[2]
+        """The step of its first row."""
+        return self.key[2]
 
     @property
     def rows(self) -> list[Row]:
-        """Its rows as dicts: read again from the bytes of the recording at each time."""
+        """Its rows as dicts, decoded at each access."""
         return [row for batch, start, stop in self.parts for row in batch.rows(start, stop)]
 
     @property
-    def ends(self) -> list[int]:
-        """Where each of its parts ends, in rows."""
+    def part_ends(self) -> list[int]:
+        """The index after the last row of each part."""
         return list(accumulate(stop - start for _, start, stop in self.parts))
 
     @property
-    def when(self) -> tuple[Any, ...]:
-        """What names it within its run."""
-        return *self.moment, self.line(0).call
+    def identity(self) -> tuple[Any, ...]:
+        """Identifies it within its run."""
+        return *self.key, self.record(0).call
 
-    def line(self, at: int) -> RowRecord:
-        """One of its rows; read again at each time."""
+    def record(self, index: int) -> RowRecord:
+        """Return one of its rows, decoded at each access."""
+        batch, position = self._locate(index)
+        return batch.record(position)
+
+    def row(self, index: int) -> Row:
+        """Return one of its rows as a dict."""
+        batch, position = self._locate(index)
+        return batch.rows(position, position + 1)[0]
+
+    def _locate(self, index: int) -> tuple[RowBatch, int]:
         for batch, start, stop in self.parts:
-            if at < stop - start:
-                return batch.line(start + at)
-            at -= stop - start
-        raise IndexError(at)
+            if index < stop - start:
+                return batch, start + index
+            index -= stop - start
+        raise IndexError(index)
 
-    def row(self, at: int) -> Row:
-        """One of its rows as a dict."""
-        for batch, start, stop in self.parts:
-            if at < stop - start:
-                return batch.rows(start + at, start + at + 1)[0]
-            at -= stop - start
-        raise IndexError(at)
-
-    def take(self, batch: RowBatch, start: int, stop: int) -> None:
-        """Add neighbouring lines of a batch."""
+    def append(self, batch: RowBatch, start: int, stop: int) -> None:
+        """Add neighboring rows of a batch."""
         self.length += stop - start
         if self.parts and self.parts[-1][0] is batch and self.parts[-1][2] == start:
             self.parts[-1] = batch, self.parts[-1][1], stop
@@ -104,97 +108,103 @@ def iterate_forwards(
     problem: Callable[[str], None] = lambda message: None,
     read: Callable[[int], None] = lambda count: None,
 ) -> Iterator[ForwardRows]:
-    """The episodes of a recording one after the other. Raises RecordingError; see
-    `iterate_batches`.
+    """Yield the forwards of a recording.
+
+    Args:
+        kinds: Filled with the kinds of rows.
+        problem: Called with each warning.
+        read: Called with the number of bytes of each batch.
+
+    Raises:
+        RecordingError: The file is not a recording.
     """
-    cutter = _Cutter(kinds)
+    cutter = _ForwardCutter(kinds)
     for batch in iterate_batches(path, kinds, problem, read):
         yield from cutter.cut(batch)
-    if cutter.episode is not None:
-        yield cutter.episode
+    if cutter.current is not None:
+        yield cutter.current
 
 
-class _Cutter:
-    """What is known of the episode that is going on."""
+class _ForwardCutter:
+    """Collects the rows of the current forward."""
 
     def __init__(self, kinds: RowKinds) -> None:
-        self.episode: ForwardRows | None = None
+        self.current: ForwardRows | None = None
         self._kinds = kinds
-        self._passed: list[bool] = []  # of each kind, whether its rows are passed over
-        self._until = -1  # when the outermost call is left; -1 while that is not known
-        self._first = -1  # when the first call was entered
-        self._seen: set[Any] = set()  # the tensors of an episode without calls
-        self._head: Any = None  # the first of them
-        self._moment: Moment | None = None  # of the row before
+        self._is_skipped: list[bool] = []  # by kind
+        self._exit = -1  # of the outermost call; -1 while unknown
+        self._first_entry = -1
+        self._seen: set[Any] = set()  # tensors of a forward without calls
+        self._last_key: ForwardKey | None = None  # of the previous row
 
     def cut(self, batch: RowBatch) -> Iterator[ForwardRows]:
-        """The episodes that end in a batch."""
-        entered, left = batch.order.T
-        self._passed += [
-            kind.phase in PASSED_OVER or kind.tensor.startswith(OPERATION)
-            for kind in self._kinds.known[len(self._passed) :]
+        """Yield the forwards that end in a batch."""
+        entered, exited = batch.order.T
+        self._is_skipped += [
+            kind.phase in SKIPPED_PHASES or kind.tensor.startswith(_OPERATION_PREFIX)
+            for kind in self._kinds.kinds[len(self._is_skipped) :]
         ]
-        passed = np.array(self._passed)[batch.kinds]
-        at, end = 0, len(passed)
-        while at < end:
-            if passed[at]:
-                at += int(np.argmin(passed[at:])) if not passed[at:].all() else end - at
+        skipped = np.array(self._is_skipped)[batch.kinds]
+        row, end = 0, len(skipped)
+        while row < end:
+            if skipped[row]:
+                row = end if skipped[row:].all() else row + int(np.argmin(skipped[row:]))
                 continue
-            start = int(entered[at])
-            if (
-                0 <= start <= self._until
-                and self.episode is not None
-                and self.episode.length < _LONGEST
-            ):
-                outside = (entered[at:] > self._until) | (entered[at:] < 0) | passed[at:]
-                stop = at + int(np.argmax(outside)) if outside.any() else end
-                self.episode.take(batch, at, stop)
-                at = stop
+            current = self.current
+            is_inside = 0 <= entered[row] <= self._exit
+            if is_inside and current is not None and current.length < _LONGEST:
+                is_outside = (entered[row:] > self._exit) | (entered[row:] < 0) | skipped[row:]
+                stop = row + int(np.argmax(is_outside)) if is_outside.any() else end
+                current.append(batch, row, stop)
+                row = stop
                 continue
-            yield from self._one(batch, at, start, int(left[at]))
-            at += 1
+            yield from self._add_row(batch, row, int(entered[row]), int(exited[row]))
+            row += 1
 
-    def _one(self, batch: RowBatch, at: int, entered: int, left: int) -> Iterator[ForwardRows]:
-        """Take a single row."""
-        episode = self.episode
-        line = batch.line(at)
-        moment = line.model, line.loop, line.step, line.phase
-        key = line.module, line.tensor, line.call
-        new = cut = False
-        if episode is None:
-            new = True
-        elif entered < 0:  # no calls: a place comes once in a forward
-            again = key in self._seen and moment == episode.moment
-            new = moment != episode.moment or again
-            episode.repeated = episode.repeated or (again and moment[2] is not None)
-        elif entered <= self._until:  # long
-            new = cut = moment != self._moment
-        elif line.parent is None:
-            new = self._until >= 0 or entered > self._first
+    def _add_row(
+        self, batch: RowBatch, row: int, entered: int, exited: int
+    ) -> Iterator[ForwardRows]:
+        """Add a row to the current forward, or yield that and start the next one."""
+        record = batch.record(row)
+        key = record.model, record.loop, record.step, record.phase
+        name = record.module, record.tensor, record.call
+        is_new = is_cut = False
+        current = self.current
+        if current is None:
+            is_new = True
+        elif entered < 0:  # without calls, a tensor occurs once in a forward
+            is_repeated = name in self._seen and key == current.key
+            is_new = key != current.key or is_repeated
+            current.repeated = current.repeated or (is_repeated and record.step is not None)
+        elif entered <= self._exit:  # inside a forward that is too long
+            is_new = is_cut = key != self._last_key
+        elif record.parent is None:
+            is_new = self._exit >= 0 or entered > self._first_entry
         else:
-            new = self._until >= 0 or moment != episode.moment
-        if new:
-            if episode is not None:
-                yield episode
-            episode = self.episode = ForwardRows(moment, self._kinds, cut)
-            self._until = self._until if cut and entered >= 0 else -1
-            self._first = entered
+            is_new = self._exit >= 0 or key != current.key
+        if is_new:
+            if current is not None:
+                yield current
+            current = self.current = ForwardRows(key, self._kinds, is_cut)
+            self._exit = self._exit if is_cut else -1
+            self._first_entry = entered
             self._seen.clear()
-            self._head = key
-        assert episode is not None
-        self._moment = moment
-        self._first = min(self._first, entered)
+        assert current is not None
+        self._last_key = key
+        self._first_entry = min(self._first_entry, entered)
         if entered < 0:
-            self._seen.add(key)
-        elif line.parent is None:
-            self._until = max(left, entered)
-        episode.take(batch, at, at + 1)
+            self._seen.add(name)
+        elif record.parent is None:
+            self._exit = max(exited, entered)
+        current.append(batch, row, row + 1)
 
 
 def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> list[Parameter]:
-    """The parameters at attach, without reading the rest of a long recording in full.
+    """Read the parameters at attach, without parsing the rest of a long recording in full.
 
-    meta: the recording's metadata: of a run that ended cleanly it names all models.
+    Args:
+        meta: The recording's metadata. That of a run that ended cleanly names all models, so that
+            reading can stop early.
     """
     models = meta.get("models") if meta and meta.get("ended_cleanly") else None
     return build_parameters(iterate_attach_rows(path, models if isinstance(models, dict) else ()))

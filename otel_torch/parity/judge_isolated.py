@@ -1,9 +1,8 @@
-"""Judges a port that ran from its reference's values: nothing is inherited, so each wrong tensor is
-a fault of its own.
+"""Judge an isolated run: a port whose modules computed from the reference's values.
 
-There is no first that explains the others, no difference that heals and no final output that tells
-whether one matters. What remains to be told apart is the little that could not be put right, and
-what comes of it before the next module is.
+Nothing is inherited, so each wrong tensor is a fault by itself: no first fault explains the others,
+and no difference heals. What is left to tell apart are the few tensors that kept the port's values,
+and what was computed from them before the next module was given the reference's.
 """
 
 from __future__ import annotations
@@ -11,254 +10,232 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from otel_torch.parity.align import Alignment, TensorPair
-from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
-from otel_torch.parity.judge import Fault, Judgment, Location, kind_of, location_of
-from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.align import Alignment, TensorPair, paired_container
+from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue, enclosing_names
+from otel_torch.parity.evidence import wrong_role
+from otel_torch.parity.faults import Fault, Judgment, Location, MissingModule, kind_of
 from otel_torch.parity.parameters import pattern
 from otel_torch.recording.isolation_pairing import Slot
 
 
 def is_isolated(meta: dict[str, Any]) -> bool:
-    """Whether a recording, by its metadata, is of a port that ran from its reference's values."""
+    """Return whether a recording, by its metadata, is of an isolated run."""
     isolated = meta.get("isolated")
     return isinstance(isolated, dict) and bool(isolated.get("inputs") or isolated.get("outputs"))
 
 
-def not_put_right(meta: dict[str, Any]) -> set[Slot]:
-    """The places of such a port that kept their own values."""
+def unexchanged_slots(meta: dict[str, Any]) -> set[Slot]:
+    """Return the tensors of an isolated run that kept the port's values."""
     isolated = meta.get("isolated")
-    stayed = isolated.get("stayed") if isinstance(isolated, dict) else None
-    entries = stayed if isinstance(stayed, list) else []
+    entries = isolated.get("stayed") if isinstance(isolated, dict) else None
     return {
-        (str(one[0]), str(one[1]), str(one[2]))
-        for one in entries
-        if isinstance(one, list) and len(one) >= 3
+        (str(entry[0]), str(entry[1]), str(entry[2]))
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, list) and len(entry) >= 3
     }
 
 
 def judge_isolated(
-    alignment: Alignment,
-    stayed: set[Slot],
-    never_called: Sequence[tuple[ModulePath, ModulePath, int]] = (),
+    alignment: Alignment, unexchanged: set[Slot], missing: Sequence[MissingModule] = ()
 ) -> Judgment:
-    """Judge one stretch of an isolated run. Its faults are those of every module, in the
-    reference's order; of modules alike (the same one in other blocks) the first stand in front, all
-    others behind.
+    """Judge one forward of an isolated run.
 
-    stayed: see `not_put_right`. never_called: (reference's module, port's module, side on which it
-    is never called).
+    The faults of all modules are in the reference's order. Of the same module in several blocks, the
+    first comes in this order and all others at the end.
+
+    Args:
+        unexchanged: See `unexchanged_slots`.
+        missing: Modules that only one side calls.
     """
-    return _Isolated(alignment, stayed).judge(never_called)
+    return _IsolatedJudge(alignment, unexchanged).judge(missing)
 
 
-class _Isolated:
-    def __init__(self, alignment: Alignment, stayed: set[Slot]) -> None:
-        self._alignment, self._stayed = alignment, stayed
+class _IsolatedJudge:
+    def __init__(self, alignment: Alignment, unexchanged: set[Slot]) -> None:
+        self._alignment, self._unexchanged = alignment, unexchanged
         self._right = {
             role.value
-            for one in alignment.pairs
-            if one.is_right
-            for role in (*one.reference, *one.port)
+            for pair in alignment.pairs
+            if pair.is_right
+            for role in (*pair.reference, *pair.port)
         }
-        # the calls in whose code a wrong value is at large, with the time since when
-        self._at_large: dict[ModuleCall | None, int] = {}
+        # calls whose own code may use a wrong value, and from when on
+        self._tainted_since: dict[ModuleCall | None, int] = {}
 
-    def judge(self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]) -> Judgment:
-        wrong = sorted((one for one in self._alignment.pairs if not one.is_right), key=_time)
-        found: list[Fault] = list(self._missing(never_called))
-        named: set[TensorValue] = set()
+    def judge(self, missing: Sequence[MissingModule]) -> Judgment:
+        wrong = sorted(
+            (pair for pair in self._alignment.pairs if not pair.is_right), key=_port_time
+        )
+        faults = list(self._missing_faults(missing))
+        blamed: set[TensorValue] = set()
         healed, inherited = [], []
-        for one in wrong:
-            if self._is_another_thing(one):
-                healed.append(one)
+        for pair in wrong:
+            if self._is_other_module(pair):
+                healed.append(pair)
                 continue
-            if self._is_inherited(one) or one.port[0].value in named:
-                inherited.append(one)
+            if self._is_inherited(pair) or pair.port[0].value in blamed:
+                inherited.append(pair)
             else:
-                found.append(self._fault(one))
-            named.update(role.value for role in one.port)
-            self._let_loose(one)
-        found.sort(key=lambda fault: _spot_time(fault))
+                faults.append(self._fault_of(pair))
+            blamed.update(role.value for role in pair.port)
+            self._taint(pair)
+        faults.sort(key=_fault_time)
+        introduced = [fault.pair for fault in faults if fault.pair]
         return Judgment(
-            bool(found),
-            _first_of_each_kind(found),
-            healed,
-            [*inherited, *(f.pair for f in found if f.pair)],
+            bool(faults), _first_of_each_module(faults), healed, [*inherited, *introduced]
         )
 
     # -- what is inherited
-    # ---------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
-    def _is_inherited(self, one: TensorPair) -> bool:
-        role = one.port[0]
-        since = self._at_large.get(self._code(role))
+    def _is_inherited(self, pair: TensorPair) -> bool:
+        """Return whether the code that made a tensor had used a wrong value before."""
+        role = pair.port[0]
+        since = self._tainted_since.get(self._maker(role))
         return since is not None and since < role.time
 
-    def _let_loose(self, one: TensorPair) -> None:
-        """Note where a wrong value may be used from here on: what enters a module is put right for
-        it, not for others.
+    def _taint(self, pair: TensorPair) -> None:
+        """Note which code may use a wrong value from now on.
+
+        A module's input is exchanged for that module only, not for the code around it.
         """
-        for role in one.port:
-            stays = self._stays(role)
-            around = self._paired_above(role.call)
-            if stays or (role.side == "input" and role.value not in self._right):
-                self._at_large.setdefault(around, role.time)
-            if stays and role.side == "input":
-                self._at_large.setdefault(role.call, role.time)
+        for role in pair.port:
+            is_unexchanged = self._is_unexchanged(role)
+            is_wrong_input = role.side == "input" and role.value not in self._right
+            if is_unexchanged or is_wrong_input:
+                self._tainted_since.setdefault(self._paired_container(role.call), role.time)
+            if is_unexchanged and role.side == "input":
+                self._tainted_since.setdefault(role.call, role.time)
 
-    def _let_loose_without(self, missing: ModuleCall) -> None:
-        """Note that from where the reference makes a call that the port does not make, the code
-        around it has another value.
-        """
-        around = self._paired_above(missing)
-        before = [one.port[0].time for one in self._alignment.pairs if one.time < missing.entered]
-        self._at_large.setdefault(
-            None if around is None else self._alignment.partner[around], max(before, default=-1)
-        )
-
-    def _stays(self, role: Role) -> bool:
-        return (role.call.model, role.call.module, role.tensor) in self._stayed
-
-    def _code(self, role: Role) -> ModuleCall | None:
-        """The call whose own code made the tensor: of an output, the module's; of an input, that of
-        what encloses it.
-        """
-        return role.call if role.side == "output" else self._paired_above(role.call)
-
-    def _paired_above(self, call: ModuleCall) -> ModuleCall | None:
-        above = call.parent
-        while above is not None and above not in self._alignment.partner:
-            above = above.parent
-        return above
-
-    def _is_another_thing(self, one: TensorPair) -> bool:
-        """Whether two modules are alike in name only: these are given and keep their own values,
-        and if they were what they seem, the next tensor in the same code would be wrong too.
-        """
-        role = one.port[0]
-        if one.basis != "alike" or not self._stays(role):
-            return False
-        around = self._paired_above(role.call)
-        later = [
-            other
-            for other in self._alignment.pairs
-            if other.basis != "alike"
-            and self._code(other.port[0]) is around
-            and other.port[0].time > role.time
+    def _taint_from_missing(self, missing: ModuleCall) -> None:
+        """Note that the code around a call that the port does not make has another value."""
+        container = self._paired_container(missing)
+        before = [
+            pair.port[0].time for pair in self._alignment.pairs if pair.time < missing.entered
         ]
-        return all(other.is_right for other in later)
+        port_container = None if container is None else self._alignment.partner[container]
+        self._tainted_since.setdefault(port_container, max(before, default=-1))
+
+    def _is_unexchanged(self, role: Role) -> bool:
+        return (role.call.model, role.call.module, role.tensor) in self._unexchanged
+
+    def _maker(self, role: Role) -> ModuleCall | None:
+        """Return the call whose own code made a tensor: of an input, the enclosing one."""
+        return role.call if role.side == "output" else self._paired_container(role.call)
+
+    def _paired_container(self, call: ModuleCall) -> ModuleCall | None:
+        return paired_container(self._alignment.partner, call)
+
+    def _is_other_module(self, pair: TensorPair) -> bool:
+        """Return whether two modules have nothing in common but their name.
+
+        They keep their own values. If they did the same work, the next tensor in the same code
+        would be wrong, too.
+        """
+        role = pair.port[0]
+        if pair.basis != "alike" or not self._is_unexchanged(role):
+            return False
+        container = self._paired_container(role.call)
+        later = [
+            other_pair
+            for other_pair in self._alignment.pairs
+            if other_pair.basis != "alike"
+            and self._maker(other_pair.port[0]) is container
+            and other_pair.port[0].time > role.time
+        ]
+        return all(later_pair.is_right for later_pair in later)
 
     # -- faults
     # ----------------------------------------------------------------------------------------------
 
-    def _fault(self, one: TensorPair) -> Fault:
-        reference, port = one.reference[0], self._wrong_role(one.port)
+    def _fault_of(self, pair: TensorPair) -> Fault:
+        reference, port = pair.reference[0], wrong_role(pair.port, self._right)
         weights = []
         if port.side == "output":
-            places = reference.call.module_path, port.call.module_path
-            weights = [
-                pair for pair in self._alignment.modules.weights.get(places, ()) if not pair.equal
-            ]
-        kind = kind_of(one.relation)
-        spots = self._made(reference), self._made(port)
-        if kind == "layout" and (earlier := self._disordered_before(port)) is not None:
-            spots = self._made(earlier[0]), self._made(earlier[1])
-        return Fault("weights" if weights else kind, *spots, one, one.relation, weights)
+            modules = reference.call.module_path, port.call.module_path
+            all_weights = self._alignment.modules.weights.get(modules, ())
+            weights = [weight for weight in all_weights if not weight.equal]
+        kind = kind_of(pair.relation)
+        locations = self._origin(reference), self._origin(port)
+        if kind == "layout":
+            earlier = self._reordered_before(port)
+            if earlier is not None:
+                locations = self._origin(earlier[0]), self._origin(earlier[1])
+        return Fault("weights" if weights else kind, *locations, pair, pair.relation, weights)
 
-    def _wrong_role(self, roles: list[Role]) -> Role:
-        return next((role for role in roles if role.value not in self._right), roles[0])
+    def _origin(self, role: Role) -> Location:
+        """Return where a tensor was made, or where a right one is used wrongly."""
+        return Location.of(role if role.value in self._right else role.value.birth)
 
-    def _made(self, role: Role) -> Location:
-        """Where the tensor was made, unless it is a right one that is used wrongly."""
-        return location_of(role if role.value in self._right else role.value.birth)
+    def _reordered_before(self, role: Role) -> tuple[Role, Role] | None:
+        """Return the first tensor in the same code with the reference's numbers in another order.
 
-    def _disordered_before(self, role: Role) -> tuple[Role, Role] | None:
-        """The first tensor in the same code that holds the reference's numbers in another order:
-        what only one program has is not put right, and order is all that tells.
+        Tensors that only the port has are not exchanged, and show by their order alone.
         """
-        code, comparer = self._code(role), self._alignment.comparer
-        values = [
+        code, comparer = self._maker(role), self._alignment.comparer
+        candidates = [
             value
             for value in self._alignment.port.values
             if value.numel > 1
             and not value.is_constant
             and not value.is_integer
             and value not in self._right
-            if value.birth.time < role.time and self._paired_above(value.birth.call) is code
+            and value.birth.time < role.time
+            and self._paired_container(value.birth.call) is code
         ]
-        for value in sorted(values, key=lambda value: value.birth.time):
-            for other in self._alignment.reference.values:
-                if (
-                    other.numel == value.numel
-                    and not other.is_constant
-                    and comparer.relation(other, value).state == "order"
-                ):
-                    return other.birth, value.birth
+        for value in sorted(candidates, key=lambda value: value.birth.time):
+            for reference in self._alignment.reference.values:
+                if reference.numel != value.numel or reference.is_constant:
+                    continue
+                if comparer.relation(reference, value).state == "order":
+                    return reference.birth, value.birth
         return None
 
-    def _missing(
-        self, never_called: Sequence[tuple[ModulePath, ModulePath, int]]
-    ) -> Iterable[Fault]:
-        """Modules that one side never calls, the outermost of those that lie in each other."""
-        idle = {(one, side) for one, _, side in never_called}
-        for one, other, side in never_called:
-            if any(((one[0], above), side) in idle for above in _holders(one[1])):
+    def _missing_faults(self, missing: Sequence[MissingModule]) -> Iterable[Fault]:
+        """Yield modules that one side never calls, without those inside another missing one."""
+        idle = {(module.reference, module.port_is_idle) for module in missing}
+        for module in missing:
+            model, name = module.reference
+            containers = (((model, outer), module.port_is_idle) for outer in enclosing_names(name))
+            if any(container in idle for container in containers):
                 continue
-            place, calls = (
-                (one, self._alignment.reference.calls)
-                if side
-                else (other, self._alignment.port.calls)
-            )
-            call = next((call for call in calls if call.module_path == place), None)
+            program = self._alignment.reference if module.port_is_idle else self._alignment.port
+            call = next((c for c in program.calls if c.module_path == module.called), None)
             if call is not None:
-                if side:
-                    self._let_loose_without(call)
-                spots = (
-                    Location(one, "output", None, call if side else None),
-                    Location(other, "output", None, None if side else call),
-                )
-                yield Fault("missing", *spots, None, None)
+                if module.port_is_idle:
+                    self._taint_from_missing(call)
+                yield module.fault(call)
 
 
-def _holders(module: str) -> Iterable[str]:
-    while module:
-        module = module.rpartition(".")[0]
-        yield module
+def _port_time(pair: TensorPair) -> tuple[int, int]:
+    return pair.port[0].time, pair.time
 
 
-def _time(one: TensorPair) -> tuple[int, int]:
-    """Port's order: what was made earlier there, inputs before outputs."""
-    return one.port[0].time, one.time
-
-
-def _spot_time(fault: Fault) -> int:
+def _fault_time(fault: Fault) -> int:
     if fault.pair is not None:
         return fault.pair.time
     calls = [
-        spot.call
-        for spot in (fault.reference, fault.port)
-        if spot is not None and spot.call is not None
+        location.call
+        for location in (fault.reference, fault.port)
+        if location is not None and location.call is not None
     ]
     return min((call.entered for call in calls), default=0)
 
 
-def _first_of_each_kind(faults: list[Fault]) -> list[Fault]:
-    """The first of modules alike in front: one bug in a block's code shows in every block."""
+def _first_of_each_module(faults: list[Fault]) -> list[Fault]:
+    """Move the faults of further blocks to the end: one bug shows in every block."""
     first: list[Fault] = []
-    others: list[Fault] = []
+    repeated: list[Fault] = []
     seen = set()
     for fault in faults:
-        spot = fault.port or fault.reference
-        kind = (
-            None
-            if spot is None
-            else (
-                pattern(spot.module[1]),
-                spot.side,
-                None if spot.role is None else spot.role.tensor,
-            )
-        )
-        (others if kind in seen else first).append(fault)
-        seen.add(kind)
-    return first + others
+        key = _key_in_any_block(fault.port or fault.reference)
+        (repeated if key in seen else first).append(fault)
+        seen.add(key)
+    return first + repeated
+
+
+def _key_in_any_block(location: Location | None) -> object:
+    if location is None:
+        return None
+    tensor = None if location.role is None else location.role.tensor
+    return pattern(location.module[1]), location.side, tensor

@@ -1,246 +1,260 @@
-"""Which forward of the reference belongs to which of the port: the same turn, unless their inputs
-say otherwise.
+"""Pair the forwards of two recordings: in order, unless their inputs say otherwise.
 
-One program warms up, or runs a step more, or writes its encoder's forward after the first step:
-taken by turns alone, all that follows would be compared with its neighbour, and called wrong.
+One program may warm up, run an extra step, or record its encoder after the first step. Paired by
+order alone, every later forward would be compared with its neighbor and look wrong.
+
+For example, with a port that warms up on other inputs (numbers are the inputs' contents):
+
+    reference   step 0: 5    step 1: 6    step 2: 7
+    port        step 0: 1    step 1: 5    step 2: 6    step 3: 7
+    pairs       (0, 1) (1, 2) (2, 3); step 0 of the port is left out
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from otel_torch.parity.forwards import ForwardRows
-from otel_torch.parity.row_batches import RowRecord
+from otel_torch.parity.sides import Sides
+from otel_torch.recording.row_batches import RowRecord
 
-# how many forwards are looked at for one with equal inputs, and at how many rows in all
+# how many forwards, and how many of their rows, are searched for one with equal inputs
 _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000
-# inputs that are the same, but for rounding; and inputs that may be: those of one forward go apart,
-# step by step
-_SAME, _ALIKE = 1e-3, 0.05
+# relative distance of inputs that are equal but for rounding, and of those that may belong
+# together: the inputs of one denoise step drift apart
+_SAME, _SIMILAR = 1e-3, 0.05
 
-Sketched = Callable[[RowRecord], bytes | None]
+SketchLookup = Callable[[RowRecord], bytes | None]
+_Pair = Sides[ForwardRows]
 
 
 class ForwardPairer:
-    """Pairs the episodes of two recordings.
+    """Pairs the forwards of two recordings.
 
-    models: reference's model -> port's. by_turn: reference's models of which both sides are known
-    to have equally many forwards, so that nothing is to be looked for. by_moment: likewise, but
-    recorded in some of their steps only: forwards that say the same step belong together.
-    sketch_of: for each side, what is known of a line's sketch. left_out: how many forwards of a
-    model have no partner, the reference's and the port's; `notes` names what was assumed.
+    Args:
+        streams: The forwards of either side.
+        models: The reference's model -> the port's.
+        by_order: Models of the reference whose forwards are equally many on both sides and pair in
+            order.
+        by_step: Likewise, but recorded in some steps only; forwards of the same step pair.
+        sketch_of: Returns the sketch of a row, for either side.
+
+    Attributes:
+        unpaired: How many forwards of each model have no partner.
+        notes: What was assumed, for the report's warnings.
     """
 
     def __init__(
         self,
-        streams: Sequence[Iterator[ForwardRows]],
+        streams: Sides[Iterator[ForwardRows]],
         models: Mapping[str, str],
-        by_turn: frozenset[str],
-        sketch_of: tuple[Sketched, Sketched],
-        by_moment: frozenset[str] = frozenset(),
+        by_order: frozenset[str],
+        sketch_of: Sides[SketchLookup],
+        by_step: frozenset[str] = frozenset(),
     ) -> None:
-        self.left_out: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+        self.unpaired: Sides[Counter[str]] = Sides(Counter(), Counter())
         self.notes: list[str] = []
         self._streams = streams
-        self._models = models, {other: one for one, other in models.items()}
-        self._by_turn, self._by_moment = by_turn, by_moment
+        self._reference_model = {port: reference for reference, port in models.items()}
+        self._port_model = models
+        self._by_order, self._by_step = by_order, by_step
         self._sketch_of = sketch_of
-        self._waiting: tuple[deque[ForwardRows], deque[ForwardRows]] = deque(), deque()
-        self._apart: dict[
-            str, tuple[int, int] | None
-        ] = {}  # how far the port's loops and steps are ahead, by model
+        self._waiting: Sides[deque[ForwardRows]] = Sides(deque(), deque())
+        # how many loops and steps the port is ahead, by model
+        self._offsets: dict[str, tuple[int, int] | None] = {}
 
-    def pairs(self) -> Iterator[tuple[ForwardRows, ForwardRows]]:
-        """The pairs, in order."""
-        while self._look_ahead(1):
-            if self._heads() is None:
-                self._look_ahead(_LOOKAHEAD, needed=False)
-                if self._heads() is None:
-                    side = int(len(self._waiting[1]) > len(self._waiting[0]))
-                    self.left_out[side][self._waiting[side].popleft().model] += 1
+    def pairs(self) -> Iterator[_Pair]:
+        """Yield the pairs, in order."""
+        while self._read_ahead(1):
+            if self._first_pair() is None:
+                self._read_ahead(_LOOKAHEAD, is_required=False)
+                if self._first_pair() is None:
+                    self._drop_first_of_longer()
                     continue
-            if not self._skip() and (found := self._next()) is not None:
-                yield found
-        for side in (0, 1):
-            self.left_out[side].update(episode.model for episode in self._waiting[side])
-            self.left_out[side].update(episode.model for episode in self._streams[side])
+            if not self._drop_unrecorded_step():
+                pair = self._next_pair()
+                if pair is not None:
+                    yield pair
+        for waiting, stream, unpaired in zip(
+            self._waiting, self._streams, self.unpaired, strict=True
+        ):
+            unpaired.update(forward.model for forward in waiting)
+            unpaired.update(forward.model for forward in stream)
 
-    def _look_ahead(self, count: int, needed: bool = True) -> bool:
-        """Have so many episodes of each side wait, or as many as there are; whether each side has
-        one.
+    def _read_ahead(self, count: int, is_required: bool = True) -> bool:
+        """Let up to `count` forwards of each side wait; return whether each side has one.
+
+        Args:
+            is_required: Whether to read on beyond `_ROWS_AHEAD` rows.
         """
-        for side in (0, 1):
-            waiting = self._waiting[side]
-            while len(waiting) < count and (
-                needed or sum(one.length for one in waiting) < _ROWS_AHEAD
-            ):
-                episode = next(self._streams[side], None)
-                if episode is None:
+        for waiting, stream, models, unpaired in zip(
+            self._waiting,
+            self._streams,
+            (self._port_model, self._reference_model),
+            self.unpaired,
+            strict=True,
+        ):
+            while len(waiting) < count:
+                rows = sum(forward.length for forward in waiting)
+                forward = next(stream, None) if is_required or rows < _ROWS_AHEAD else None
+                if forward is None:
                     break
-                if episode.model in self._models[side]:
-                    waiting.append(episode)
+                if forward.model in models:
+                    waiting.append(forward)
                 else:
-                    self.left_out[side][episode.model] += 1
-        return bool(self._waiting[0] and self._waiting[1])
+                    unpaired[forward.model] += 1
+        return bool(self._waiting.reference and self._waiting.port)
 
-    def _skip(self) -> bool:
-        """Leave out a forward of a step that the other program did not record; whether there was
-        one.
-        """
-        first = self._heads()
-        if first is None:
+    def _drop_first_of_longer(self) -> None:
+        is_port_longer = len(self._waiting.port) > len(self._waiting.reference)
+        side = 1 if is_port_longer else 0
+        self.unpaired[side][self._waiting[side].popleft().model] += 1
+
+    def _drop_unrecorded_step(self) -> bool:
+        """Drop a forward of a step that the other side did not record; return whether one was."""
+        first = self._first_pair()
+        if first is None or first.reference.model not in self._by_step:
             return False
-        one, other = (self._waiting[side][first[side]] for side in (0, 1))
-        if one.model not in self._by_moment or _place(one) == _place(other):
+        positions = first.map(_position)
+        if positions.reference == positions.port:
             return False
-        side = int(_place(one) > _place(other))
-        del self._waiting[side][first[side]]
-        self.left_out[side][(one, other)[side].model] += 1
+        side = 1 if positions.reference > positions.port else 0
+        self._waiting[side].remove(first[side])
+        self.unpaired[side][first[side].model] += 1
         return True
 
-    def _next(self) -> tuple[ForwardRows, ForwardRows] | None:
-        """The next pair: the first two of a model, or those near them whose inputs meet better."""
-        first = self._heads()
-        if first is None:
+    def _next_pair(self) -> _Pair | None:
+        """Remove and return the first two forwards of a model, or near ones whose inputs agree."""
+        pair = self._first_pair()
+        if pair is None:
             return None
-        model = self._waiting[0][first[0]].model
-        if model not in self._by_turn | self._by_moment and not self._surely(*first):
-            self._look_ahead(_LOOKAHEAD, needed=False)
-            first = self._best(model, first)
-        one, other = (self._waiting[side][first[side]] for side in (0, 1))
-        if model not in self._apart and (one.loop, one.step) != (other.loop, other.step):
-            self.notes.append(
-                f"the first forward of {model or 'a model'} that can be compared is of step {one.step} in the reference and of "
-                f"step {other.step} in the port: forwards are paired by their inputs and in turn"
-            )
-        self._apart[model] = _ahead(one, other)
-        for side, chosen in ((0, one), (1, other)):
-            for passed in [
-                episode
-                for episode in islice(self._waiting[side], first[side])
-                if episode.model == chosen.model
-            ]:
-                self._waiting[side].remove(passed)
-                self.left_out[side][passed.model] += 1
-            self._waiting[side].remove(chosen)
-        return one, other
+        model = pair.reference.model
+        if model not in self._by_order | self._by_step and not self._is_sure(pair):
+            self._read_ahead(_LOOKAHEAD, is_required=False)
+            pair = self._best_pair(model) or pair
+        self._note_first_offset(model, pair)
+        self._offsets[model] = _offset(pair)
+        for waiting, forward, unpaired in zip(self._waiting, pair, self.unpaired, strict=True):
+            before = list(islice(waiting, waiting.index(forward)))
+            for passed in before:
+                if passed.model == forward.model:
+                    waiting.remove(passed)
+                    unpaired[passed.model] += 1
+            waiting.remove(forward)
+        return pair
 
-    def _heads(self) -> tuple[int, int] | None:
-        """The places of the first two waiting episodes of paired models."""
-        there: dict[str, int] = {}
-        for at, episode in enumerate(self._waiting[1]):
-            there.setdefault(self._models[1][episode.model], at)
-        return next(
-            (
-                (at, there[one.model])
-                for at, one in enumerate(self._waiting[0])
-                if one.model in there
-            ),
-            None,
+    def _note_first_offset(self, model: str, pair: _Pair) -> None:
+        reference, port = pair
+        if model in self._offsets or (reference.loop, reference.step) == (port.loop, port.step):
+            return
+        self.notes.append(
+            f"the first forward of {model or 'a model'} that can be compared is of step "
+            f"{reference.step} in the reference and of step {port.step} in the port: forwards are "
+            "paired by their inputs and in order"
         )
 
-    def _surely(self, at: int, there: int) -> bool:
-        """Whether two episodes belong together for all that is known of them."""
-        one, other = self._waiting[0][at], self._waiting[1][there]
-        return not self._strays(one, other) and self._score(one, other, _SAME) in (None, 1.0)
+    def _first_pair(self) -> _Pair | None:
+        """Return the first two waiting forwards of paired models, or None."""
+        ports: dict[str, ForwardRows] = {}
+        for forward in self._waiting.port:
+            ports.setdefault(self._reference_model[forward.model], forward)
+        for forward in self._waiting.reference:
+            if forward.model in ports:
+                return Sides(forward, ports[forward.model])
+        return None
 
-    def _strays(self, one: ForwardRows, other: ForwardRows) -> bool:
-        """Whether the steps of two episodes are further apart, or less far, than those of the pair
-        before.
-        """
-        expected = self._apart.get(one.model)
-        return expected is not None and _ahead(one, other) != expected
+    def _is_sure(self, pair: _Pair) -> bool:
+        """Return whether nothing speaks against a pair: neither its inputs nor its steps."""
+        return not self._changes_offset(pair) and self._agreement(pair, _SAME) in (None, 1.0)
 
-    def _best(self, model: str, first: tuple[int, int]) -> tuple[int, int]:
+    def _changes_offset(self, pair: _Pair) -> bool:
+        """Return whether the port is not as many steps ahead as in the pair before."""
+        expected = self._offsets.get(pair.reference.model)
+        return expected is not None and _offset(pair) != expected
+
+    def _best_pair(self, model: str) -> _Pair | None:
+        """Return the waiting pair whose inputs agree most; of equal ones, the earliest."""
         candidates = [
-            (at, there)
-            for at, one in enumerate(self._waiting[0])
-            if one.model == model
-            for there, other in enumerate(self._waiting[1])
-            if other.model == self._models[0][model]
+            (index + port_index, Sides(forward, port))
+            for index, forward in enumerate(self._waiting.reference)
+            if forward.model == model
+            for port_index, port in enumerate(self._waiting.port)
+            if port.model == self._port_model[model]
         ]
 
-        def rank(pair: tuple[int, int]) -> tuple[float, bool, float, int]:
-            one, other = self._waiting[0][pair[0]], self._waiting[1][pair[1]]
-            same, alike = (self._score(one, other, limit) or 0.0 for limit in (_SAME, _ALIKE))
-            return -same, self._strays(one, other), -alike, sum(pair)
+        def rank(candidate: tuple[int, _Pair]) -> tuple[float, bool, float, int]:
+            distance, pair = candidate
+            same = self._agreement(pair, _SAME) or 0.0
+            similar = self._agreement(pair, _SIMILAR) or 0.0
+            return -same, self._changes_offset(pair), -similar, distance
 
-        return min(candidates, key=rank, default=first)
+        best = min(candidates, key=rank, default=None)
+        return None if best is None else best[1]
 
-    def _score(self, one: ForwardRows, other: ForwardRows, limit: float) -> float | None:
-        """How much of what enters two forwards is alike, from 0 to 1; None where nothing is known
-        of it.
-        """
-        sides = [_inputs(one), _inputs(other)]
-        if not all(sides):
+    def _agreement(self, pair: _Pair, limit: float) -> float | None:
+        """Return the share of inputs that agree within a limit, 0 to 1, or None without inputs."""
+        inputs = pair.map(_informative_inputs)
+        if not inputs.reference or not inputs.port:
             return None
-        left, alike = list(sides[1]), 0
-        for line in sides[0]:
-            partner = next((other for other in left if self._meet(line, other, limit)), None)
-            if partner is not None:
-                alike += 1
-                left.remove(partner)
-        return alike / min(map(len, sides))
+        remaining, count = list(inputs.port), 0
+        for record in inputs.reference:
+            match = next((m for m in remaining if self._agree(record, m, limit)), None)
+            if match is not None:
+                count += 1
+                remaining.remove(match)
+        return count / min(map(len, inputs))
 
-    def _meet(self, one: RowRecord, other: RowRecord, limit: float) -> bool:
-        if one.numel != other.numel or (one.shape != other.shape and one.numel is None):
+    def _agree(self, reference: RowRecord, port: RowRecord, limit: float) -> bool:
+        if reference.numel != port.numel:
             return False
-        sketches = [
-            sketch_of(line) for sketch_of, line in zip(self._sketch_of, (one, other), strict=True)
-        ]
-        if (
-            sketches[0] is not None
-            and sketches[1] is not None
-            and len(sketches[0]) == len(sketches[1])
-        ):
-            left, right = (
-                np.frombuffer(sketch, "<f4").astype(np.float64)
-                for sketch in sketches
-                if sketch is not None
-            )
-            apart, size = float(np.linalg.norm(left - right)), float(np.linalg.norm(left))
-            return apart == 0 or apart <= limit * size
+        if reference.numel is None and reference.shape != port.shape:
+            return False
+        sketch, port_sketch = self._sketch_of.reference(reference), self._sketch_of.port(port)
+        if sketch is not None and port_sketch is not None and len(sketch) == len(port_sketch):
+            numbers = np.frombuffer(sketch, "<f4").astype(np.float64)
+            port_numbers = np.frombuffer(port_sketch, "<f4").astype(np.float64)
+            distance = float(np.linalg.norm(numbers - port_numbers))
+            return distance == 0 or distance <= limit * float(np.linalg.norm(numbers))
         return all(
-            _near(getattr(one, name), getattr(other, name), limit)
+            _is_near(getattr(reference, name), getattr(port, name), limit)
             for name in ("abs_mean", "l2", "mean")
         )
 
 
-def _inputs(episode: ForwardRows) -> list[RowRecord]:
-    """What enters the outermost call, fillings of one number left out."""
-    first = episode.line(0)
-    found = []
-    for at in range(episode.length):
-        line = episode.line(at)
-        if (
-            line.order != first.order
-            or line.module != first.module
-            or not line.tensor.startswith("in")
-        ):
+def _informative_inputs(forward: ForwardRows) -> list[RowRecord]:
+    """Return the inputs of the outermost call, without those filled with one number."""
+    first = forward.record(0)
+    inputs = []
+    for index in range(forward.length):
+        record = forward.record(index)
+        is_same_call = record.order == first.order and record.module == first.module
+        if not is_same_call or not record.tensor.startswith("in"):
             break
-        if line.numel == 1 or line.min is None or line.min != line.max:
-            found.append(line)
-    return found
+        if record.numel == 1 or record.min is None or record.min != record.max:
+            inputs.append(record)
+    return inputs
 
 
-def _place(episode: ForwardRows) -> tuple[int, int, str, int]:
-    """Where it stands in its run, in order but for the phases of a step."""
-    return episode.loop or 0, episode.step or 0, episode.moment[3], episode.line(0).call or 0
+def _position(forward: ForwardRows) -> tuple[int, int, str, int]:
+    """Return a forward's position in its run: loop, step, phase, call."""
+    phase = forward.key[3]
+    return forward.loop or 0, forward.step or 0, phase, forward.record(0).call or 0
 
 
-def _ahead(one: ForwardRows, other: ForwardRows) -> tuple[int, int] | None:
-    """How far the other's loop and step are ahead."""
-    if one.step is None or other.step is None:
+def _offset(pair: _Pair) -> tuple[int, int] | None:
+    """Return how many loops and steps the port is ahead."""
+    reference, port = pair
+    if reference.step is None or port.step is None:
         return None
-    return (other.loop or 0) - (one.loop or 0), other.step - one.step
+    return (port.loop or 0) - (reference.loop or 0), port.step - reference.step
 
 
-def _near(one: Any, other: Any, limit: float) -> bool:
-    if not isinstance(one, float) or not isinstance(other, float):
-        return bool(one == other)
-    return abs(one - other) <= limit * max(abs(one), abs(other))
+def _is_near(number: Any, expected: Any, limit: float) -> bool:
+    if not isinstance(number, float) or not isinstance(expected, float):
+        return bool(number == expected)
+    return abs(number - expected) <= limit * max(abs(number), abs(expected))

@@ -1,6 +1,4 @@
-"""The plans of a comparison: which one fits a pair of episodes, and what is remembered from episode
-to episode.
-"""
+"""Keep the plans of a comparison, and the sketches of earlier forwards, from forward to forward."""
 
 from __future__ import annotations
 
@@ -10,135 +8,149 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.cached_comparison import CheckedPairs, Measurements, PairPlan, floors_of_rows
+from otel_torch.parity.cached_comparison import (
+    CheckedPairs,
+    Measurements,
+    PairPlan,
+    measure_floors,
+)
 from otel_torch.parity.call_graph import Parameter, sketch_bytes
 from otel_torch.parity.columns import Columns, IrregularRows, Sketches, Structure, Structures
 from otel_torch.parity.forwards import ForwardRows
-from otel_torch.parity.row_batches import Floats, Indices
+from otel_torch.parity.sides import Sides
+from otel_torch.recording.row_batches import Floats, Indices
 from otel_torch.recording.rows import Row
 
-# plans that are kept: of models whose forwards are all of other structures, none is used twice
-_MOST = 64
+# a model whose forwards all have other structures never uses a plan again
+_MOST_PLANS = 64
 
 
 @dataclass(slots=True)
 class CacheLookup:
-    """A pair of episodes at first sight. numbers: None where rows are unusual. plan, checked: None
-    where no plan fits.
+    """What the cache has for a pair of forwards.
+
+    measurements: None if the rows are irregular. plan, checked: None if no plan fits.
     """
 
-    numbers: tuple[Measurements, Measurements] | None = None
+    measurements: tuple[Measurements, Measurements] | None = None
     floors: Floats | None = None
     plan: PairPlan | None = None
     checked: CheckedPairs | None = None
 
 
 class PlanCache:
-    """Makes plans of what was analysed in full, and finds the one for a pair of episodes.
+    """Makes plans from full analyses, and looks up the plan of a pair of forwards.
 
-    parameters: the reference's and the port's: of tensors that were sketched at attach. off: make
-    none, analyse all in full.
+    Args:
+        parameters: Of either side; their sketches are needed later.
+        off: Make no plans, so that every forward is analysed in full.
     """
 
-    def __init__(self, parameters: Sequence[Sequence[Parameter]], off: bool = False) -> None:
-        lasting = [_numbered(side) for side in parameters]
-        self.sketches = Sketches(lasting[0]), Sketches(lasting[1])
-        self.noise_sketches = Sketches(lasting[0])
+    def __init__(self, parameters: Sides[Sequence[Parameter]], off: bool = False) -> None:
+        of_parameters = parameters.map(_sketches_by_number)
+        self.sketches = of_parameters.map(Sketches)
+        self.noise_sketches = Sketches(of_parameters.reference)
         self._structures = Structures()
         self._plans: dict[tuple[Structure, Structure], PairPlan | None] = {}
-        self._partners: dict[tuple[Structure, Structure], Indices] = {}
+        self._noise_partners: dict[tuple[Structure, Structure], Indices] = {}
         self._off = off
 
-    def look(self, one: ForwardRows, other: ForwardRows, noise: ForwardRows | None) -> CacheLookup:
-        """What can be said of two episodes without analysing them."""
+    def look_up(
+        self, reference: ForwardRows, port: ForwardRows, noise: ForwardRows | None
+    ) -> CacheLookup:
+        """Compare two forwards by the plan for their structures, if any."""
         if self._off:
             return CacheLookup()
+        floors = None
         try:
-            numbers = self._numbers(one, self.sketches[0]), self._numbers(other, self.sketches[1])
-            again = None if noise is None else self._numbers(noise, self.noise_sketches)
+            measured = self._measure(reference, self.sketches.reference)
+            measured_port = self._measure(port, self.sketches.port)
+            if noise is not None:
+                measured_noise = self._measure(noise, self.noise_sketches)
+                partners = self._partners_of(measured, measured_noise)
+                floors = measure_floors(measured, measured_noise, partners)
         except IrregularRows:
             return CacheLookup()
-        floors = (
-            None
-            if again is None
-            else floors_of_rows(numbers[0], again, self._partners_of(numbers[0], again))
-        )
-        plan = self._plans.get((numbers[0].structure, numbers[1].structure))
-        checked = None if plan is None else plan.check(*numbers, floors)
-        return CacheLookup(numbers, floors, plan, checked)
+        plan = self._plans.get((measured.structure, measured_port.structure))
+        checked = None if plan is None else plan.check(measured, measured_port, floors)
+        return CacheLookup((measured, measured_port), floors, plan, checked)
 
-    def _numbers(self, episode: ForwardRows, earlier: Sketches) -> Measurements:
-        columns = Columns(episode)
+    def _measure(self, forward: ForwardRows, earlier: Sketches) -> Measurements:
+        columns = Columns(forward)
         return Measurements.of(columns, self._structures.of(columns), earlier)
 
     def _partners_of(self, reference: Measurements, noise: Measurements) -> Indices:
-        """For each row of the reference the same one under noise, -1 where there is none."""
+        """Return, for each row of the reference, the same row under noise, -1 without one."""
         key = reference.structure, noise.structure
-        found = self._partners.get(key)
-        if found is None:
-            places = {_place(noise.columns, at): at for at in range(len(noise.columns.kinds))}
+        partners = self._noise_partners.get(key)
+        if partners is None:
+            noise_rows = {
+                _row_key(noise.columns, row): row for row in range(len(noise.columns.kinds))
+            }
             rows = range(len(reference.columns.kinds))
-            found = np.array(
-                [places.get(_place(reference.columns, at), -1) for at in rows], dtype=np.int64
+            partners = np.array(
+                [noise_rows.get(_row_key(reference.columns, row), -1) for row in rows],
+                dtype=np.int64,
             )
-            if len(self._partners) >= _MOST:
-                self._partners.clear()
-            self._partners[key] = found
-        return found
+            if len(self._noise_partners) >= _MOST_PLANS:
+                self._noise_partners.clear()
+            self._noise_partners[key] = partners
+        return partners
 
     def learn(
         self,
-        look: CacheLookup,
+        lookup: CacheLookup,
         alignment: Alignment,
         rows: tuple[list[Row], list[Row]],
-        missing: bool,
+        has_missing: bool,
     ) -> None:
-        """Make a plan of an analysis that was not judged yet, if there is none and it finds the
-        same. missing: whether one side never calls what the other does.
+        """Make a plan from an analysis not yet judged, if the plan finds the same.
+
+        Args:
+            has_missing: Whether one side never calls a module that the other side calls.
         """
-        if look.numbers is None or look.plan is not None:
+        if lookup.measurements is None or lookup.plan is not None:
             return
-        key = look.numbers[0].structure, look.numbers[1].structure
-        if key in self._plans or any(
-            len(side) != len(part.columns.kinds)
-            for side, part in zip(rows, look.numbers, strict=True)
-        ):
+        reference, port = lookup.measurements
+        key = reference.structure, port.structure
+        if key in self._plans:
             return
-        plan = PairPlan(alignment, rows, missing)
-        if len(self._plans) >= _MOST:
+        if len(rows[0]) != len(reference.columns.kinds) or len(rows[1]) != len(port.columns.kinds):
+            return
+        plan = PairPlan(alignment, rows, has_missing)
+        if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         self._plans[key] = None
-        if plan.agrees(alignment.pairs, *look.numbers, look.floors):
-            self._plans[key] = look.plan = plan
-            look.checked = plan.check(*look.numbers, look.floors)
+        if plan.agrees(alignment.pairs, reference, port, lookup.floors):
+            self._plans[key] = lookup.plan = plan
+            lookup.checked = plan.check(reference, port, lookup.floors)
 
-    def forget(self, look: CacheLookup) -> None:
-        """Make no use of a plan that found other than the full analysis: episodes of its structures
-        are analysed in full.
-        """
-        if look.numbers is not None:
-            self._plans[look.numbers[0].structure, look.numbers[1].structure] = None
+    def discard(self, lookup: CacheLookup) -> None:
+        """Discard a plan that disagrees with a full analysis, and make none for its structures."""
+        if lookup.measurements is not None:
+            reference, port = lookup.measurements
+            self._plans[reference.structure, port.structure] = None
 
     def remember(
-        self, look: CacheLookup, one: ForwardRows, other: ForwardRows, noise: ForwardRows | None
+        self, reference: ForwardRows, port: ForwardRows, noise: ForwardRows | None
     ) -> None:
-        """Take in what was seen of values in two episodes: later ones name them by number alone."""
-        for sketches, episode in zip(
-            (*self.sketches, self.noise_sketches), (one, other, noise), strict=True
-        ):
-            if episode is not None:
-                sketches.remember(episode)
+        """Keep the sketches of two forwards: later ones name the values by number alone."""
+        self.sketches.reference.remember(reference)
+        self.sketches.port.remember(port)
+        if noise is not None:
+            self.noise_sketches.remember(noise)
 
 
-def _numbered(parameters: Sequence[Parameter]) -> dict[int, bytes]:
-    found = {}
+def _sketches_by_number(parameters: Sequence[Parameter]) -> dict[int, bytes]:
+    sketches = {}
     for parameter in parameters:
         number, sketch = parameter.row.get("value"), sketch_bytes(parameter.row.get("sketch"))
         if isinstance(number, int) and sketch is not None:
-            found[number] = sketch
-    return found
+            sketches[number] = sketch
+    return sketches
 
 
-def _place(columns: Columns, at: int) -> tuple[object, ...]:
-    kind = columns.episode.kinds.known[int(columns.kinds[at])]
-    return kind.model, kind.module, kind.phase, kind.tensor, columns.episode.line(at).call
+def _row_key(columns: Columns, row: int) -> tuple[object, ...]:
+    kind = columns.forward.kinds.kinds[int(columns.kinds[row])]
+    call = columns.forward.record(row).call
+    return kind.model, kind.module, kind.phase, kind.tensor, call

@@ -1,9 +1,8 @@
-"""What is kept of a long comparison: every pair where something happens, and elsewhere enough to
-draw curves and maps.
+"""Limit how many compared pairs of a long run are kept in memory.
 
-A million compared pairs would fill the memory, and nobody looks at them. All pairs are kept of the
-first episodes, of the first wrong one and of the one before it. All others are put together in a
-limited number of stretches, and of the worst episode of each the worst pair of each module is kept.
+All pairs of the first forwards are kept, and all of the first wrong forward and the one before it.
+The other forwards are grouped into a limited number of stretches; of the worst forward of each, the
+worst pair of each module is kept, which is enough for curves and heat maps.
 """
 
 from __future__ import annotations
@@ -15,121 +14,123 @@ import numpy as np
 
 from otel_torch.parity.finding import ComparedPair
 from otel_torch.parity.modules import ModulePath
-from otel_torch.parity.row_batches import Floats
+from otel_torch.parity.rules import Floats
 
-# how many episodes are kept in full from the start on
+# forwards at the start that are kept in full
 _FIRST = 2
-# how many pairs are kept besides, and in how many stretches of the run at the most and at the least
+# how many further pairs are kept, and in how many stretches of the run
 _CELLS, _MOST_STRETCHES, _FEWEST_STRETCHES = 40_000, 64, 8
 
 
 @dataclass(slots=True)
 class ComparedForward:
-    """The pairs of one episode: how large each error is, and how to get a pair as it is shown.
+    """The pairs of one forward.
 
-    modules: the reference's module of each pair. make: its place among the pairs, and whether with
-    statistics -> the pair.
+    Attributes:
+        modules: The reference's module of each pair.
+        make: (index of a pair, with statistics) -> the pair as it is reported.
     """
 
     modules: Sequence[ModulePath]
     error: Floats
     limit: Floats
-    wrong: bool
+    diverged: bool
     make: Callable[[int, bool], ComparedPair]
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """The worst episode of a stretch of the run: its number, how far it goes beyond what is legal,
-    and its pairs.
+    """The worst forward of a stretch of the run.
+
+    excess: Its largest error over limit. forward: Its number.
     """
 
     excess: float
-    episode: int
+    forward: int
     pairs: list[ComparedPair]
 
 
 class RetainedPairs:
-    """Takes the episodes one after the other."""
+    """Collects the pairs of one forward after another."""
 
     def __init__(self) -> None:
-        self.pairs = 0
-        self._whole: dict[int, list[ComparedPair]] = {}
+        self.count = 0
+        self._in_full: dict[int, list[ComparedPair]] = {}
         self._stretches: list[_Stretch] = []
-        self._length, self._in_last = 1, 0
-        self._worst: tuple[float, int, ComparedForward] | None = (
-            None  # of the stretch that is going on
-        )
+        self._stretch_length, self._forwards_in_stretch = 1, 0
+        # the worst forward of the current stretch
+        self._worst: tuple[float, int, ComparedForward] | None = None
         self._modules = 1
-        self._count = 0
-        self._last: tuple[int, ComparedForward] | None = None
-        self._went_wrong = False
+        self._forwards = 0
+        # the last forward, whose fate depends on the next one
+        self._pending: tuple[int, ComparedForward] | None = None
+        self._has_diverged = False
 
-    def take(self, compared: ComparedForward) -> None:
-        """Take in the pairs of the next episode."""
-        number = self._count
-        self._count += 1
-        self.pairs += len(compared.modules)
-        turning = compared.wrong and not self._went_wrong
-        self._went_wrong = self._went_wrong or compared.wrong
-        if self._last is not None:
-            (self._keep if turning else self._summarise)(*self._last)
-            self._last = None
-        if number < _FIRST or turning:
-            self._keep(number, compared)
+    def add(self, forward: ComparedForward) -> None:
+        """Add the pairs of the next forward."""
+        number = self._forwards
+        self._forwards += 1
+        self.count += len(forward.modules)
+        is_first_wrong = forward.diverged and not self._has_diverged
+        self._has_diverged = self._has_diverged or forward.diverged
+        if self._pending is not None:
+            (self._retain if is_first_wrong else self._summarize)(*self._pending)
+            self._pending = None
+        if number < _FIRST or is_first_wrong:
+            self._retain(number, forward)
         else:
-            self._last = number, compared
+            self._pending = number, forward
 
     def finish(self) -> list[ComparedPair]:
-        """All that is kept, in the order of the episodes."""
-        if self._last is not None:
-            self._summarise(*self._last)
-            self._last = None
-        self._close()
-        found = dict(self._whole)
-        found.update((stretch.episode, stretch.pairs) for stretch in self._stretches)
-        return [pair for number in sorted(found) for pair in found[number]]
+        """Return the retained pairs, in the order of the forwards."""
+        if self._pending is not None:
+            self._summarize(*self._pending)
+            self._pending = None
+        self._end_stretch()
+        retained = dict(self._in_full)
+        retained.update((stretch.forward, stretch.pairs) for stretch in self._stretches)
+        return [pair for number in sorted(retained) for pair in retained[number]]
 
-    def _keep(self, number: int, compared: ComparedForward) -> None:
-        self._whole[number] = [compared.make(at, True) for at in range(len(compared.modules))]
+    def _retain(self, number: int, forward: ComparedForward) -> None:
+        self._in_full[number] = [forward.make(i, True) for i in range(len(forward.modules))]
 
-    def _summarise(self, number: int, compared: ComparedForward) -> None:
-        excess = float(_excess(compared.error, compared.limit).max(initial=0.0))
+    def _summarize(self, number: int, forward: ComparedForward) -> None:
+        excess = float(_excess(forward.error, forward.limit).max(initial=0.0))
         if self._worst is None or excess > self._worst[0]:
-            self._worst = excess, number, compared
-        self._in_last += 1
-        if self._in_last == self._length:
-            self._close()
+            self._worst = excess, number, forward
+        self._forwards_in_stretch += 1
+        if self._forwards_in_stretch == self._stretch_length:
+            self._end_stretch()
 
-    def _close(self) -> None:
-        """End the stretch that is going on: of its worst episode the worst pair of each module is
-        kept.
-        """
+    def _end_stretch(self) -> None:
+        """Retain the worst pair of each module of the current stretch's worst forward."""
         if self._worst is None:
             return
-        excess, number, compared = self._worst
-        self._worst, self._in_last = None, 0
+        excess, number, forward = self._worst
+        self._worst, self._forwards_in_stretch = None, 0
         worst: dict[ModulePath, int] = {}
-        for at in np.argsort(_excess(compared.error, compared.limit), kind="stable").tolist():
-            worst[compared.modules[at]] = at
-        self._stretches.append(
-            _Stretch(excess, number, [compared.make(at, False) for at in sorted(worst.values())])
-        )
+        for index in np.argsort(_excess(forward.error, forward.limit), kind="stable").tolist():
+            worst[forward.modules[index]] = index
+        pairs = [forward.make(index, False) for index in sorted(worst.values())]
+        self._stretches.append(_Stretch(excess, number, pairs))
         self._modules = max(self._modules, len(worst))
-        if len(self._stretches) >= max(
-            _FEWEST_STRETCHES, min(_MOST_STRETCHES, _CELLS // self._modules)
-        ):
-            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=False)
-            odd = self._stretches[-1:] if len(self._stretches) % 2 else []
-            self._stretches = [
-                max(pair, key=lambda stretch: stretch.excess) for pair in pairs
-            ] + odd
-            self._length *= 2
+        most = max(_FEWEST_STRETCHES, min(_MOST_STRETCHES, _CELLS // self._modules))
+        if len(self._stretches) >= most:
+            self._merge_stretches()
+
+    def _merge_stretches(self) -> None:
+        """Keep the worse of each two neighboring stretches, and double their length."""
+        neighbors = zip(self._stretches[::2], self._stretches[1::2], strict=False)
+        merged = [max(pair, key=lambda stretch: stretch.excess) for pair in neighbors]
+        if len(self._stretches) % 2:
+            merged.append(self._stretches[-1])
+        self._stretches = merged
+        self._stretch_length *= 2
 
 
 def _excess(error: Floats, limit: Floats) -> Floats:
-    """Error over limit; infinite where nothing is allowed, or where an error is not finite."""
+    """Return error over limit; inf if the limit is 0 or the error not finite."""
     with np.errstate(all="ignore"):
-        found = np.where(np.isfinite(error) & (limit > 0), error / limit, np.inf)
-    found[(error == 0) | np.isnan(error)] = 0.0
-    return found
+        excess = np.where(np.isfinite(error) & (limit > 0), error / limit, np.inf)
+    excess[(error == 0) | np.isnan(error)] = 0.0
+    return excess

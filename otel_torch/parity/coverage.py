@@ -1,0 +1,109 @@
+"""Keep track of what was compared, to warn about what was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from otel_torch.parity.align import Alignment
+from otel_torch.parity.finding import UncomparedTensor
+from otel_torch.parity.forwards import SKIPPED_PHASES
+from otel_torch.parity.loaded_recording import LoadedRecording
+from otel_torch.parity.modules import ModulePairs, ModulePath
+from otel_torch.parity.sides import Sides
+
+_SIDES = Sides("reference", "port")
+
+
+class Coverage:
+    """What was compared so far.
+
+    Attributes:
+        compared: Modules of which a tensor was compared.
+        uncalled: Calls without a counterpart, of modules that have one.
+        has_inputs: Whether inputs were compared.
+        outputs: Compared outputs; equal inputs alone are no match.
+        has_sketches: Whether both sides of some forward have sketches.
+        forwards: Compared forwards.
+    """
+
+    def __init__(self) -> None:
+        self.compared: Sides[set[ModulePath]] = Sides(set(), set())
+        self.uncalled: Sides[Counter[ModulePath]] = Sides(Counter(), Counter())
+        self.has_inputs = False
+        self.outputs = 0
+        self.has_sketches = False
+        self.forwards = 0
+
+    def add(self, alignment: Alignment) -> None:
+        """Add the pairs of a full analysis."""
+        for pair in alignment.pairs:
+            self.compared.reference.update(role.call.module_path for role in pair.reference)
+            self.compared.port.update(role.call.module_path for role in pair.port)
+            self.outputs += pair.is_output
+            self.has_inputs = self.has_inputs or not pair.is_output
+        self.add_uncalled(
+            alignment.uncalled.map(lambda calls: [call.module_path for call in calls])
+        )
+        programs = alignment.reference, alignment.port
+        self.has_sketches = self.has_sketches or all(
+            any(value.sketch is not None for value in program.values) for program in programs
+        )
+
+    def add_uncalled(self, modules: Sides[list[ModulePath]]) -> None:
+        """Count calls without a counterpart."""
+        for counts, uncalled in zip(self.uncalled, modules, strict=True):
+            counts.update(uncalled)
+
+    def uncalled_warnings(self) -> Iterator[str]:
+        """Yield a warning for each side that made calls without a counterpart."""
+        for side, calls in zip(_SIDES, self.uncalled, strict=True):
+            if calls:
+                (model, module), count = calls.most_common(1)[0]
+                more = f" and {len(calls) - 1} more modules" if len(calls) > 1 else ""
+                yield (
+                    "calls without a counterpart, of modules that have one: "
+                    f"{count} of {module or model} in the {side}{more}"
+                )
+
+    def unpaired_modules(
+        self, modules: ModulePairs, recordings: Sides[LoadedRecording]
+    ) -> dict[str, list[UncomparedTensor]]:
+        """Return the recorded modules of each side that nothing was compared with."""
+        paired = Sides(
+            {*modules.matched, *modules.wholes, *_flatten(modules.parts.values())},
+            {*modules.matched.values(), *modules.parts, *_flatten(modules.wholes.values())},
+        )
+        unpaired: dict[str, list[UncomparedTensor]] = {}
+        for side, recording, matched, compared in zip(
+            _SIDES, recordings, paired, self.compared, strict=True
+        ):
+            recorded = {
+                (kind.model, kind.module)
+                for kind in recording.kinds.kinds
+                if kind.phase not in SKIPPED_PHASES
+            } | recording.uncalled
+            unpaired[side] = [
+                UncomparedTensor(*module, "")
+                for module in recording.modules
+                if module in recorded and module not in matched and module not in compared
+            ]
+        return unpaired
+
+
+def unpaired_forward_warnings(unpaired: Sides[Counter[str]]) -> Iterator[str]:
+    """Yield a warning for each model that has forwards without a counterpart."""
+    for side, counts in zip(_SIDES, unpaired, strict=True):
+        for model, count in counts.items():
+            forwards, has, was = (
+                ("forward", "has", "was") if count == 1 else ("forwards", "have", "were")
+            )
+            yield (
+                f"{count} {forwards} of {model or 'a model'} in the {side} {has} no counterpart "
+                f"and {was} not compared"
+            )
+
+
+def _flatten(groups: Iterable[list[ModulePath]]) -> Iterator[ModulePath]:
+    for group in groups:
+        yield from group

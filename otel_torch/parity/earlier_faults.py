@@ -1,0 +1,170 @@
+"""The rules that find a fault before the first wrong pair, in tensors that only the port has.
+
+A pair of tensors exists only where both programs have the value. A fault may be earlier, in code
+whose tensors the reference does not record. There the port's other blocks show what is usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_torch.parity.align import TensorPair
+from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
+from otel_torch.parity.evidence import Evidence, is_informative, returns_input, wrong_role
+from otel_torch.parity.faults import Fault, Location, kind_of
+from otel_torch.parity.parameters import pattern
+
+# how close to 1 the ratio of two norms is if one value is a rotation of the other
+_KEEPS_NORM = 1e-5
+# from which distance to 1 the ratio of two norms is another one
+_CHANGES_NORM = 1e-3
+
+
+def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
+    """Return an earlier value that only the port has and that differs from other blocks, or None.
+
+    The same module of other blocks has a value that the reference has too, or keeps the norm of
+    what it receives; this one does not. The first wrong pair was computed from it.
+    """
+    fault = evidence.fault_of(first)
+    if fault.port is None or fault.port.role is None:
+        return None
+    until = fault.port.role.time
+    for role in evidence.alignment.port.roles:
+        if role.time > until or role is fault.port.role:
+            break
+        if role.value.birth is not role or not is_informative(role):
+            continue
+        if evidence.is_matched(role.value):
+            continue
+        siblings = [s for s in evidence.sibling_roles(role) if is_informative(s)]
+        is_unlike = _differs_from_siblings(evidence, role, siblings) or _breaks_sibling_pattern(
+            evidence, role, siblings
+        )
+        if is_unlike and not _is_followed_by_right_value(evidence, role.call.parent, until):
+            reference = wrong_role(first.reference, evidence.right.reference)
+            birth = Location.of(reference.value.birth)
+            kind = kind_of(first.relation)
+            return Fault(kind, birth, Location.of(role), first, first.relation)
+    return None
+
+
+def _differs_from_siblings(evidence: Evidence, role: Role, siblings: Sequence[Role]) -> bool:
+    """Return whether the reference has a sibling's value more closely than this one."""
+    level = evidence.match_level(role.value)
+    return any(evidence.match_level(sibling.value) > level for sibling in siblings)
+
+
+def _breaks_sibling_pattern(evidence: Evidence, role: Role, siblings: Sequence[Role]) -> bool:
+    """Return whether a value changes its norm, though all siblings keep theirs.
+
+    Siblings keep the norm in a rotation, and the very value in an identity.
+    """
+    if role.side == "output" and role.call in evidence.alignment.partner:
+        return False
+    if role.side == "output" and siblings and all(map(returns_input, siblings)):
+        return not returns_input(role)
+    if not siblings:
+        return False
+    ratios = _norm_ratios(role)
+    sibling_ratios = [_norm_ratios(sibling) for sibling in siblings]
+    slack = max(_CHANGES_NORM, 4 * evidence.comparer.coarse.get(role.value, 0.0))
+    return any(
+        abs(ratio - 1) > slack
+        and all(abs(ratios_.get(source, 0.0) - 1) < _KEEPS_NORM for ratios_ in sibling_ratios)
+        for source, ratio in ratios.items()
+    )
+
+
+def _norm_ratios(role: Role) -> dict[tuple[str, str], float]:
+    """Return the norm of a value over that of each value of its size that it may be made from.
+
+    An output may be made from the call's inputs, an input from what was computed before it in the
+    enclosing call. The sources are named by module and tensor, in any block.
+    """
+    norm = role.row.get("l2")
+    if not isinstance(norm, int | float):
+        return {}
+    ratios = {}
+    for source in _possible_sources(role):
+        source_norm = source.row.get("l2")
+        if source.value.numel != role.value.numel:
+            continue
+        if isinstance(source_norm, int | float) and source_norm:
+            name = pattern(source.call.module), source.tensor
+            ratios[name] = float(norm) / float(source_norm)
+    return ratios
+
+
+def _possible_sources(role: Role) -> list[Role]:
+    if role.side == "output":
+        return role.call.inputs
+    parent = role.call.parent
+    if parent is None:
+        return []
+    return [
+        output
+        for call in parent.children
+        if call.exited < role.call.entered
+        for output in call.outputs
+    ]
+
+
+def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall | None, until: int) -> bool:
+    """Return whether a right value was made after a call and before the first wrong pair."""
+    if call is None or call.parent is None:
+        return False
+    return any(
+        call.exited < role.value.birth.time < until
+        for pair in evidence.alignment.pairs
+        if pair.relation.state == "equal"
+        for role in pair.port
+        if is_informative(role)
+    )
+
+
+def find_reordered(evidence: Evidence, first: TensorPair) -> Fault | None:
+    """Return an earlier value with the right numbers in another order, or None.
+
+    It can be seen only where both programs have the value.
+    """
+    values = evidence.alignment.port.values
+    until = first.port[0].value.birth.time
+    candidates = [
+        value
+        for value in values
+        if is_informative(value.birth)
+        and value not in evidence.right.port
+        and value.birth.time <= until
+    ]
+    for value in sorted(candidates, key=lambda value: value.birth.time):
+        reference = _reordered_reference(evidence, value, first)
+        if reference is not None:
+            relation = evidence.comparer.relation(reference, value)
+            roles = reference.birth, value.birth
+            pair = TensorPair([roles[0]], [roles[1]], "alike", relation)
+            return Fault("layout", Location.of(roles[0]), Location.of(roles[1]), pair, relation)
+    return None
+
+
+def _reordered_reference(
+    evidence: Evidence, value: TensorValue, first: TensorPair
+) -> TensorValue | None:
+    """Return the reference's value with the same numbers in another order, or None."""
+    for reference in evidence.alignment.reference.values:
+        birth = reference.birth
+        if reference.numel != value.numel or birth.time > first.time or reference.is_constant:
+            continue
+        are_outputs = value.birth.side == birth.side == "output"
+        if are_outputs and not _correspond(evidence, birth.call, value.birth.call):
+            continue
+        if evidence.comparer.relation(reference, value).state == "order":
+            return reference
+    return None
+
+
+def _correspond(evidence: Evidence, reference: ModuleCall, port: ModuleCall) -> bool:
+    """Return whether two calls are paired, or their modules have the same short name."""
+    if evidence.alignment.partner.get(reference) is port:
+        return True
+    return reference.module.rpartition(".")[2] == port.module.rpartition(".")[2]

@@ -1,0 +1,167 @@
+"""What the judge's rules look up about one aligned forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
+from otel_torch.parity.faults import Fault, Location, kind_of
+from otel_torch.parity.parameters import ParameterPair, pattern
+from otel_torch.parity.sides import Sides
+
+# how closely a value of the port matches the reference's values: not at all, in the order of
+# another layout, exactly
+_UNMATCHED, _REORDERED, _MATCHED = 0, 1, 2
+_MATCH_LEVELS = {"equal": _MATCHED, "layout": _REORDERED}
+
+
+class Evidence:
+    """An alignment, indexed by call, value and tensor name.
+
+    Attributes:
+        right: The values of each side that are in a right pair.
+    """
+
+    def __init__(self, alignment: Alignment) -> None:
+        self.alignment = alignment
+        self.comparer = alignment.comparer
+        self.right: Sides[set[TensorValue]] = Sides(set(), set())
+        self._pairs_by_call: dict[ModuleCall, list[TensorPair]] = {}
+        self._values_by_size: dict[int, list[TensorValue]] = {}
+        self._roles_by_name: dict[tuple[str, str, str], list[Role]] = {}
+        self._match_levels: dict[TensorValue, int] = {}
+        for role in alignment.port.roles:
+            self._roles_by_name.setdefault(_name_in_any_block(role), []).append(role)
+        for value in alignment.reference.values:
+            self._values_by_size.setdefault(value.numel, []).append(value)
+        for pair in alignment.pairs:
+            for role in (*pair.reference, *pair.port):
+                self._pairs_by_call.setdefault(role.call, []).append(pair)
+            if pair.is_right:
+                self.right.reference.update(role.value for role in pair.reference)
+                self.right.port.update(role.value for role in pair.port)
+
+    # -- tensors of a call
+
+    def input_pairs(self, call: ModuleCall) -> list[TensorPair]:
+        """Return the pairs of inputs that a call takes part in."""
+        return [pair for pair in self._pairs_by_call.get(call, ()) if not pair.is_output]
+
+    def output_pairs(self, call: ModuleCall) -> list[TensorPair]:
+        """Return the pairs of outputs that a call takes part in."""
+        return [pair for pair in self._pairs_by_call.get(call, ()) if pair.is_output]
+
+    def is_wrong_from_right_inputs(self, pair: TensorPair) -> bool:
+        """Return whether a leaf module makes this wrong output from right inputs."""
+        call = pair.port[0].call
+        if not pair.is_output or call.children or pair.basis not in ("owner", "alike"):
+            return False
+        inputs = self.input_pairs(call)
+        return bool(inputs) and all(input_pair.is_right for input_pair in inputs)
+
+    # -- the same module in other blocks
+
+    def sibling_calls(self, call: ModuleCall) -> list[ModuleCall]:
+        """Return the port's calls of the same module in other blocks, and its own other calls."""
+        name = pattern(call.module)
+        return [
+            sibling
+            for sibling in self.alignment.port.calls
+            if sibling is not call and sibling.cls == call.cls and pattern(sibling.module) == name
+        ]
+
+    def sibling_roles(self, role: Role) -> list[Role]:
+        """Return the same tensor of the port's same module in other blocks, and its other calls."""
+        roles = self._roles_by_name.get(_name_in_any_block(role), ())
+        return [sibling for sibling in roles if sibling is not role]
+
+    # -- values
+
+    def is_matched(self, value: TensorValue) -> bool:
+        """Return whether the reference has this value of the port, too."""
+        return self.match_level(value) == _MATCHED
+
+    def match_level(self, value: TensorValue) -> int:
+        """Return how closely the reference has a value of the port; more is closer."""
+        level = self._match_levels.get(value)
+        if level is None:
+            level = _MATCHED if value in self.right.port else _UNMATCHED
+            for candidate in self._values_by_size.get(value.numel, ()):
+                if level == _MATCHED:
+                    break
+                state = self.comparer.relation(candidate, value).state
+                level = max(level, _MATCH_LEVELS.get(state, _UNMATCHED))
+            self._match_levels[value] = level
+        return level
+
+    # -- faults
+
+    def unequal_weights(self, reference: ModuleCall, port: ModuleCall) -> list[ParameterPair]:
+        """Return the parameters of two paired modules that are not known to be equal."""
+        modules = reference.module_path, port.module_path
+        weights = self.alignment.modules.weights.get(modules, ())
+        return [weight for weight in weights if not weight.equal]
+
+    def fault_of(self, pair: TensorPair) -> Fault:
+        """Return the fault that a wrong pair shows, at the birth of its values."""
+        reference = wrong_role(pair.reference, self.right.reference)
+        port = wrong_role(pair.port, self.right.port)
+        if self.is_wrong_from_right_inputs(pair):
+            # even if the module returns its input, it is the module that is wrong
+            locations = Location.of(reference), Location.of(port)
+        else:
+            locations = Location.of(reference.value.birth), self._origin(port)
+        weights = self.unequal_weights(reference.call, port.call) if pair.is_output else []
+        kind = "weights" if weights else kind_of(pair.relation)
+        return Fault(kind, *locations, pair, pair.relation, weights)
+
+    def _origin(self, port: Role) -> Location:
+        """Return where the port's value comes from.
+
+        If it was right where it was made, the fault is the module that returned its input
+        unchanged, or the code that used the wrong value.
+        """
+        value = port.value
+        passed_on = [
+            role
+            for role in sorted(value.roles, key=lambda role: -role.time)
+            if role.side == "output"
+            and role.time <= port.time
+            and role is not value.birth
+            and role.call is not port.call
+            and returns_input(role)
+        ]
+        for role in passed_on:
+            if self._is_skipped(role.call):
+                return Location.of(role)
+        if value not in self.right.port:
+            return Location.of(value.birth)
+        return Location.of(next(iter(passed_on), port))
+
+    def _is_skipped(self, call: ModuleCall) -> bool:
+        """Return whether a leaf returns its input, though its siblings compute something."""
+        if call.children:
+            return False
+        siblings = [s for s in self.sibling_calls(call) if s.outputs and s.inputs]
+        return any(not any(map(returns_input, sibling.outputs)) for sibling in siblings)
+
+
+def is_informative(role: Role) -> bool:
+    """Return whether a tensor was computed, so that equality is no chance."""
+    value = role.value
+    return not value.is_constant and not value.is_integer and value.numel > 1
+
+
+def returns_input(role: Role) -> bool:
+    """Return whether an output is one of the call's inputs."""
+    return any(given.value is role.value for given in role.call.inputs)
+
+
+def wrong_role(roles: Sequence[Role], right: set[TensorValue]) -> Role:
+    """Return the first of several roles whose value is in no right pair, else the first."""
+    return next((role for role in roles if role.value not in right), roles[0])
+
+
+def _name_in_any_block(role: Role) -> tuple[str, str, str]:
+    return pattern(role.call.module), role.side, role.tensor

@@ -1,0 +1,110 @@
+"""What is read of a recording before its forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from otel_torch.parity.call_graph import Parameter, read_module_table
+from otel_torch.parity.forwards import ForwardRows, read_parameters
+from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.noise import dtypes_by_module
+from otel_torch.recording.metadata import (
+    RECORDING_SCHEMA,
+    describe_early_end,
+    read_metadata,
+)
+from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.row_batches import RowKinds
+
+Warn = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class LoadedRecording:
+    """One side of a comparison.
+
+    Attributes:
+        uncalled: Modules that the table of modules has, but that are never called.
+        dtypes: Of the parameters of each module.
+        kinds: The kinds of rows read so far.
+        repeated: Tensors repeat within a step, and no calls were recorded.
+    """
+
+    path: Path
+    meta: dict[str, Any]
+    parameters: list[Parameter]
+    modules: list[ModulePath]
+    uncalled: set[ModulePath]
+    dtypes: dict[ModulePath, set[str]]
+    kinds: RowKinds = field(default_factory=RowKinds)
+    repeated: bool = False
+
+    @property
+    def module_table(self) -> set[ModulePath]:
+        """The modules in the metadata, if any."""
+        return module_paths(self.meta)
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models, in the order of their modules."""
+        return list(dict.fromkeys(model for model, _ in self.modules))
+
+    @property
+    def forward_counts(self) -> dict[str, Any]:
+        """How often each model was called, from the metadata."""
+        models = self.meta.get("models")
+        facts = models.items() if isinstance(models, dict) else ()
+        return {
+            model: fact["forwards"]
+            for model, fact in facts
+            if isinstance(fact, dict) and "forwards" in fact
+        }
+
+    def complete_modules(self, first: ForwardRows | None) -> None:
+        """Add the modules of the first forward, for recordings without a table of modules."""
+        if first is None:
+            return
+        known = set(self.modules)
+        for kind in self.kinds.kinds:
+            module = kind.model, kind.module
+            if module not in known:
+                known.add(module)
+                self.modules.append(module)
+
+
+def module_paths(meta: dict[str, Any]) -> set[ModulePath]:
+    """Return the modules in a recording's metadata."""
+    return {(entry.model, entry.module) for entry in read_module_table(meta)}
+
+
+def load_recording_start(path: Path, warn: Warn) -> LoadedRecording:
+    """Read the metadata and the parameters of a recording.
+
+    Raises:
+        RecordingError: The file is not a recording of this schema.
+    """
+    meta = read_metadata(path, warn)
+    schema = meta.get("schema", RECORDING_SCHEMA)
+    if schema != RECORDING_SCHEMA:
+        raise RecordingError(
+            f"{path}: its schema is {schema!r}; this version reads {RECORDING_SCHEMA}, so compare "
+            "with the version that recorded it"
+        )
+    for warning in describe_early_end(path, meta):
+        warn(warning)
+    try:
+        parameters = read_parameters(path, meta)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from None
+    table = read_module_table(meta)
+    modules = dict.fromkeys((entry.model, entry.module) for entry in table)
+    for parameter in parameters:
+        modules.setdefault(parameter.module_path)
+    uncalled = {(entry.model, entry.module) for entry in table if not entry.called}
+    # a tensor with two names goes by that of the module that runs
+    parameters.sort(key=lambda parameter: parameter.module_path in uncalled)
+    dtypes = dtypes_by_module(parameters)
+    return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes)

@@ -1,0 +1,90 @@
+"""The rule for modules that one side calls and the other side never does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from otel_torch.parity.call_graph import Program, enclosing_names
+from otel_torch.parity.evidence import Evidence, is_informative
+from otel_torch.parity.faults import Fault, Location, MissingModule
+from otel_torch.parity.modules import ModulePath
+
+
+def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault | None:
+    """Return the fault of the first missing module, the outermost if several are nested, or None."""
+    faults: list[tuple[int, int, Fault]] = []
+    for module in missing:
+        if not _is_missing_with_owners(evidence, module, missing):
+            continue
+        program = _calling_program(evidence, module)
+        call = next((call for call in program.calls if call.module_path == module.called), None)
+        if call is None:
+            continue
+        fault = _skipping_container(evidence, module) or module.fault(call)
+        faults.append((call.entered, len(module.called[1]), fault))
+    return min(faults, key=lambda item: item[:2])[2] if faults else None
+
+
+def _calling_program(evidence: Evidence, module: MissingModule) -> Program:
+    alignment = evidence.alignment
+    return alignment.reference if module.port_is_idle else alignment.port
+
+
+def _is_missing_with_owners(
+    evidence: Evidence, module: MissingModule, missing: Sequence[MissingModule]
+) -> bool:
+    """Return whether no module with parameters inside a missing one is called either.
+
+    A container alone may be bypassed: a Sequential whose children are called one by one.
+    """
+    idle = {m.reference for m in missing if m.port_is_idle == module.port_is_idle}
+    modules = evidence.alignment.modules
+    owners = [
+        path
+        for path in modules.matched
+        if path not in modules.containers and is_inside_or_same(path, module.reference)
+    ]
+    return bool(owners) and all(owner in idle for owner in owners)
+
+
+def is_inside_or_same(path: ModulePath, container: ModulePath) -> bool:
+    """Return whether a module is a container or inside it.
+
+    >>> is_inside_or_same(("DiT", "blocks.0.attn"), ("DiT", "blocks.0"))
+    True
+    """
+    if path[0] != container[0]:
+        return False
+    name = container[1]
+    return not name or path[1] == name or path[1].startswith(f"{name}.")
+
+
+def _skipping_container(evidence: Evidence, module: MissingModule) -> Fault | None:
+    """Return the fault of the container of a missing module that is called but calls no child.
+
+    The container then computes something else, and it is at fault, not the missing module.
+    """
+    alignment = evidence.alignment
+    program = alignment.port if module.port_is_idle else alignment.reference
+    model = module.idle[0]
+    for name in enclosing_names(module.idle[1]):
+        call = next((call for call in program.calls if call.module_path == (model, name)), None)
+        if call is None:
+            continue
+        outputs = [role for role in call.outputs if is_informative(role)]
+        if call.children or not name or not outputs:
+            return None
+        location = Location.of(outputs[0])
+        partner = alignment.partner.get(call)
+        if partner is not None and partner.outputs:
+            partner_location = Location.of(partner.outputs[0])
+        else:
+            match = alignment.modules.matched.get((model, name), (model, name))
+            partner_location = Location.of_module(match)
+        pair = next(iter(evidence.output_pairs(call)), None)
+        relation = None if pair is None else pair.relation
+        sides = (
+            (partner_location, location) if module.port_is_idle else (location, partner_location)
+        )
+        return Fault("value", *sides, pair, relation)
+    return None

@@ -1,0 +1,161 @@
+"""Match the parameters, modules and models of two recordings, before their forwards are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.correspondence import Correspondence
+from otel_torch.parity.loaded_recording import LoadedRecording, Warn
+from otel_torch.parity.map_file import Map
+from otel_torch.parity.modules import ModulePairs, pair_modules, pair_within_containers
+from otel_torch.parity.naming import names_by_loader, plain_name
+from otel_torch.parity.parameters import ParameterPair, pair_parameters
+from otel_torch.parity.resolve_map import resolve_map
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tolerance import Tolerance
+
+# two models that share a smaller part of their parameters, by elements, are unrelated
+_UNRELATED = 0.1
+
+
+class ProgramMatch:
+    """What of the reference corresponds to what of the port.
+
+    Parameters are matched first: they decide the modules, and these the models. The user's map
+    overrides each.
+
+    Attributes:
+        given: The user's map for these two recordings, or None.
+        models: The reference's -> the port's.
+    """
+
+    def __init__(
+        self,
+        recordings: Sides[LoadedRecording],
+        map: Map | None,
+        tolerance: Tolerance,
+        warn: Warn,
+    ) -> None:
+        self._recordings = recordings
+        self._tolerance = tolerance
+        self.given: Correspondence | None = None if map is None else resolve_map(map, *recordings)
+        self.parameters: list[ParameterPair] = []
+        self.modules = ModulePairs()
+        self.models: dict[str, str] = {}
+        if self.given is not None:
+            for warning in self.given.warnings:
+                warn(warning)
+        self._match_parameters_and_modules()
+        if self.given is not None:
+            self.modules = self.given.apply(self.modules)
+        self._match_models()
+        if self.given is not None:  # the map overrides equal names, too
+            self.modules = self.given.apply(self.modules)
+
+    def _match_parameters_and_modules(self) -> None:
+        reference, port = self._recordings
+        pairable = self._pairable_parameters()
+        self.parameters = self._pair_parameters(pairable)
+        self.modules = pair_modules(self.parameters, reference.modules, port.modules)
+        further = pair_within_containers(self.modules, self.parameters, *pairable)
+        if further:
+            self.parameters += further
+            self.modules = pair_modules(self.parameters, reference.modules, port.modules)
+
+    def _pairable_parameters(self) -> Sides[list[Parameter]]:
+        """Return the parameters without those that the map keeps unpaired."""
+        reference, port = self._recordings.map(lambda recording: recording.parameters)
+        given = self.given
+        if given is None:
+            return Sides(reference, port)
+        return Sides(
+            [one for one in reference if not given.forbids(0, one.module_path)],
+            [one for one in port if not given.forbids(1, one.module_path)],
+        )
+
+    def _pair_parameters(self, pairable: Sides[list[Parameter]]) -> list[ParameterPair]:
+        loader_names = names_by_loader(self._recordings.port.meta)
+        given = self.given
+        if given is None:
+            return pair_parameters(*pairable, self._tolerance, loader_names)
+
+        def is_reordered(parameter: Parameter) -> bool:
+            return given.reorders(parameter.module_path, f"param.{parameter.name}")
+
+        return pair_parameters(
+            *pairable, self._tolerance, loader_names, given.parameters, is_reordered
+        )
+
+    def _match_models(self) -> None:
+        """Match models by the votes of their modules, then by name; a single rest matches."""
+        models = self.models
+        if self.given is not None:
+            models.update(self.given.models)
+        votes = Counter((module[0], match[0]) for module, match in self.modules.matched.items())
+        for whole, parts in self.modules.parts.items():
+            votes.update((part[0], whole[0]) for part in parts)
+        for (model, match), _ in votes.most_common():
+            if model not in models and match not in models.values():
+                models[model] = match
+        names = self._recordings.map(lambda recording: recording.model_names)
+        for model in names.reference:
+            if model not in models and model in names.port and model not in models.values():
+                models[model] = model
+        unmatched = [name for name in names.reference if name not in models]
+        unmatched_ports = [name for name in names.port if name not in models.values()]
+        if len(unmatched) == len(unmatched_ports) == 1 and not models:
+            models[unmatched[0]] = unmatched_ports[0]
+        for model, match in models.items():
+            self.modules.matched.setdefault((model, ""), (match, ""))
+        self._match_equal_names()
+
+    def _match_equal_names(self) -> None:
+        """Match modules of one name in matched models, if nothing better is known of either."""
+        matched = self.modules.matched
+        taken = set(matched.values()) | set(self.modules.parts)
+        reference, port = self._recordings
+        ports = {
+            (model, plain_name(module)): (model, module) for model, module in reversed(port.modules)
+        }
+        owners = {parameter.module_path for parameter in reference.parameters}
+        port_owners = {parameter.module_path for parameter in port.parameters}
+        for module in reference.modules:
+            match = ports.get((self.models.get(module[0], ""), plain_name(module[1])))
+            if match is None or match in taken:
+                continue
+            if module in matched or module in self.modules.wholes:
+                continue
+            is_owner = module in owners
+            if is_owner == (match in port_owners) and (is_owner or not owners):
+                matched[module] = match
+                taken.add(match)
+
+    def is_unrelated(self) -> bool:
+        """Return whether the two models share hardly any parameter, by numbers or by name.
+
+        To call that a divergence would not help.
+        """
+        shared = {
+            id(parameter)
+            for pair in self.parameters
+            if _is_shared(pair)
+            for parameter in (*pair.reference, *pair.port)
+        }
+        return max(self._recordings.map(lambda recording: _share(recording, shared))) < _UNRELATED
+
+
+def _is_shared(pair: ParameterPair) -> bool:
+    if pair.equal or pair.how == "map":
+        return True
+    names = {parameter.full_name for parameter in pair.reference}
+    return any(parameter.full_name in names for parameter in pair.port)
+
+
+def _share(recording: LoadedRecording, shared: set[int]) -> float:
+    """Return the share of a recording's weights, by elements, that is shared."""
+    weights = [p for p in recording.parameters if not p.is_buffer and p.numel > 0]
+    total = sum(weight.numel for weight in weights)
+    if not total:
+        return 1.0
+    return sum(weight.numel for weight in weights if id(weight) in shared) / total
