@@ -360,7 +360,7 @@ def test_steps_that_are_numbered_otherwise_are_compared_in_turn_and_said(real, w
     }
     assert report.warnings == [
         "the first forward of Model that can be compared is of step 0 in the reference and of step 1 in the port: forwards are "
-        "paired by their inputs and in turn"
+        "paired by their inputs and in order"
     ]
 
 
@@ -448,7 +448,7 @@ def test_two_forwards_in_a_step_without_calls_are_paired_in_order_and_said(tmp_p
     report = compare(ref, port)
     assert report.verdict == "match"
     assert [warning for warning in report.warnings if "port.jsonl" in warning] == [
-        f"{port}: rows of one place come again within a step and name no call: paired in order of occurrence"
+        f"{port}: tensors repeat within a step and name no call: paired in order of occurrence"
     ]
 
 
@@ -500,7 +500,8 @@ def test_a_schema_that_is_not_known_is_one_line(real, write):
         write("port", port[0], port[1], schema="otel_torch.recording/7"),
     )
     with pytest.raises(
-        RecordingError, match=r"port\.jsonl: is of 'otel_torch\.recording/7'; this version reads"
+        RecordingError,
+        match=r"port\.jsonl: its schema is 'otel_torch\.recording/7'; this version reads",
     ):
         compare(*paths)
 
@@ -522,7 +523,7 @@ def test_noise_that_lacks_forwards_is_said(real, write, analysed):
     )
     assert report.verdict == "match"
     assert report.warnings == [
-        "5 forwards have no counterpart in the noise; constants of the dtypes decided there"
+        "5 forwards have no counterpart in the noise; the constants of the dtypes decided there"
     ]
 
 
