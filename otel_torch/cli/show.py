@@ -1,6 +1,4 @@
-"""The arguments of `otel-torch show`, and which of its three answers is given: a table, a page, a
-trace.
-"""
+"""`otel-torch show`: its arguments, and the choice between a table, a page and a trace."""
 
 from __future__ import annotations
 
@@ -18,26 +16,24 @@ from otel_torch.show.selection import Selection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `otel-torch show`."""
+    """Add the arguments of `otel-torch show`."""
     parser.add_argument(
         "recording",
         metavar="RECORDING",
-        help="a recording (.jsonl), also one of FastVideo's own trace",
+        help="a recording (.jsonl), or a trace of FastVideo",
     )
-    parser.add_argument(
-        "--module", metavar="REGEX", help="only modules in whose name this is found"
-    )
+    parser.add_argument("--module", metavar="REGEX", help="only modules whose name matches")
     parser.add_argument(
         "--step",
         metavar="LIST",
-        help="only these steps (0,2,10-20,*/10), each record on a line of its own",
+        help="only these steps (0,2,10-20,*/10), with one line for each record",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    pictures = parser.add_argument_group("pictures, in place of the table")
+    pictures = parser.add_argument_group("pictures instead of the table")
     pictures.add_argument(
-        "--html", metavar="FILE", help="write one page with all of it that opens without a network"
+        "--html", metavar="FILE", help="write one HTML page that opens without a network"
     )
     pictures.add_argument(
         "--chrome-trace",
@@ -45,19 +41,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the run's spans as a trace for Perfetto or chrome://tracing",
     )
     pictures.add_argument(
-        "--traces", metavar="PATH", action="append", default=[],
-        help="the run's spans: a traces.jsonl of OTEL_TORCH_OTLP_FILE, or a folder of such; again for another rank's. "
-        "Found by themselves where they lie beside the recording, or where the run wrote them",
-    )  # fmt: skip
+        "--traces",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="the run's spans: a traces.jsonl of OTEL_TORCH_OTLP_FILE, or a folder of them; "
+        "repeat for further ranks. Default: search next to the recording, and where the run "
+        "wrote them",
+    )
     pictures.add_argument(
-        "--counters", metavar="STATISTIC", action="append", default=[],
-        help="with --chrome-trace: this statistic of each tensor as a counter, step by step; again for another",
-    )  # fmt: skip
+        "--counters",
+        metavar="STATISTIC",
+        action="append",
+        default=[],
+        help="with --chrome-trace: draw this statistic of each tensor as a counter; repeat for "
+        "further statistics",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or write what was asked for in its place. Returns 0, or 2 after one line on
-    stderr for bad input.
+    """Print the table, or write the files that were requested instead.
+
+    Returns:
+        0, or 2 for bad input, which is reported in one line on stderr.
     """
     try:
         modules = re.compile(arguments.module) if arguments.module else None
@@ -65,21 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"--module {arguments.module!r} is not a regular expression: {error}")
         return 2
     try:
-        steps = (
-            NumberSet.parse(arguments.step, report=lambda message: say(f"--step: {message}"))
-            if arguments.step
-            else None
-        )
+        steps = _parse_steps(arguments.step) if arguments.step else None
     except BadValue as error:
         say(f"--step {arguments.step!r}: {error}")
         return 2
     if arguments.counters and not arguments.chrome_trace:
-        say("--counters stand in a trace: give --chrome-trace FILE too")
+        say("--counters needs a trace to draw in: give --chrome-trace FILE too")
         return 2
     if arguments.json and (arguments.html or arguments.chrome_trace):
-        say(
-            "--json is what is printed in place of the table; --html and --chrome-trace write files: ask for one of them"
-        )
+        say("--json prints, --html and --chrome-trace write files: ask for one of them")
         return 2
     try:
         with Progress() as progress:
@@ -89,27 +89,32 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
+def _parse_steps(text: str) -> NumberSet:
+    return NumberSet.parse(text, report=lambda message: say(f"--step: {message}"))
+
+
 def _show(arguments: argparse.Namespace, selection: Selection, progress: Progress) -> int:
-    """Give the answer that was asked for. Each is a module of its own, loaded only when it is the
-    one.
-    """
+    """Print or write what was requested; each renderer is imported only when it is used."""
     if not (arguments.html or arguments.chrome_trace):
         from otel_torch.show.overview import print_overview
 
         return print_overview(selection, arguments.json, progress)
     targets = [Path(name).expanduser() for name in (arguments.html, arguments.chrome_trace) if name]
     for target in targets:
-        check_writable(target)  # now, and not after a long reading
+        check_writable(target)  # before the long read
     traces = [Path(name).expanduser() for name in arguments.traces]
-    said = []
+    messages = []
     if arguments.html:
         from otel_torch.show.page import write_page
 
-        said.append(write_page(selection, targets[0], traces, progress))
+        messages.append(write_page(selection, targets[0], traces, progress))
     if arguments.chrome_trace:
         from otel_torch.show.chrome_trace import write_chrome_trace
 
-        again = Selection(selection.path, selection.modules, selection.steps)
-        said.append(write_chrome_trace(again, targets[-1], traces, arguments.counters, progress))
-    sys.stdout.write("\n".join(said) + "\n")
+        # A selection counts what it reads, so the trace needs its own.
+        selection = Selection(selection.path, selection.modules, selection.steps)
+        messages.append(
+            write_chrome_trace(selection, targets[-1], traces, arguments.counters, progress)
+        )
+    sys.stdout.write("\n".join(messages) + "\n")
     return 0

@@ -132,11 +132,11 @@ class _Overview:
             "schema": SCHEMA,
             "recording": self.selection.path,
             "records": self.selection.records,
-            "meta": _spell(self.meta),
+            "meta": _json_safe(self.meta),
             "warnings": self.warnings,
             "first_nonfinite": self.first_bad,
             "rows": [
-                {**_spell(line.row), "records": line.records, "finite": line.first_bad is None}
+                {**_json_safe(line.row), "records": line.records, "finite": line.first_bad is None}
                 for line in self.sorted_lines()
             ],
         }
@@ -274,10 +274,10 @@ def _is_nonfinite(row: Row) -> bool:
     return any(isinstance(value, float) and not math.isfinite(value) for value in row.values())
 
 
-def _spell(value: Any) -> Any:
+def _json_safe(value: Any) -> Any:
     """Return the value with NaN and Inf as strings, also inside lists and dicts."""
     if isinstance(value, dict):
-        return {name: _spell(item) for name, item in value.items()}
+        return {name: _json_safe(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_spell(item) for item in value]
+        return [_json_safe(item) for item in value]
     return json_safe(value)
