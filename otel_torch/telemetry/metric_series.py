@@ -48,7 +48,7 @@ _LENGTH_WITH_STEP = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class MetricSeries:
     """The metric series of one tensor of one module. Those beyond the limit are not allowed."""
 
     attributes: dict[str, Any]
@@ -78,7 +78,7 @@ class SeriesTable:
         self.used = 0
         self._mode, self._limit = mode, limit
         self._is_full_for_steps = False
-        self._series: dict[SeriesKey, Series] = {}
+        self._series: dict[SeriesKey, MetricSeries] = {}
 
     def should_label_step(self, batch: Batch) -> bool:
         """Return whether the step is an attribute of this batch's metrics."""
@@ -124,7 +124,7 @@ class SeriesTable:
         """Return the attributes of all series that are allowed."""
         return {key: entry.attributes for key, entry in self._series.items() if entry.is_allowed}
 
-    def _add(self, key: SeriesKey, record: Record) -> Series:
+    def _add(self, key: SeriesKey, record: Record) -> MetricSeries:
         needed = _count_series(record)
         is_allowed = self.used + needed <= self._limit
         has_step = len(key) == _LENGTH_WITH_STEP
@@ -141,7 +141,7 @@ class SeriesTable:
                 "OTEL_TORCH_METRIC_SERIES, or select less with OTEL_TORCH_MODULES and "
                 "OTEL_TORCH_STATS"
             )
-        series = self._series[key] = Series(attributes, is_allowed)
+        series = self._series[key] = MetricSeries(attributes, is_allowed)
         return series
 
 
