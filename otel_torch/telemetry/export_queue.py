@@ -112,7 +112,7 @@ class _Phase(Enum):
 class _Health(Enum):
     UNTRIED = "untried"
     WORKING = "working"  # the last message was accepted
-    FAILING = "failing"  # the last message was not, an earlier one was
+    FAILING = "failing"  # the last message was not accepted, an earlier one was
     NEVER_WORKED = "never worked"  # no message was accepted so far
 
     def after(self, is_accepted: bool) -> _Health:

@@ -1,4 +1,4 @@
-"""The real Collector, Prometheus, Jaeger and Loki, built from source (`build`), started from the
-files of `collector-config/` (`stack`), fed by unmodified programs, and read back through their own
-APIs (`apis`). Run with `make e2e`.
+"""Tests with the real Collector, Prometheus, Jaeger and Loki: built from source (`build`), started
+from the files of `collector-config/` (`stack`), fed by unmodified programs, and read back
+through their APIs (`apis`). Run with `make e2e`.
 """

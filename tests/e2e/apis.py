@@ -1,6 +1,4 @@
-"""What the backends say through their own APIs, and what a Collector wrote into files, as plain
-Python.
-"""
+"""Reads the backends through their APIs, and the files that a Collector writes, as plain Python."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from tests.e2e.stack import Running
 
 
 def ask(url: str, **parameters: Any) -> Any:
-    """The JSON at an address.
+    """Return the JSON at an address.
 
     Raises:
-        urllib.error.HTTPError: any status but 200, such as the 500 that one non-finite double in an
-        event makes of Jaeger.
+        urllib.error.HTTPError: any status but 200, such as the 500 of Jaeger for one NaN in an
+        event.
     """
     query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
     with urllib.request.urlopen(url + query, timeout=60) as answer:
@@ -28,7 +26,7 @@ def ask(url: str, **parameters: Any) -> Any:
 
 
 def spans(jaeger: Running, service: str) -> list[dict[str, Any]]:
-    """All spans of a service as Jaeger shows them: name, trace_id, span_id, parent_id ("" of a
+    """Return all spans of a service from Jaeger: name, trace_id, span_id, parent_id ("" for a
     root), attributes, resource, and events as (name, attributes).
     """
     found = []
@@ -53,8 +51,8 @@ def spans(jaeger: Running, service: str) -> list[dict[str, Any]]:
 
 
 def series(prometheus: Running, query: str) -> list[tuple[dict[str, str], list[float]]]:
-    """(labels, values in order of time) of what an instant query finds; with a range, `name[1h]`,
-    every single sample; of a native histogram its sum.
+    """Return (labels, values in order of time) of an instant query; with a range, `name[1h]`, every
+    sample; of a native histogram, its sum.
     """
     found = ask(prometheus.url("PROMETHEUS_PORT", "/api/v1/query"), query=query)["data"]["result"]
     values = [_values(one) for one in found]
@@ -68,7 +66,7 @@ def _values(one: dict[str, Any]) -> list[float]:
 
 
 def log_events(loki: Running, query: str) -> list[tuple[str, dict[str, str]]]:
-    """(line, labels and structured metadata) of what a LogQL query finds in the last hours, oldest
+    """Return (line, labels and structured metadata) of a LogQL query over the last hours, oldest
     first.
     """
     answer = ask(
@@ -86,12 +84,12 @@ def log_events(loki: Running, query: str) -> list[tuple[str, dict[str, str]]]:
 
 
 def log_count(loki: Running, query: str) -> int:
-    """The one number that a LogQL query of numbers finds; 0 where it finds none."""
+    """Return the number that a LogQL query computes, 0 without a result."""
     found = ask(loki.url("LOKI_PORT", "/loki/api/v1/query"), query=query)["data"]["result"]
     return int(found[0]["value"][1]) if found else 0
 
 
-# the signal's file of collector-laptop.yaml -> the way down to single items
+# file of collector-laptop.yaml -> the keys down to single items
 _WAYS = {
     "traces": ("resourceSpans", "scopeSpans", "spans"),
     "logs": ("resourceLogs", "scopeLogs", "logRecords"),
@@ -100,12 +98,12 @@ _WAYS = {
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a file but for one that is being written; none where there is no file yet."""
+    """Return the complete lines of a file; nothing if it does not exist yet."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def items(folder: Path, signal: str) -> Iterator[dict[str, Any]]:
-    """The spans, log records or metrics in a Collector's files."""
+    """Return the spans, log records or metrics in a Collector's files."""
     for line in whole_lines(folder / f"{signal}.jsonl"):
         resources, scopes, last = _WAYS[signal]
         for resource in json.loads(line).get(resources, []):
@@ -114,9 +112,8 @@ def items(folder: Path, signal: str) -> Iterator[dict[str, Any]]:
 
 
 def arrived(folder: Path) -> Counter[str]:
-    """How many there are in a Collector's files, by the words that losses are counted in; of
-    metrics, the points of statistics: how many there are of others depends on how often they were
-    asked for.
+    """Return how many items are in a Collector's files, by the kinds of losses. Of metrics, only
+    points of statistics: the number of others depends on how often they were collected.
     """
     counts: Counter[str] = Counter()
     for span in items(folder, "traces"):

@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BACKENDS = Path(__file__).parent / "backends"
-# the parts of a module that decide what is built
+# the files of a module that determine the build
 _SOURCES = ("*.go", "go.mod", "go.sum", "builder.yaml")
 
 
 class Missing(Exception):
-    """A program is not there and cannot be made; the message is one line for a person."""
+    """A program is missing and cannot be built; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """name: its folder in `backends/`. version: of the module. package: what is built there.
-    minutes: of a cold build on two cores, as far as known. tags: of its build.
+    """A program that the tests start.
+
+    name: its folder in `backends/`. version: of the module. package: the one that is built.
+    minutes: of a cold build on two cores, if known. tags: of its build.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Program:
 
     @property
     def path(self) -> Path:
-        """Where the program lies once it is built."""
+        """Return the path of the program after its build."""
         digest = hashlib.sha256(self.tags.encode())
         for source in sorted(path for pattern in _SOURCES for path in self.folder.glob(pattern)):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -60,7 +62,7 @@ PROGRAMS = {
     program.name: program
     for program in (
         Program("collector", "v0.155.0", ".", 1),
-        # what it could discover (every cloud's machines) is two thirds of its code; here all is
+        # service discovery for all clouds is two thirds of its code; here all data is
         # pushed to it
         Program(
             "prometheus",
@@ -76,16 +78,16 @@ PROGRAMS = {
 
 
 def cache() -> Path:
-    """The folder of everything that is built."""
+    """Return the folder of all builds."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "otel_torch" / "backends"
 
 
 def find(name: str) -> Path:
-    """The program, if it has been built.
+    """Return the path of a built program.
 
     Raises:
-        Missing: it has not; the message says what to do.
+        Missing: it was not built; the message says what to do.
     """
     path = PROGRAMS[name].path
     if not path.exists():
@@ -94,11 +96,11 @@ def find(name: str) -> Path:
 
 
 def build(name: str) -> Path:
-    """The program, built now if it is missing. Several processes may ask at the same time: one
-    builds, the others wait.
+    """Return the path of a program; build it if it is missing. If several processes call this, one
+    builds and the others wait.
 
-    Raises:
-        Missing: no Go, or the build failed.
+        Raises:
+            Missing: Go is not installed, or the build failed.
     """
     program = PROGRAMS[name]
     path = program.path
@@ -128,7 +130,7 @@ def _run_go(go: str, program: Program, path: Path) -> None:
         module = Path(scratch) / "module"
         shutil.copytree(program.folder, module)
         made = Path(scratch) / program.name
-        # nothing for a debugger, which takes a tenth of the time
+        # without debug data, which takes a tenth of the time
         options = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-tags", program.tags]
         options += ["-gcflags=all=-dwarf=false", "-ldflags=-s -w"]
         command = [go, "build", *options, "-o", str(made), program.package]

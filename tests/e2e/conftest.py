@@ -1,5 +1,5 @@
-"""The whole stack, once a session; and what a missing program means: a failure where `make e2e`
-asked for it, else a skip of the tests that need it.
+"""Starts the whole stack once per session. A missing program fails the tests under `make e2e`, and
+skips those that need it otherwise.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.otlp_receiver import Receiver
 
 
 def start(name: str, folder: Path, **variables: str) -> Running:
-    """A program that is not started yet; skips, or fails where all programs are required, when it
-    has not been built.
+    """Return a program that is not started yet. If it was not built, skip, or fail where all
+    programs are required.
     """
     try:
         return Running(name, folder, **variables)
@@ -29,10 +29,10 @@ def start(name: str, folder: Path, **variables: str) -> Running:
 
 
 class Stack:
-    """What docker-compose.yml starts, but for Tempo, in whose place a receiver of ours stands, and
-    Grafana.
+    """The services of docker-compose.yml, with a receiver of the tests in place of Tempo, and
+    without Grafana.
 
-    A backend that has not been built is missed by the tests that ask for it, and by no other.
+    A backend that was not built affects only the tests that use it.
     """
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
@@ -48,9 +48,7 @@ class Stack:
         )
 
     def endpoints(self) -> dict[str, str]:
-        """Where a Collector sends to; a backend that is not there is an address where nobody
-        listens.
-        """
+        """Return where a Collector sends to; for a missing backend, an address without a listener."""
         nobody = f"127.0.0.1:{free_ports(1)[0]}"
         address = {name: backend.address for name, backend in self._backends.items()}
         return {
@@ -61,7 +59,7 @@ class Stack:
         }
 
     def environment(self, service: str) -> dict[str, str]:
-        """What a user sets."""
+        """Return the variables that a user sets."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.collector.url("COLLECTOR_GRPC_PORT"),
             "OTEL_SERVICE_NAME": service,
@@ -91,6 +89,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def laptop(tmp_path: Path) -> Iterator[Running]:
-    """A Collector that writes what arrives into files."""
+    """Yield a Collector that writes what arrives to files."""
     with start("collector", tmp_path / "collector", FILES="collector-laptop.yaml") as collector:
         yield collector

@@ -30,9 +30,11 @@ COMPOSE = SHIPPED / "docker-compose.yml"
 
 @dataclass(frozen=True)
 class Recipe:
-    """ports: the variables that get a free one. command: the arguments, from the variables and the
-    program's own folder. health: where it says that it is ready. environment: what else a test
-    sets, `{folder}` being the program's own.
+    """How to start one program.
+
+    ports: the variables that get a free port. command: returns the arguments, from the variables
+    and the program's folder. health: where it reports that it is ready. environment: further
+    variables, with `{folder}` for the program's folder.
     """
 
     ports: tuple[str, ...]
@@ -42,12 +44,12 @@ class Recipe:
 
 
 def collector_arguments(*files: str) -> list[str]:
-    """What a Collector is started with from shipped files."""
+    """Return the arguments of a Collector for shipped files."""
     return [part for file in files for part in ("--config", str(SHIPPED / file))]
 
 
 def prometheus_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
-    """The flags of docker-compose.yml, but for where Prometheus listens and keeps its files."""
+    """Return the flags of docker-compose.yml, with another address and folder."""
     own = {
         "--config.file": str(SHIPPED / "prometheus.yaml"),
         "--storage.tsdb.path": str(folder / "data"),
@@ -60,7 +62,7 @@ def prometheus_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def loki_arguments(environ: Mapping[str, str], folder: Path) -> list[str]:
-    """The flags of docker-compose.yml, but for where the file lies."""
+    """Return the flags of docker-compose.yml, with another path of the file."""
     shipped = yaml.safe_load(COMPOSE.read_text())["services"]["loki"]["command"]
     return [
         f"-config.file={SHIPPED / 'loki.yaml'}" if flag.startswith("-config.file=") else flag
@@ -143,17 +145,17 @@ class Running:
         self.stop()
 
     def url(self, port: str, path: str = "") -> str:
-        """Where it listens, by the name of the port's variable."""
+        """Return where it listens, by the name of the port's variable."""
         return f"http://127.0.0.1:{self.variables[port]}{path}"
 
     @property
     def address(self) -> str:
-        """Where it takes data: its first port."""
+        """Return where it receives data: its first port."""
         return f"127.0.0.1:{self.variables[self.recipe.ports[0]]}"
 
     @property
     def pid(self) -> int:
-        """Of the process, which has been started."""
+        """The id of the process, which must be started."""
         assert self._process is not None
         return self._process.pid
 
@@ -183,15 +185,15 @@ class Running:
             )
 
     def stop(self) -> None:
-        """End it as a service manager would: SIGTERM, and wait until what it holds is written."""
+        """End it as a service manager would: send SIGTERM, and wait until it has written its data."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without a chance to do anything."""
+        """End it at once."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """It takes connections, by the kernel, and answers nothing."""
+        """Suspend it: the kernel accepts connections, and nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -205,7 +207,7 @@ class Running:
         if self._process is None:
             return
         self._signal(number)
-        self._signal(signal.SIGCONT)  # a paused one would not hear it
+        self._signal(signal.SIGCONT)  # a paused process would not receive it
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
@@ -215,7 +217,7 @@ class Running:
 
 
 def free_ports(number: int) -> list[str]:
-    """So many different ports that nobody listens on."""
+    """Return different ports that are free."""
     sockets = [socket.socket() for _ in range(number)]
     try:
         for one in sockets:
@@ -227,7 +229,7 @@ def free_ports(number: int) -> list[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether there is a 2xx answer."""
+    """Return whether an address answers with a 2xx status."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return 200 <= answer.status < 300
@@ -236,7 +238,7 @@ def answers(url: str) -> bool:
 
 
 def eventually(condition: Callable[[], object], timeout: float = 60) -> None:
-    """Ask until the answer is true: what arrives at a server cannot be waited for in another way.
+    """Call until the result is true: there is no other way to wait for what arrives at a server.
 
     Raises:
         TimeoutError: it never was.

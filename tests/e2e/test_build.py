@@ -1,5 +1,5 @@
-"""Building: one line where there is no Go or no success, one build for several askers, another
-program for another module.
+"""The build of the backends: one line without Go or on failure, one build for several callers, a
+new program for a changed module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.e2e import build
 
 ROOT = Path(__file__).parents[2]
-# a Go that takes its time, writes what it was asked for, and counts how often it was asked
+# a slow Go that writes the requested program and counts its calls
 GO = """#!/bin/sh
 echo asked >> "$COUNT"
 while [ "$1" != -o ]; do shift; done

@@ -1,5 +1,5 @@
-"""Every query of every dashboard, every alert and every page of the docs, asked of the real
-Prometheus and Loki, returns data.
+"""Every query of the dashboards, the alerts and the docs returns data from the real Prometheus and
+Loki.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ RULES = [
     for rule in group["rules"]
 ]
 BACKENDS = Path(__file__).parents[2] / "docs" / "backends"
-# what a person has chosen when a dashboard is opened
+# the variables of a dashboard when it is opened
 CHOSEN = {"statistic": "abs_mean", "__range": "1h"} | MADE["ALL"]
 
-# a model without weights: after a while its numbers are fifty times as large, then not finite; and
-# more series than allowed
+# a model without weights: after some steps its values are fifty times as large, then NaN; and it
+# has more series than allowed
 TROUBLED = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Identity())
@@ -47,12 +47,12 @@ for step in range(12):
 """
 
 
-# what a reader replaces by what is theirs
+# what a reader replaces by their own names
 THEIRS = (("\\|", "|"), ('="my-model"', '=~"dashboards-.+"'), ('dl_rank="1"', 'dl_rank="0"'))
 
 
 def documented(page: str) -> list[str]:
-    """The queries of a page's table, about what was sent here."""
+    """Return the queries of a page's table, changed to match the data sent here."""
     found = re.findall(
         r"^\| [^|`]+ \| `(.+?)`(?: \||:)", (BACKENDS / f"{page}.md").read_text(), re.M
     )
@@ -67,8 +67,8 @@ def chosen(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A bounded loop with regions, a training with log events, and one in trouble that loses
-    records on purpose.
+    """Send a bounded loop with regions, a training with log events, and a run that loses records on
+    purpose.
     """
     for name, program, variables in (
         ("bounded", EXAMPLES / "quickstart.py", {}),
@@ -108,7 +108,7 @@ def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object])
     labels = [labels for labels, _ in apis.series(sent.prometheus, rule["expr"])]
     assert {one["job"] for one in labels} >= {"dashboards-troubled"}
     assert not any(one["job"] in ("dashboards-bounded", "dashboards-training") for one in labels)
-    # the rules of the shipped file are loaded, and Prometheus itself raises them
+    # Prometheus loads the rules of the shipped file and fires them itself
     eventually(
         lambda: apis.series(
             sent.prometheus, f'ALERTS{{alertname="{rule["alert"]}", job="dashboards-troubled"}}'

@@ -1,6 +1,6 @@
-"""A Collector that is well gets everything; of one that is stopped, slow, full, choosy or
-restarted, what is lost is counted: what arrived and what the recording's metadata calls lost are
-together what was made.
+"""A healthy Collector gets everything. If it is stopped, slow, full, selective or restarted, losses
+are counted: what arrived and what the recording's metadata lists as lost add up to what was
+made.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def endpoint(collector: Running, protocol: str = "grpc") -> dict[str, str]:
 
 
 class Program:
-    """The program above in a child process: it runs to a pause, to the next, to its end."""
+    """The program above in a child process, which runs from pause to pause to its end."""
 
     def __init__(self, tmp_path: Path, **variables: str) -> None:
         self.recording = tmp_path / "run.jsonl"
@@ -72,27 +72,27 @@ class Program:
             raise AssertionError(self._process.communicate(timeout=60)[1])
 
     def go_on(self) -> None:
-        """To the next pause."""
+        """Run to the next pause."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         self._wait()
 
     def end(self) -> Counter[tuple[str, str]]:
-        """Run it to its end; what it then counts as lost, {(what, reason): how many}."""
+        """Run to the end, and return what it counted as lost: {(kind, reason): count}."""
         _, said = self._process.communicate("\n", timeout=120)
         assert self._process.returncode == 0, said
         counted = Counter(
             {(one["what"], one["reason"]): one["count"] for one in metadata(self.recording)["lost"]}
         )
-        # the one line at the end says the same
+        # the line at the end reports the same
         assert lost(subprocess.CompletedProcess("", 0, "", said)) == dict(counted)
         return counted
 
     def made(self) -> Counter[str]:
-        """What would arrive if everything did: the run's span and five a step (itself, its forward,
-        three regions), an event of each kind a record, and of each record a point of each of six
-        gauges.
+        """Return what would arrive without losses: the run's span and five per step (step, forward,
+        three regions), one event of each kind per record, and per record one point of each of
+        six gauges.
         """
         rows = lines(self.recording)
         assert len(rows) == STEPS * MODULES
@@ -107,8 +107,8 @@ class Program:
 def assert_accounted(
     made: Counter[str], found: Counter[str], counted: Counter[tuple[str, str]]
 ) -> None:
-    """Made is arrived and lost. What was not confirmed may have arrived; and of metrics only gauges
-    are foreseen, while counters and histograms are among the lost as well.
+    """Check that arrived and lost add up to made. What was not confirmed may have arrived. Of
+    metrics only gauges are predicted, while counters and histograms are among the lost as well.
     """
     for what in ("span", "span_event", "log_event", "metric_point"):
         all_lost = sum(count for (kind, _), count in counted.items() if kind == what)
@@ -123,7 +123,7 @@ def files(collector: Running) -> Path:
     return Path(collector.variables["COLLECTOR_FILES"])
 
 
-# -- well
+# -- healthy
 # --------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +145,7 @@ def test_a_burst_of_a_hundred_thousand_records_arrives_whole(
 
 
 def test_all_that_a_program_makes_arrives(tmp_path: Path, laptop: Running) -> None:
-    """What the tests below call made is what it makes."""
+    """The numbers that the tests below use for a program are what it makes."""
     program = Program(tmp_path, **endpoint(laptop))
     program.go_on()
     assert program.end() == {}
@@ -153,7 +153,7 @@ def test_all_that_a_program_makes_arrives(tmp_path: Path, laptop: Running) -> No
     assert arrived(files(laptop)) == program.made()
 
 
-# -- not well
+# -- unhealthy
 # --------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +176,7 @@ def test_stopped_and_started_again_loses_nothing(
 ) -> None:
     program = Program(tmp_path, **endpoint(laptop, protocol))
     laptop.stop()
-    program.go_on()  # twenty steps with nobody there
+    program.go_on()  # twenty steps without a receiver
     laptop.start()
     # what waited is sent again before the program ends, as it would be in a longer one
     eventually(lambda: arrived(files(laptop))["log_event"] >= 40 * MODULES)
@@ -192,8 +192,8 @@ def test_stopped_and_started_again_loses_nothing(
 def test_paused_and_never_back_before_the_end(
     tmp_path: Path, laptop: Running, protocol: str
 ) -> None:
-    """Its connections are taken and nothing is answered: what was sent may have arrived, and is
-    called unconfirmed.
+    """The kernel accepts its connections and nothing answers: what was sent may have arrived, and
+    is counted as unconfirmed.
     """
     program = Program(tmp_path, **endpoint(laptop, protocol))
     eventually(lambda: arrived(files(laptop))["log_event"] >= 20 * MODULES)
@@ -208,7 +208,7 @@ def test_paused_and_never_back_before_the_end(
 
 @contextmanager
 def slowed(collector: Running) -> Iterator[None]:
-    """Most of the time it does nothing."""
+    """Suspend it most of the time."""
     over = threading.Event()
 
     def turns() -> None:
@@ -240,7 +240,7 @@ def test_slow(tmp_path: Path, laptop: Running, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_refusing_because_its_memory_is_full(tmp_path: Path, protocol: str) -> None:
-    """The limiter is first in the pipelines, and says no to everybody."""
+    """The limiter is first in the pipelines, and refuses all data."""
     full = start(
         "collector",
         tmp_path / "full",
@@ -258,7 +258,9 @@ def test_refusing_because_its_memory_is_full(tmp_path: Path, protocol: str) -> N
 
 
 class Choosy(Receiver):
-    """Hands every second log record of a request on to a Collector, and says how many it left out."""
+    """Forwards every second log record of a request to a Collector, and reports how many it
+    rejected.
+    """
 
     def __init__(self, collector: Running) -> None:
         super().__init__("reject")
@@ -290,12 +292,12 @@ def test_accepting_in_part(tmp_path: Path, laptop: Running, protocol: str) -> No
     assert arrived(files(laptop))["log_event"] + choosy.left_out == STEPS * MODULES
 
 
-# -- a node's Collector, and a gateway behind it
+# -- a node's Collector, and its gateway
 # ------------------------------------------------------------------------------
 
 
 def taken(agent: Running) -> int:
-    """How many log records it says that it took."""
+    """Return how many log records it reported as accepted."""
     with urllib.request.urlopen(
         agent.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10
     ) as answer:
@@ -310,9 +312,7 @@ def taken(agent: Running) -> int:
 def test_an_agent_keeps_what_the_gateway_cannot_take_over_restarts_of_both(
     tmp_path: Path, laptop: Running
 ) -> None:
-    """The Collector that writes files stands where the gateway is: what arrived there can be
-    counted.
-    """
+    """The Collector that writes files takes the gateway's place, so that arrivals can be counted."""
     laptop.stop()
     gateway = f"127.0.0.1:{laptop.variables['COLLECTOR_GRPC_PORT']}"
     with start(

@@ -1,5 +1,5 @@
-"""A generation of the real FastVideo, environment alone, read back through Jaeger, Prometheus and
-Loki.
+"""A generation with the real FastVideo, configured by environment only, read back through Jaeger,
+Prometheus and Loki.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_a_generation_of_fastvideo(tmp_path: Path, stack: Stack, wan: Path) -> N
     logged = events_in_loki(stack, "fastvideo", len(rows))
     shown = Counter(tuple(labels.get(f"torch_{name}", "") for name in KEY) for _, labels in logged)
     assert shown == Counter({tuple(map(str, key)): number for key, number in expected.items()})
-    # parent and worker are one trace, steps stand in stages in the pipeline
+    # parent and worker share one trace; steps are children of stages, stages of the pipeline
     spans = apis.spans(stack.jaeger, "fastvideo")
     by_id = {span["span_id"]: span for span in spans}
     assert len({span["trace_id"] for span in spans}) == 1
@@ -53,7 +53,7 @@ def test_a_generation_of_fastvideo(tmp_path: Path, stack: Stack, wan: Path) -> N
         "fastvideo.pipeline::WanPipeline",
         "torch.run",
     } <= set(above)
-    # every place of the transformer has its series, with the value of its last call in the last
+    # every module of the transformer has its series, with the value of its last call in the last
     # loop of each step
     last = {
         (row["module"], row["tensor"], str(row["step"]), row.get("branch", "")): row["mean"]

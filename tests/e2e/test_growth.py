@@ -1,6 +1,6 @@
-"""Ranks, an agent, a gateway and what is behind it, all from the shipped files: every record of
-every rank arrives once, whoever of them was away for a while; and where the agent's share of the
-disk is full, the ranks say how much did not.
+"""Ranks, an agent, a gateway and the backends, all from the shipped files: every record of every
+rank arrives once, whichever of them was down for a while. When the agent's disk limit is
+reached, the ranks report how much was lost.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ print(sum(number for _, _, number in losses.items()), losses.items(), file=sys.s
 
 
 class Ranks:
-    """The processes of a job, which make a part of their records each time that they are told to,
-    and wait for so many seconds at most until somebody took it.
+    """The processes of a job. Each makes a part of its records on request, and waits up to a number
+    of seconds until they are accepted.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Ranks:
         self._wait()
 
     def end(self) -> Counter[str]:
-        """End all; what they say that they lost, by kind."""
+        """End all ranks, and return what they report as lost, by kind."""
         self._tell()
         told: Counter[str] = Counter()
         for process in self._processes:
@@ -105,7 +105,7 @@ class Ranks:
 
 
 class Shape:
-    """Agent, gateway, and a Collector that writes files where Jaeger, Prometheus and Loki are."""
+    """Agent, gateway, and a Collector that writes files in place of Jaeger, Prometheus and Loki."""
 
     def __init__(self, folder: Path, running: ExitStack, **agent: str) -> None:
         # the addresses at which Prometheus and Loki take OTLP, which no other receiver has
@@ -137,7 +137,7 @@ class Shape:
         )
 
     def arrived(self) -> dict[str, Counter[tuple[Any, ...]]]:
-        """How often each record of each rank is in the files, by what it was sent as."""
+        """Return how often each record of each rank is in the files, by kind of item."""
         folder = Path(self.backends.variables["COLLECTOR_FILES"])
         found: dict[str, Counter[tuple[Any, ...]]] = {
             "span_event": Counter(),
@@ -163,12 +163,12 @@ class Shape:
         return found
 
     def waits_for(self, parts: int, modules: int = MODULES) -> None:
-        """Until so many parts of all ranks have arrived."""
+        """Wait until a number of parts of all ranks have arrived."""
         eventually(lambda: counts(self.arrived()) == made(parts, modules))
 
 
 def each(path: Path, *fields: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(rank, item) of a Collector's file; the Collector's own metrics have no rank."""
+    """Yield (rank, item) of a Collector's file; the Collector's own metrics have no rank."""
     for line in whole_lines(path):
         for resource in json.loads(line).get(fields[0], []):
             rank = plain(resource["resource"]).get("dl.rank")
@@ -178,7 +178,7 @@ def each(path: Path, *fields: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def plain(item: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of something, whole numbers and strings."""
+    """Return the attributes of an item, integers and strings."""
     values = {pair["key"]: pair["value"] for pair in item.get("attributes", [])}
     return {
         key: int(value["intValue"]) if "intValue" in value else value.get("stringValue")
@@ -187,7 +187,7 @@ def plain(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def made(parts: int, modules: int = MODULES) -> dict[str, int]:
-    """How many different ones there are of each kind."""
+    """Return how many different items of each kind there are."""
     records = RANKS * modules * STEPS * parts
     return {"span_event": records, "log_event": records, "metric_point": records * GAUGES}
 
@@ -197,12 +197,12 @@ def counts(found: dict[str, Counter[tuple[Any, ...]]]) -> dict[str, int]:
 
 
 def twice(found: dict[str, Counter[tuple[Any, ...]]]) -> dict[str, int]:
-    """How many arrived more than once."""
+    """Return how many items arrived more than once."""
     return {kind: more for kind, seen in found.items() if (more := sum(seen.values()) - len(seen))}
 
 
 def waiting(collector: Running) -> float:
-    """Bytes in the queues of a Collector's exporters."""
+    """Return the bytes in the queues of a Collector's exporters."""
     with urllib.request.urlopen(
         collector.url("COLLECTOR_METRICS_PORT", "/metrics"), timeout=10
     ) as answer:
@@ -224,7 +224,7 @@ def test_every_record_of_every_rank_arrives_once(tmp_path: Path, running: ExitSt
     ranks.next_part()
     ranks.next_part()
     assert ranks.end() == {}
-    # each hands on what it holds when it is stopped
+    # each forwards its data when it is stopped
     for collector in (shape.agent, shape.gateway, shape.backends):
         collector.stop()
     found = shape.arrived()
@@ -235,8 +235,8 @@ def test_every_record_of_every_rank_arrives_once(tmp_path: Path, running: ExitSt
 def test_the_gateway_is_away_and_the_agent_is_restarted_meanwhile(
     tmp_path: Path, running: ExitStack
 ) -> None:
-    """What the ranks made while nobody took it waits on the agent's disk, over the agent's own
-    restart.
+    """Records made without a gateway are queued on the agent's disk, also over a restart of the
+    agent.
     """
     shape = Shape(tmp_path, running)
     ranks = Ranks(tmp_path, shape.agent, running)
@@ -257,7 +257,7 @@ def test_the_gateway_is_away_and_the_agent_is_restarted_meanwhile(
 def test_the_backends_are_away_and_the_gateway_is_killed_meanwhile(
     tmp_path: Path, running: ExitStack
 ) -> None:
-    """The same, one tier further: what no backend takes waits on the gateway's disk."""
+    """The same one tier later: the gateway's disk holds what no backend accepts."""
     shape = Shape(tmp_path, running)
     ranks = Ranks(tmp_path, shape.agent, running)
     shape.waits_for(1)
@@ -295,7 +295,7 @@ def test_an_agent_whose_disk_is_full_refuses_and_the_ranks_count_it(
 
 
 def test_lokis_own_limits_are_those_of_the_page(tmp_path: Path) -> None:
-    """What the shipped file does not say is what the program begins with."""
+    """Limits that the shipped file does not set are the program's defaults."""
     loki = start("loki", tmp_path)
     shipped = yaml.safe_load((SHIPPED / "loki.yaml").read_text())
     (tmp_path / "loki.yaml").write_text(yaml.safe_dump(shipped | {"limits_config": {}}))

@@ -1,5 +1,5 @@
-"""Unmodified programs, environment alone; everything that they recorded is read back through
-Jaeger, Prometheus and Loki.
+"""Unmodified programs, configured by environment only: everything that they recorded is read back
+through Jaeger, Prometheus and Loki.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ Row = dict[str, Any]
 def run(
     tmp_path: Path, stack: Stack, program: str | Path, service: str, **variables: str
 ) -> list[Row]:
-    """Run it with every signal on, and return its recording, which says that nothing was lost on
-    the way out.
-    """
+    """Run a program with every signal on, and return its recording, whose metadata lists no losses."""
     variables = {"OTEL_TORCH_SIGNALS": ALL_SIGNALS} | stack.environment(service) | variables
     run_python(tmp_path, program, **variables)
     assert metadata(tmp_path / "run.jsonl")["lost"] == []
@@ -44,7 +42,7 @@ def run(
 
 
 def events_in_jaeger(stack: Stack, service: str, number: int) -> list[Row]:
-    """The attributes of all activation events, when as many as expected are there."""
+    """Return the attributes of all activation events, once the expected number has arrived."""
     found: list[Row] = []
 
     def complete() -> bool:
@@ -75,7 +73,7 @@ def events_in_loki(stack: Stack, service: str, number: int) -> list[tuple[str, d
 def samples(
     stack: Stack, service: str, statistic: str
 ) -> dict[tuple[str, ...], dict[str, list[float]]]:
-    """{series: {step label ("" where there is none): values in order of time}} of a statistic."""
+    """Return {series: {step label, "" without one: values in order of time}} of a statistic."""
     found: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(dict)
     for labels, values in apis.series(
         stack.prometheus, f'torch_module_activation_{statistic}{{job="{service}"}}[1h]'
@@ -87,7 +85,7 @@ def samples(
 
 
 def last_of_each_step(rows: list[Row], statistic: str) -> dict[tuple[str, ...], dict[int, float]]:
-    """{series: {step: the value of its last call}}, finite ones: what a gauge can show."""
+    """Return {series: {step: the value of its last call}} of finite values: what a gauge can show."""
     found: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
     for row in rows:
         value = row.get(statistic)
@@ -97,7 +95,7 @@ def last_of_each_step(rows: list[Row], statistic: str) -> dict[tuple[str, ...], 
 
 
 def numeric_statistics(rows: list[Row]) -> list[str]:
-    """Those of the recording that are gauges."""
+    """Return the statistics of the recording that are gauges."""
     present = {
         name for row in rows for name, value in row.items() if isinstance(value, int | float)
     }
@@ -131,7 +129,7 @@ def test_a_generation_in_jaeger(tmp_path: Path, stack: Stack) -> None:
                 name,
             )
         assert statistics["dtype"] == row["dtype"]
-    # who is below whom, in one trace
+    # parents and children in one trace
     parents = Counter(
         (span["name"], by_id[span["parent_id"]]["name"] if span["parent_id"] else "")
         for span in spans
@@ -152,7 +150,7 @@ def test_a_generation_in_jaeger(tmp_path: Path, stack: Stack) -> None:
             event["torch.step"] for name, event in span["events"] if name == ACTIVATION
         }
         assert steps_of_events <= {span["attributes"].get("torch.step")}
-    # who sent it
+    # its resource
     about = metadata(tmp_path / "run.jsonl")
     assert {span["resource"]["otel_torch.run.id"] for span in spans} == {about["run_id"]}
     assert {span["resource"]["dl.rank"] for span in spans} == {0}
@@ -299,7 +297,7 @@ def test_log_events_in_loki(tmp_path: Path, stack: Stack) -> None:
     events = events_in_loki(stack, "logged", len(rows))
     assert len(events) == len(rows) and {line for line, _ in events} == {ACTIVATION}
     expected = {tuple(str(row[name]) for name in KEY): row for row in rows}
-    # what is empty is left out: the root module's name
+    # empty values are dropped: the root module's name
     shown = {tuple(labels.get(f"torch_{name}", "") for name in KEY): labels for _, labels in events}
     assert shown.keys() == expected.keys()
     for key, row in expected.items():
@@ -335,7 +333,7 @@ def test_a_run_that_turns_nan_through_every_api(tmp_path: Path, stack: Stack) ->
         True,
         True,
     ]
-    # one non-finite double in an event and Jaeger answers 500 for the whole service
+    # with one NaN in an event Jaeger answers 500 for the whole service
     events = events_in_jaeger(stack, "nan", len(rows))
     means = {
         event["torch.step"]: event["torch.stat.mean"]
@@ -349,7 +347,7 @@ def test_a_run_that_turns_nan_through_every_api(tmp_path: Path, stack: Stack) ->
         "2",
         "3",
     }
-    # no number is no point, and how many there were is counted
+    # NaN and Inf have no point; their number is counted
     eventually(
         lambda: apis.series(
             stack.prometheus,
@@ -372,7 +370,7 @@ def test_a_run_that_turns_nan_through_every_api(tmp_path: Path, stack: Stack) ->
 def test_a_burst_of_a_hundred_thousand_records_reaches_loki_and_prometheus(
     tmp_path: Path, stack: Stack
 ) -> None:
-    """Through queues, batches and the backends' own limits."""
+    """Through the queues, batches and limits of the backends."""
     prometheus, loki = stack.prometheus, stack.loki
     done = drive(
         tmp_path,
@@ -395,7 +393,7 @@ def test_a_burst_of_a_hundred_thousand_records_reaches_loki_and_prometheus(
 
 
 def test_the_collectors_own_counts_are_in_prometheus(tmp_path: Path, stack: Stack) -> None:
-    """Which of what arrived was sent on and what was not: an alert can be made of these."""
+    """They tell what was forwarded and what was not, so alerts can use them."""
     rows = run(
         tmp_path, stack, EXAMPLES / "quickstart.py", "counted", OTEL_TORCH_SIGNALS="log_events"
     )
@@ -432,7 +430,7 @@ def test_what_was_written_where_no_collector_is_and_sent_later(
 
 
 def test_through_an_agent_and_a_gateway_that_comes_later(tmp_path: Path, stack: Stack) -> None:
-    """As on many nodes: what the agent kept on disk reaches every backend once there is a gateway."""
+    """As on many nodes: what the agent queued on disk reaches every backend once the gateway is up."""
     gateway = start(
         "collector", tmp_path / "gateway", FILES="collector-gateway.yaml", **stack.endpoints()
     )

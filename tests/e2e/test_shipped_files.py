@@ -1,5 +1,5 @@
-"""The files of `collector-config/` are taken by the real programs, open nothing to the network, and
-ask for nothing that the tested Collector has not.
+"""The real programs accept the files of `collector-config/`, which open no port to the network and
+use no component that the tested Collector lacks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.e2e.conftest import start
 from tests.e2e.stack import COMPOSE, SHIPPED, collector_arguments
 
 COLLECTOR_FILES = sorted(path.name for path in SHIPPED.glob("collector-*.yaml"))
-# which files are started together; each one is in here
+# the files that are started together; every file is included
 SETS = [
     ("collector-laptop.yaml",), ("collector-agent.yaml",), ("collector-host.yaml",), ("collector-gateway.yaml",),
     ("collector-host.yaml", "collector-tempo.yaml"), ("collector-gateway.yaml", "collector-tempo.yaml"),
@@ -48,7 +48,7 @@ def test_the_collector_takes_every_file(tmp_path: Path, files: tuple[str, ...]) 
 
 @pytest.mark.e2e
 def test_a_mistake_in_a_file_is_found(tmp_path: Path) -> None:
-    """What the test above relies on."""
+    """The test above relies on this."""
     collector = start("collector", tmp_path)
     broken = (
         (SHIPPED / "collector-laptop.yaml").read_text().replace("spike_limit_mib", "spike_limit")
@@ -146,12 +146,12 @@ def test_the_images_are_of_the_versions_that_are_tested() -> None:
     modules = {name: program.version.removeprefix("v") for name, program in PROGRAMS.items()}
     assert versions["collector"] == modules["collector"]
     assert versions["loki"] == modules["loki"]
-    # what each calls the same release, as a program and as a module
+    # the version of the same release, as a program and as a module
     assert (versions["prometheus"], modules["prometheus"]) == ("3.15.0", "0.315.0")
     assert (versions["jaeger"], modules["jaeger"]) == ("2.13.0", "1.76.0")
 
 
-# where a backend listens and keeps its files, which docker-compose.yml and the tests set
+# addresses and folders of backends, which docker-compose.yml and the tests set
 OF_BACKENDS = {
     "JAEGER_LISTEN_HOST", "JAEGER_GRPC_PORT", "JAEGER_HTTP_PORT", "JAEGER_HEALTH_PORT", "JAEGER_QUERY_GRPC_PORT",
     "JAEGER_METRICS_PORT", "JAEGER_MAX_TRACES", "LOKI_HOST", "LOKI_DATA", "LOKI_GRPC_PORT", "TEMPO_HOST", "TEMPO_DATA",
