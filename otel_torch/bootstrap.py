@@ -270,7 +270,7 @@ class RunningSession:
         The recorder calls this at the first scope or record: some processes learn their rank late.
         """
         from otel_torch.recording.disk_budget import DiskBudget
-        from otel_torch.recording.jsonl_sink import JsonlSink
+        from otel_torch.recording.recording_sink import RecordingSink
         from otel_torch.recording.tensor_sink import TensorSink
         from otel_torch.sources.nonfinite_sink import NonFiniteSink
         from otel_torch.telemetry.run_trace import run_trace_id
@@ -286,7 +286,7 @@ class RunningSession:
         if writes and settings.jsonl is not None:
             chosen = settings.chosen(os.environ | self._overrides)
             sinks.append(
-                JsonlSink(
+                RecordingSink(
                     settings.jsonl,
                     job,
                     losses,

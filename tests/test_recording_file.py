@@ -18,9 +18,9 @@ from otel_torch import console
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.recording import rows
 from otel_torch.recording.disk_budget import DiskBudget
-from otel_torch.recording.jsonl_sink import JsonlSink
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import load_recording
+from otel_torch.recording.recording_sink import RecordingSink
 from otel_torch.recording.run_file import claim_path, resolve_path
 from otel_torch.records import Batch, Losses, Record, Scope, TensorPosition, json_safe
 from tests.support import JOB, Arrived, ListSink, lines, metadata
@@ -43,8 +43,8 @@ def record(module: str = "block", step: int = 0, **stats: Any) -> Record:
 
 def open_sink(
     path: Path, losses: Losses | None = None, *, max_bytes: int = 10**9, **job: Any
-) -> JsonlSink:
-    return JsonlSink(
+) -> RecordingSink:
+    return RecordingSink(
         str(path),
         dataclasses.replace(JOB, **job),
         losses or Losses(),
@@ -312,7 +312,7 @@ def test_the_metadata_is_there_from_the_start_and_says_how_the_run_ended(tmp_pat
 def test_a_run_is_recorded_though_nothing_can_be_said_of_its_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sink = JsonlSink(
+    sink = RecordingSink(
         str(tmp_path / "run.jsonl"), JOB, Losses(), budget=DiskBudget(10**9), settings={"OTEL_TORCH_JSONL": "\udcff"},
         trace_id="", facts=lambda: {"versions": 1 / 0},
     )  # fmt: skip

@@ -109,6 +109,9 @@ class _Phase(Enum):
     ABANDONED = "abandoned"  # send nothing more; what remains is lost
 
 
+_ENDING_PHASES = (_Phase.CLOSING, _Phase.ABANDONED)
+
+
 class _Health(Enum):
     UNTRIED = "untried"
     WORKING = "working"  # the last message was accepted
@@ -231,7 +234,7 @@ class ExportQueue:
                         self._condition,
                         functools.partial(self._can_stop_waiting, item),
                     )
-                if self._is_ending():
+                if self._phase in _ENDING_PHASES:
                     self._in_flight.lose(item, "shutdown")
                 elif not self._has_room(item):
                     self._in_flight.lose(item, "queue_full")
@@ -478,7 +481,7 @@ class ExportQueue:
     # -- conditions
 
     def _is_ending(self) -> bool:
-        return self._phase in (_Phase.CLOSING, _Phase.ABANDONED)
+        return self._phase in _ENDING_PHASES
 
     def _has_given_up(self) -> bool:
         """Return whether nothing more is sent: the end has come and the last message failed."""

@@ -280,9 +280,9 @@ class MetricSink(Sink):
             gauges = self._count_step(batches, meter.instruments.nonfinite.add, add_magnitudes)
         for records_by_key in gauges.values():
             for key, record in records_by_key.items():
+                attributes = self._series.attributes_of(key)
                 for name, value in gauge_values(record):
-                    gauge = meter.gauge(f"{ACTIVATION}.{name}")
-                    gauge.set(value, self._series.attributes_of(key))
+                    meter.gauge(f"{ACTIVATION}.{name}").set(value, attributes)
         if gauges[False]:
             say_once(
                 "metrics use the program's own meter provider, which exports only the last value "

@@ -48,7 +48,7 @@ class RegionTotals:
             self.device_longest_s = max(self.device_longest_s or 0.0, scope.device_s)
 
 
-class JsonlSink(Sink):
+class RecordingSink(Sink):
     """Writes the recording of one process. Without a record no file is created.
 
     Args:
