@@ -1,9 +1,11 @@
 """The table of statistics: how each one follows from a tensor's row and metadata.
 
 To add a statistic that follows from existing columns, add its line to `DEFINITIONS`; settings,
-`--help` and the data frame take the names from there. (`docs/record-format.md` describes it to
-users.) If it needs a new column, add that to `row_layout` and to each of the four that fill a row:
-`reduce.py` or a module of its own, `kernel.c`, `triton_kernel.py`; `measure.py` chooses among them.
+`--help` and the data frame take the names from there. Describe it in `docs/record-format.md`.
+
+A new column goes into `row_layout.py` and into what fills a row, between which `measure.py`
+chooses: torch's operators (`reduce.py`, or a module like `histogram.py`), `kernel.c` and
+`triton_kernel.py`. A vector column may be left to torch's operators alone, as `row_sketch` is.
 
 Imports no torch, because settings are read before torch is imported.
 """

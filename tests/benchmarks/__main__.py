@@ -1,10 +1,8 @@
-"""All figures beside their goals: `make bench`. Writes the table, and what machine it is of, into
-docs/performance.md.
+"""Runs all benchmarks: `make bench`. Writes the table and the machine into docs/performance.md.
 
     python -m tests.benchmarks [NAME…] [--json FILE] [--page FILE]
 
-Each benchmark runs in a process of its own, one at a time. One that fails is a line of the table
-and stops nothing.
+Each benchmark runs in its own process, one at a time. One that fails becomes a line of the table.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ _TIMEOUT_S = 1200
 
 
 def figures_of(name: str) -> list[dict[str, Any]]:
-    """What a benchmark found, run in a process of its own; one line that says why where it did
-    not.
-    """
+    """Run a benchmark in its own process; return its figures, or one line with the reason it failed."""
     try:
         done = subprocess.run(
             module_command(name, "--json", "-"),
@@ -89,7 +85,7 @@ def figures_of(name: str) -> list[dict[str, Any]]:
 
 
 def table(figures: Sequence[dict[str, Any]]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as a Markdown table."""
     words = {True: "yes", False: "**no**", None: "–"}
     lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
     for one in figures:
@@ -110,7 +106,7 @@ def table(figures: Sequence[dict[str, Any]]) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on, as Markdown; nothing that names the machine."""
+    """Describe the machine in Markdown, without its name."""
     model, count = "unknown processor", os.cpu_count()
     try:
         model = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)[0]
@@ -129,7 +125,7 @@ def machine() -> str:
 
 
 def rewritten(page: str, **parts: str) -> str:
-    """The page with what stands between the markers of each part replaced.
+    """Return the page with the text between the markers of each part replaced.
 
     >>> rewritten("a <!-- figures -->old<!-- end of figures --> b", figures="new")
     'a <!-- figures -->\\nnew\\n<!-- end of figures --> b'
@@ -143,9 +139,7 @@ def rewritten(page: str, **parts: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmarks, say what they found, and write it down. Some of them alone leave the page
-    as it is.
-    """
+    """Run the benchmarks and print the figures. Write them into the page if all were run."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description=__doc__.partition("\n")[0]
     )

@@ -1,9 +1,8 @@
-"""How far each way of taking statistics is from reading the tensor once, which nothing can go
-below.
+"""Statistics of a tensor compared with reading it once, which is the lower bound.
 
-One read is a plain `torch.sum` over the same bytes taken as fp32: eight in a vector, no conversion,
-nothing written. Passes follow each other, so what fits into the processor's cache is read from
-there, as an output is that was just computed.
+One read is a plain `torch.sum` over the same bytes as fp32: eight in a vector, no conversion,
+nothing written. Passes follow each other, so that what fits into the cache is read from there, like
+an output that was just computed.
 """
 
 from __future__ import annotations
@@ -32,15 +31,13 @@ _READ_A_ROUND = (
 
 
 def separate(values: Tensor) -> tuple[Tensor, ...]:
-    """Five numbers by five plain reductions."""
+    """Compute five numbers by five plain reductions."""
     flat = values.view(-1)
     return flat.amin(), flat.amax(), flat.sum(), torch.dot(flat, flat), flat.abs().sum()
 
 
 def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
-    """Each side's time over that of one read of `values`; under `bare` the read's own seconds, of
-    the processor.
-    """
+    """Return each side's time over that of one read of `values`, and the read's CPU seconds."""
     raw, copy = values.view(torch.float32), torch.empty_like(values)
     bodies: dict[str, Callable[[], object]] = {
         BARE: raw.sum,
@@ -57,7 +54,7 @@ def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
 
 
 def measure(size: Size) -> list[Figure]:
-    """For each size and type: the time of `measure` over that of one read."""
+    """Compare `measure` with one read, for each size and dtype."""
     one_thread()
     figures = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -78,7 +75,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

@@ -1,9 +1,8 @@
-"""What keeping every output of a model costs, once: hooks put on, one forward, hooks taken off, as
-ten lines of one's own do.
+"""The cost of caching every output of a model once: attach hooks, one forward, remove hooks.
 
-References alone are no cache: what a later operation changes in place is changed in them too. So
-the goal is the time of one's own hooks that keep copies. nnsight's cache keeps references. On a
-GPT-2 and on a small UNet of diffusers, with random weights.
+The goal is the time of ten hand-written lines of hooks that keep copies. References alone are no
+cache, because later operations may change the tensors in place; nnsight's cache keeps references.
+Measured on a GPT-2 and a small diffusers UNet, with random weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Inputs = dict[str, Any]
 
 
 def gpt2(size: Size) -> tuple[nn.Module, Inputs]:
-    """The smallest GPT-2 there is, 164 modules, 1 × 64 tokens."""
+    """Make the smallest GPT-2: 164 modules, 1 × 64 tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=size.of(12, 2), n_embd=size.of(768, 24))
@@ -41,7 +40,7 @@ def gpt2(size: Size) -> tuple[nn.Module, Inputs]:
 
 
 def unet(size: Size) -> tuple[nn.Module, Inputs]:
-    """A UNet with cross attention on latents of 32 × 32."""
+    """Make a UNet with cross attention, for latents of 32 × 32."""
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(
@@ -55,7 +54,7 @@ def unet(size: Size) -> tuple[nn.Module, Inputs]:
 
 
 def copied(value: Any) -> Any:
-    """As people write it: what is no container of tensors stays what it is."""
+    """Copy tensors in the usual containers, as users write it."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -66,7 +65,7 @@ def copied(value: Any) -> Any:
 
 
 def own_hooks(model: nn.Module, inputs: Inputs, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Keep `change(output)` of every module by PyTorch's own hooks."""
+    """Keep `change(output)` of every module with PyTorch hooks."""
     kept: dict[str, Any] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -84,14 +83,14 @@ def own_hooks(model: nn.Module, inputs: Inputs, change: Callable[[Any], Any]) ->
 
 
 def cached(model: nn.Module, inputs: Inputs) -> Any:
-    """The same by `Cache`."""
+    """Keep the outputs with `Cache`."""
     with torch.no_grad(), otel_torch.Cache().attach(model) as cache:
         model(**inputs)
     return cache
 
 
 def interleaved(model: nn.Module, inputs: Inputs, asked: str | None = None) -> Any:
-    """The same beside a body that asks for one module's output, or for nothing."""
+    """Keep the outputs with `interleave`; the body asks for one module's output or for nothing."""
     beside = otel_torch.interleave(model)
     cache = beside.cache()
     with torch.no_grad(), beside.invoke(**inputs) as run:
@@ -101,7 +100,7 @@ def interleaved(model: nn.Module, inputs: Inputs, asked: str | None = None) -> A
 
 
 def traced_by_nnsight(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
-    """The same by nnsight, which leaves no model as it was: on a copy."""
+    """Keep the outputs with nnsight, on a copy, because it changes the model."""
     import nnsight
 
     wrapped = nnsight.NNsight(copy.deepcopy(model))
@@ -117,7 +116,7 @@ def traced_by_nnsight(model: nn.Module, inputs: Inputs) -> Callable[[], object]:
 def compared(
     make: Callable[[Size], tuple[nn.Module, Inputs]], label: str, size: Size, times: int
 ) -> list[Figure]:
-    """One model: what `Cache` and a run beside a body take, over own hooks that copy."""
+    """Compare all sides on one model with hooks that keep copies."""
     one_thread()
     model, inputs = make(size)
     called = list(cached(model, inputs))
@@ -166,12 +165,12 @@ def compared(
 
 
 def measure(size: Size) -> list[Figure]:
-    """Both models."""
+    """Measure both models."""
     return [*compared(gpt2, "GPT-2", size, 1), *compared(unet, "UNet", size, 2)]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

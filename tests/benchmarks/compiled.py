@@ -1,12 +1,11 @@
-"""What recording costs a compiled program, beside the same program without it: hooks must not undo
-what compiling gains.
+"""The cost of recording a compiled program: hooks must not undo what compiling gains.
 
     python -m tests.benchmarks.compiled [--rounds N] [--json FILE] [--smallest]
 
-A small Llama (12 layers: RoPE, SDPA, SwiGLU) runs on one thread in several processes, one a side,
-which take turns in an order drawn anew each round. One of them is the bare program a second time:
-how far its ratio is from 1 is how well this machine can tell. The same is done with next to no
-arithmetic, where every microsecond of a record shows.
+A small Llama (12 layers: RoPE, SDPA, SwiGLU) runs on one thread in one process per side. The sides
+take turns, in a new random order each round. One of them is the bare program again: the distance of
+its ratio from 1 is the resolution of the machine. The same is done with almost no arithmetic, where
+each microsecond of a record shows.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WARM_UP = 5
 
 @dataclass(frozen=True)
 class Work:
-    """A model's width, what it is given, and how many forwards are a turn."""
+    """The width of a model, its inputs, and the number of forwards per turn."""
 
     width: int
     batch: int
@@ -44,9 +43,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Side:
-    """How the program is compiled (`whole`, `regional`, `eager`), and OTEL_TORCH_… settings; None:
-    without us.
-    """
+    """How the program is compiled (`whole`, `regional`, `eager`) and the settings, None to not record."""
 
     how: str
     settings: Mapping[str, str] | None = None
@@ -82,7 +79,7 @@ TINY_SIDES = {
 
 
 def llama(width: int, layers: int = 12) -> Any:
-    """A Llama with random weights."""
+    """Make a Llama with random weights."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -147,9 +144,7 @@ def llama(width: int, layers: int = 12) -> Any:
 
 
 def serve(how: str, width: int, batch: int, tokens: int, forwards: int, layers: int) -> None:
-    """For each line read, run the forwards of a turn; answer the seconds they took (processor's,
-    wall's) and the graphs.
-    """
+    """For each input line run one turn; print its seconds (CPU, wall) and the number of graphs."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -204,7 +199,7 @@ def _line(child: subprocess.Popen[str], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """Seconds a turn, and by side: the graphs, and the records a forward."""
+    """Seconds per turn; by side the number of graphs and of records per forward."""
 
     seconds: Measured
     graphs: Mapping[str, int]
@@ -212,7 +207,7 @@ class Found:
 
 
 def take_turns(work: Work, sides: Mapping[str, Side], rounds: int, layers: int = 12) -> Found:
-    """Run every side once a round, each in its own process, never two at a time."""
+    """Run every side once per round, each in its own process, never two at a time."""
     order = random.Random(0)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
@@ -250,7 +245,7 @@ def _micros(found: Found, side: str, beside: str, records: float) -> float:
 
 
 def measure(size: Size) -> list[Figure]:
-    """The figures of the table."""
+    """Measure the figures of the table."""
     layers = size.of(12, 1)
     sides = (
         {name: REAL_SIDES[name] for name in (BARE, CONTROL, "blocks")}

@@ -1,10 +1,8 @@
-"""The real FastVideo with a tiny model: what a record costs in its own activation trace and in
-ours.
+"""The cost of a record in the real FastVideo with a tiny model: in its own trace and in ours.
 
-The tensors are tiny, so this is the cost of a record and not of its arithmetic. One generator each,
-bare, with FastVideo's trace and with ours, lives in a process of its own and generates when it is
-its turn; its worker's processor time is what is compared. Needs FastVideo: `make test-fastvideo`
-installs it.
+Tensors are tiny, so that arithmetic does not matter. Three generators (bare, with FastVideo's trace,
+with ours) run in their own processes and take turns. The CPU time of their workers is compared.
+Needs FastVideo, which `make test-fastvideo` installs.
 """
 
 from __future__ import annotations
@@ -51,9 +49,7 @@ SIDES = {
 
 
 def serve(steps: int) -> None:
-    """Generate a video for each line that comes in, and answer with the seconds it took: the
-    worker's processor's, the wall's.
-    """
+    """Generate a video for each input line; print the worker's CPU seconds and the wall seconds."""
     import multiprocessing
 
     answers = os.fdopen(os.dup(1), "w")
@@ -89,7 +85,7 @@ def _clock_of(pid: int) -> int:
 
 
 class Generator:
-    """A process that serves."""
+    """A process that runs `serve`."""
 
     def __init__(self, folder: Path, model: Path, steps: int, variables: dict[str, str]) -> None:
         self.folder = folder
@@ -106,7 +102,7 @@ class Generator:
             )
 
     def answer(self) -> str:
-        """The next line it prints. Raises RuntimeError where it has ended."""
+        """Return the next line of output. Raises RuntimeError if the process has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -115,7 +111,7 @@ class Generator:
         return line
 
     def generate(self) -> tuple[float, float]:
-        """Generate one video: seconds of the processor, seconds of the wall."""
+        """Generate one video; return CPU seconds and wall seconds."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -123,12 +119,12 @@ class Generator:
         return cpu, wall
 
     def records(self) -> int:
-        """How many records it has written."""
+        """Return the number of records written."""
         path = self.folder / "trace.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def close(self) -> None:
-        """End it, as a program ends."""
+        """End the process in the normal way."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -142,7 +138,7 @@ class Generator:
 
 @contextlib.contextmanager
 def generators(steps: int) -> Iterator[dict[str, Generator]]:
-    """One process for each side, started one after the other, each with one video behind it."""
+    """Start a process for each side, one after the other, and generate a first video with each."""
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         making = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model'))"
@@ -161,7 +157,7 @@ def generators(steps: int) -> Iterator[dict[str, Generator]]:
 
 
 def measure(size: Size) -> list[Figure]:
-    """What a record costs in our recording, as a share of what one costs in FastVideo's trace."""
+    """Measure the cost of our record as a share of that in FastVideo's trace."""
     if importlib.util.find_spec("fastvideo") is None:
         return [
             Figure(NAME, None, 1 / 4, "FastVideo is not installed here; `make test-fastvideo` does")
@@ -196,7 +192,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     if argv[:1] == ["--serve"]:
         serve(int(argv[1]))
         return 0

@@ -1,4 +1,4 @@
-"""A figure with its goal, and the one command line of all benchmarks."""
+"""A figure with its goal, and the command line of all benchmarks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. `ours` is None where it could not be measured, and the detail says
-    why; less is better.
-    """
+    """One line of the table; less is better. `ours` is None if it could not be measured; `detail` says why."""
 
     name: str
     ours: float | None
@@ -27,11 +25,11 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None without a goal or without a measurement."""
+        """Return whether the goal is met; None without a goal or a measurement."""
         return None if self.ours is None or self.goal is None else self.ours <= self.goal
 
     def plain(self) -> dict[str, Any]:
-        """As it stands in the JSON.
+        """Return the figure as in the JSON.
 
         >>> Figure("start", 1.05, 1.1).plain()
         {'name': 'start', 'ours': 1.05, 'goal': 1.1, 'met': True, 'detail': ''}
@@ -47,24 +45,22 @@ class Figure:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured. The smallest only shows that the program runs; its figures mean
-    nothing.
-    """
+    """How much is measured. The smallest size only tests that a benchmark runs."""
 
     smallest: bool = False
     rounds: int | None = None
 
     def of(self, full: int, smallest: int) -> int:
-        """A number that depends on the size."""
+        """Return the number for this size."""
         return smallest if self.smallest else full
 
     def count(self, full: int) -> int:
-        """Rounds: as many as were asked for, else `full`."""
+        """Return the number of rounds: as requested, or `full`."""
         return self.rounds or self.of(full, 2)
 
 
 def command(about: str | None, measure: Callable[[Size], list[Figure]], argv: Sequence[str]) -> int:
-    """The command line of a benchmark that measures all its figures at once."""
+    """Run the command line of a benchmark that measures all its figures together."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,7 +78,7 @@ def command(about: str | None, measure: Callable[[Size], list[Figure]], argv: Se
 
 
 def tell(figures: Sequence[Figure], json_path: str | None) -> None:
-    """Print the figures, for people, or as JSON where asked."""
+    """Print the figures as text, or as JSON if requested."""
     if json_path is None:
         for figure in figures:
             print(f"{figure.name}: {number(figure.ours)}{goal_of(figure)}\n    {figure.detail}")
@@ -95,7 +91,7 @@ def tell(figures: Sequence[Figure], json_path: str | None) -> None:
 
 
 def goal_of(figure: Figure) -> str:
-    """The goal and whether it is met, in words."""
+    """Describe the goal and whether it is met."""
     if figure.goal is None:
         return ""
     return (
@@ -105,7 +101,7 @@ def goal_of(figure: Figure) -> str:
 
 
 def number(value: float | None) -> str:
-    """A figure's number for people.
+    """Format a figure's number.
 
     >>> number(0.2517), number(882.0), number(None)
     ('0.252', '882', '–')
@@ -114,8 +110,8 @@ def number(value: float | None) -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """An environment for a child process: nothing of ours, of OpenTelemetry's or FastVideo's but
-    what is given; one thread.
+    """Return the environment of a child process: one thread, and no variables of this package,
+    OpenTelemetry or FastVideo except those given.
     """
     kept = {
         name: value
@@ -132,7 +128,5 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """What runs a benchmark by itself. By its module's name: a file's folder would come first on
-    the path of imports.
-    """
+    """Return the command that runs a benchmark, by module name to keep its folder off `sys.path`."""
     return [sys.executable, "-m", f"tests.benchmarks.{name}", *arguments]

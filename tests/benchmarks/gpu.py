@@ -1,8 +1,7 @@
-"""What recording does to a GPU: how often a forward waits for it, and how much longer the forward
-takes.
+"""The cost of recording on a GPU: how often a forward waits for the device, and its time.
 
 Each statistic that FastVideo reads by `.item()` stops the host until the device is done: 882 times
-a forward of a Llama of 12 layers. torch counts them itself. Where there is no GPU, this says so.
+in a forward of a 12-layer Llama. torch counts these waits. Without a GPU there are no figures.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ OVERHEAD = "six statistics on a GPU, inputs and outputs: overhead over FastVideo
 
 
 def synchronisations(side: Side, forward: Callable[[], object]) -> tuple[int, int]:
-    """How often a side waits for the device within one forward, and within its step but behind the
-    forward.
-    """
+    """Count a side's waits for the device during one forward, and after it in the same step."""
     with side() as body:
         body()  # attaches, and compiles kernels
         torch.cuda.synchronize()
@@ -46,7 +43,7 @@ def synchronisations(side: Side, forward: Callable[[], object]) -> tuple[int, in
 
 
 def measure(size: Size) -> list[Figure]:
-    """Both figures."""
+    """Measure both figures."""
     if not torch.cuda.is_available():
         return [
             Figure(SYNCHRONISATIONS, None, 0, "no GPU here"),
@@ -90,7 +87,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

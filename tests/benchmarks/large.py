@@ -1,8 +1,6 @@
-"""Large things: many modules, many steps, many processes. What must not grow does not, and what
-must grow does so in line.
+"""Scaling: many modules, many steps, many processes. Costs stay constant or grow linearly.
 
-Each is a program in a process of its own, because memory that a process has taken once it rarely
-gives back.
+Each runs in its own process, because a process rarely gives memory back.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ print(json.dumps([spent, time.perf_counter() - start, megabytes()]))
 
 
 def child(program: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that runs the program."""
+    """Start a process that runs the program."""
     words = [sys.executable, "-c", _BEGINNING + program, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -99,7 +97,7 @@ def child(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> Any:
-    """What the process printed last. Raises RuntimeError where it failed."""
+    """Return the last line that the process printed. Raises RuntimeError if it failed."""
     output, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"a process of the benchmark failed: {errors.strip().splitlines()[-1:]}")
@@ -107,7 +105,7 @@ def finished(process: subprocess.Popen[str]) -> Any:
 
 
 def attaching(size: Size, folder: Path) -> Figure:
-    """Time a module of attaching to 10,000 modules, over that of 1,000."""
+    """Compare the time per module of attaching to 10,000 and to 1,000 modules."""
     sizes = [10, 30, 100] if size.smallest else [1_000, 3_000, 10_000]
     runs = [
         finished(child(_ATTACHING, folder / f"attach{turn}.jsonl", *sizes))
@@ -125,7 +123,7 @@ def attaching(size: Size, folder: Path) -> Figure:
 
 
 def remembering(size: Size, folder: Path) -> Figure:
-    """Resident memory after 1,000 recorded steps, over that after 100."""
+    """Compare resident memory after 1,000 and after 100 recorded steps."""
     modules, few, many = size.of(200, 5), size.of(100, 3), size.of(1_000, 10)
     early, late = finished(child(_STEPS, folder / "steps.jsonl", modules, few, many))
     detail = f"{modules} modules: {early:.1f} MB after {few} steps, {late:.1f} MB after {many:,}: {late - early:+.1f} MB"
@@ -133,9 +131,7 @@ def remembering(size: Size, folder: Path) -> Figure:
 
 
 def together(size: Size, folder: Path) -> list[Figure]:
-    """Eight processes that record at the same time on this machine: what each pays, beside one
-    alone, and what is lost.
-    """
+    """Compare the cost of each of eight processes that record at once with that of one; count losses."""
     modules, steps = size.of(1_000, 5), size.of(20, 2)
 
     def run(count: int) -> tuple[float, float, int]:
@@ -175,14 +171,14 @@ def together(size: Size, folder: Path) -> list[Figure]:
 
 
 def measure(size: Size) -> list[Figure]:
-    """All of it."""
+    """Measure all of it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         return [attaching(size, folder), remembering(size, folder), *together(size, folder)]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

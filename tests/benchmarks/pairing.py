@@ -1,10 +1,10 @@
-"""Sides of a comparison measured in turn, in one process, in an order drawn anew each round: on a
-shared machine the speed of everything drifts by more than what is to be found, but two measurements
-that stand next to each other drift together.
+"""Measures the sides of a comparison in turns, in one process, in a new random order each round.
 
-So nothing here gives a time by itself. A figure is the median over rounds of the ratio of two sides
-of the same round, and stands beside that of a side with itself, which shows how far such a ratio
-can be trusted.
+On a shared machine speed drifts by more than the differences of interest, but neighboring
+measurements drift together.
+
+A figure is therefore a ratio of two sides of the same round, as a median over rounds. The ratio of
+a side to itself shows how far such a figure can be trusted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RESAMPLED = 1000
 
 
 def plainly(body: Callable[[], object]) -> Side:
-    """A side that needs nothing put in place."""
+    """A side that needs no preparation."""
     return lambda: nullcontext(body)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median of rounds, and where nine in ten of the medians of resampled rounds lie."""
+    """A median of rounds, and the range of nine in ten medians of resampled rounds."""
 
     value: float
     low: float
@@ -45,8 +45,9 @@ class Estimate:
 
 
 def estimate(of: Callable[[Sequence[int]], float], rounds: int) -> Estimate:
-    """What `of` says of all rounds, and of rounds drawn from them with replacement. It is given the
-    rounds' numbers.
+    """Evaluate `of` for all rounds, and for rounds drawn from them with replacement.
+
+    `of` takes the numbers of the rounds.
     """
     draw = random.Random(0)
     resampled = sorted(of(draw.choices(range(rounds), k=rounds)) for _ in range(_RESAMPLED))
@@ -55,21 +56,21 @@ def estimate(of: Callable[[Sequence[int]], float], rounds: int) -> Estimate:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds of each side in each round."""
+    """The seconds of each side in each round."""
 
     seconds: Mapping[str, Sequence[float]]
 
     @property
     def count(self) -> int:
-        """How many rounds there were."""
+        """Return the number of rounds."""
         return len(next(iter(self.seconds.values())))
 
     def ratio(self, side: str, to: str = BARE) -> Estimate:
-        """How many times as long as `to` the side takes."""
+        """Return the side's time over that of `to`."""
         return estimate(lambda rounds: self._ratio(side, to, rounds), self.count)
 
     def overhead(self, side: str, bare: str = BARE) -> str:
-        """What the side takes on top of `bare`, for people.
+        """Format the side's overhead over `bare`.
 
         >>> Rounds({"bare": [2.0, 4.0, 2.0], "recorded": [2.2, 4.4, 2.4]}).overhead("recorded")
         '+10.0 %'
@@ -77,7 +78,7 @@ class Rounds:
         return f"{100 * (self._ratio(side, bare, range(self.count)) - 1):+.1f} %"
 
     def share(self, ours: str, theirs: str, bare: str = BARE) -> Estimate:
-        """Our overhead over `bare` as a share of theirs."""
+        """Return our overhead over `bare` as a share of theirs."""
 
         def of(rounds: Sequence[int]) -> float:
             return (self._ratio(ours, bare, rounds) - 1) / (
@@ -87,16 +88,14 @@ class Rounds:
         return estimate(of, self.count)
 
     def surplus(self, side: str, bare: str = BARE, rounds: Sequence[int] | None = None) -> float:
-        """Seconds that the side takes on top of `bare`: the median of the rounds' differences."""
+        """Return the median difference of the side to `bare` in seconds."""
         chosen = range(self.count) if rounds is None else rounds
         return median(self.seconds[side][at] - self.seconds[bare][at] for at in chosen)
 
     def cost_share(
         self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE
     ) -> Estimate:
-        """Our cost a record as a share of theirs, where the sides made different numbers of
-        records.
-        """
+        """Return our cost per record as a share of theirs, for different numbers of records."""
 
         def of(rounds: Sequence[int]) -> float:
             mine, other = (
@@ -112,9 +111,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Measured:
-    """The same rounds by two clocks. Others on the machine disturb the wall's far more than the
-    processor's.
-    """
+    """The same rounds in CPU time and in wall time, which other load disturbs far more."""
 
     cpu: Rounds
     wall: Rounds
@@ -123,11 +120,9 @@ class Measured:
 def interleave(
     sides: Mapping[str, Side], rounds: int, times: int = 1, warm_up: int = 1, seed: int = 0
 ) -> Measured:
-    """Measure each side once a round: enter it, call it `warm_up` times, then `times` times by the
-    clocks, and leave it.
+    """Measure each side once per round: enter it, call it `warm_up` times, time `times` calls, exit.
 
-    The processor's clock counts all threads of this process. The collector of cycles runs between
-    sides only.
+    CPU time is that of all threads of this process. The garbage collector runs only between sides.
     """
     order = random.Random(seed)
     cpu: dict[str, list[float]] = {name: [] for name in sides}

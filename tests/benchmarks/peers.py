@@ -1,10 +1,8 @@
-"""What other tools that look into a model add to a forward, on the model of `six_statistics`: for
-the picture, without a goal.
+"""The overhead of other tools on the model of `six_statistics`, for reference and without a goal.
 
-nnsight's cache keeps references to every output and reads nothing. msprobe (mindstudio-probe) takes
-max, min, mean and norm of the inputs and outputs of every module at its level L0, once a step. Each
-has a process and a copy of the model of its own, because neither leaves a model as it was. `pip
-install -e '.[bench]'` brings both.
+nnsight's cache keeps references to every output. msprobe (mindstudio-probe) at level L0 computes
+max, min, mean and norm of the inputs and outputs of every module, once per step. Each runs in its
+own process on its own model, because both change it. `pip install -e '.[bench]'` installs both.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Body = Callable[[], object]
 
 
 def nnsight_cache(model: Any, tokens: torch.Tensor, folder: str) -> Body:
-    """A forward with all outputs in nnsight's cache."""
+    """Run a forward with all outputs in nnsight's cache."""
     import nnsight
 
     wrapped = nnsight.NNsight(model)
@@ -42,7 +40,7 @@ def nnsight_cache(model: Any, tokens: torch.Tensor, folder: str) -> Body:
 
 
 def msprobe_statistics(model: Any, tokens: torch.Tensor, folder: str) -> Body:
-    """A forward as one step of msprobe's statistics of modules, written to its files."""
+    """Run a forward as one step of msprobe's module statistics, written to its files."""
     from msprobe.pytorch import PrecisionDebugger
 
     debugger = PrecisionDebugger(task="statistics", dump_path=folder, level="L0")
@@ -65,7 +63,7 @@ PEERS: dict[str, tuple[str, Callable[[Any, torch.Tensor, str], Body]]] = {
 
 
 def alone(package: str, size: Size) -> Figure:
-    """One peer beside the bare model, in this process."""
+    """Compare one tool with the bare model, in this process."""
     one_thread()
     label, make = PEERS[package]
     model, tokens = llama(size, torch.float32)
@@ -84,7 +82,7 @@ def alone(package: str, size: Size) -> Figure:
 
 
 def measure(size: Size) -> list[Figure]:
-    """Each peer that is installed."""
+    """Measure each tool that is installed."""
     figures = []
     for package, (label, _) in PEERS.items():
         missing = Figure(
@@ -107,7 +105,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     if argv[:1] == ["--alone"]:
         package, rounds = argv[1:3]
         print(json.dumps(alone(package, Size("--smallest" in argv, int(rounds))).plain()))

@@ -1,13 +1,11 @@
-"""What entering and leaving a region costs, beside the SDK's `start_as_current_span` and
-FastVideo's own region.
+"""The cost of a region, compared with the SDK's `start_as_current_span` and FastVideo's region.
 
     python -m tests.benchmarks.regions [--rounds 21] [--json -]
 
-One process, and in each round every case in turn, so that what slows the machine slows all of them:
-a figure is the median of the rounds' ratios to the SDK, which has a BatchSpanProcessor with an
-exporter that does nothing. `calling` is the processor time of the thread that enters the regions;
-`all` is that of all threads, until everything that the round began is done. Our own exporters
-encode, as `sdk encoding` does; `sdk` encodes nothing. Nothing here passes or fails.
+All cases run in one process, in turns, so that other load slows all of them. A figure is the median
+of the rounds' ratios to the SDK with a BatchSpanProcessor and an exporter that does nothing.
+`calling` is the CPU time of the thread that enters the regions; `all` is that of all threads until
+the work of the round is done. Our exporters encode, as `sdk encoding` does; `sdk` does not.
 """
 
 from __future__ import annotations
@@ -42,14 +40,14 @@ Region = Callable[[], AbstractContextManager[Any]]
 
 
 class NoExport(SpanExporter):
-    """Takes spans and forgets them."""
+    """Drops all spans."""
 
     def export(self, spans: Any) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 
 
 class EncodeOnly(NoExport):
-    """Makes the bytes of each batch, as the OTLP exporter does, and sends them nowhere."""
+    """Encodes each batch, as the OTLP exporter does, and drops it."""
 
     def export(self, spans: Any) -> SpanExportResult:
         encode_spans(spans).SerializeToString()
@@ -57,7 +55,7 @@ class EncodeOnly(NoExport):
 
 
 class NoSender:
-    """Our own exporter's counterpart: makes the bytes of each message and sends them nowhere."""
+    """The counterpart for our exporter: encodes each message and drops it."""
 
     def encode(self, item: Any) -> tuple[list[Any], int]:
         messages = item.encode()
@@ -71,16 +69,14 @@ class NoSender:
 
 
 def make_provider(exporter: type[SpanExporter] = NoExport) -> TracerProvider:
-    """As a program makes it."""
+    """Make a tracer provider as a program does."""
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter(), max_queue_size=1 << 17))
     return provider
 
 
 class FastVideoRegion:
-    """What FastVideo does in a region that it was asked to profile: three log lines, two switches
-    of the collection.
-    """
+    """FastVideo's work in a profiled region: three log lines, and collection switched on and off."""
 
     def __init__(self) -> None:
         self.activities = [torch.profiler.ProfilerActivity.CPU]
@@ -114,7 +110,7 @@ class FastVideoRegion:
 
 
 def visit(make: Region, count: int) -> None:
-    """Enter and leave `count` regions."""
+    """Enter and exit `count` regions."""
     for _ in range(count):
         with make():
             pass
@@ -126,8 +122,9 @@ Costs = dict[str, dict[str, float]]
 def measure(
     cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int
 ) -> Costs:
-    """{case: {`us`: microseconds a region, `calling` and `all`: ratios to the SDK}}, medians over
-    the rounds.
+    """Return {case: {`us`: microseconds per region, `calling` and `all`: ratios to the SDK}}.
+
+    All are medians over the rounds.
     """
     calling: dict[str, list[float]] = {name: [] for name in cases}
     everything: dict[str, list[float]] = {name: [] for name in cases}
@@ -164,7 +161,7 @@ def measure(
 
 
 def settle_ours() -> None:
-    """Wait until everything that was recorded so far is sent."""
+    """Wait until everything recorded so far is sent."""
     running = session.current()
     assert running is not None
     running.recorder.drain(10)
@@ -175,7 +172,7 @@ def settle_sdk(provider: TracerProvider) -> Callable[[], Any]:
 
 
 def compare(rounds: int, count: int) -> dict[str, Costs]:
-    """All cases: {where our spans go: {case: figures}}."""
+    """Measure all cases: {destination of our spans: {case: figures}}."""
     plain, encoding = make_provider(), make_provider(EncodeOnly)
     tracer, encoding_tracer = plain.get_tracer("program"), encoding.get_tracer("program")
     sdk: Region = lambda: tracer.start_as_current_span(NAME)  # noqa: E731
@@ -227,7 +224,7 @@ GOALS = {"our own exporters": 0.3, "the program's provider": 0.3}
 
 
 def figures(size: Size) -> list[Figure]:
-    """Each way that a region's span can go."""
+    """Measure each destination of a region's span."""
     torch.set_num_threads(1)
     found = []
     for mode, cases in compare(size.count(21), size.of(1000, 40)).items():

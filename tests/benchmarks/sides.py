@@ -1,7 +1,7 @@
-"""The sides that record: others' hooks, re-created from what they do, and ours by its public face.
+"""The sides that record: re-created hooks of other tools, and this package by its public API.
 
-Each is attached to a model when it is entered and removed when it is left, so that all take turns
-on one model.
+A side attaches to a model when it is entered and is removed when it exits, so that all sides take
+turns on one model.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ SIX = ("abs_mean", "sum", "min", "max", "mean", "std")
 
 
 class Sides:
-    """Sides that run the same body on the same model, and how many records each wrote a call of the
-    body.
-    """
+    """Sides that run the same body on the same model, with their numbers of records per call."""
 
     def __init__(self, model: nn.Module, body: Callable[[], object], folder: Path) -> None:
         self.model, self.body, self.folder = model, body, folder
@@ -35,23 +33,23 @@ class Sides:
         self._made = 0
 
     def bare(self) -> dict[str, Side]:
-        """Nothing attached, twice: as what all others are compared with, and as the control."""
+        """Add the bare program twice: as the baseline, and as the control."""
         return {BARE: plainly(self.body), CONTROL: plainly(self.body)}
 
     def empty_hooks(self) -> Side:
-        """What no recorder on hooks can go below."""
+        """Add empty hooks, the lower bound of any recorder with hooks."""
         return self._entered(lambda: _handles(self.model, lambda module, arguments, output: None))
 
     def cloning(self) -> Side:
-        """A copy of every output on the host until the body is done, as tensor_tracker makes."""
+        """Add copies of every output, kept until the body is done, as tensor_tracker does."""
         return self._entered(self._clones)
 
     def fastvideo(self, name: str, statistics: tuple[str, ...]) -> Side:
-        """FastVideo's activation trace, on all modules but the root."""
+        """Add FastVideo's activation trace, on all modules but the root."""
         return self._writing(name, lambda path: _fastvideo_trace(self.model, statistics, path))
 
     def ours(self, name: str, **settings: str) -> Side:
-        """This package with those settings; all else is as by default, and no exporter is named."""
+        """Add this package with the given settings and no exporter."""
         return self._writing(name, lambda path: _session(path, settings))
 
     def _entered(self, attached: Callable[[], AbstractContextManager[object]]) -> Side:
@@ -65,7 +63,7 @@ class Sides:
     def _writing(
         self, name: str, attached: Callable[[Path], AbstractContextManager[object]]
     ) -> Side:
-        """Count the records of the first time, then the file is of no more use."""
+        """Count the records of the first call; the file is not needed afterwards."""
 
         @contextmanager
         def side() -> Iterator[Callable[[], object]]:
@@ -223,6 +221,6 @@ def _fastvideo_trace(model: nn.Module, statistics: tuple[str, ...], path: Path) 
 
 
 def one_thread() -> None:
-    """More threads than one make the time of a forward bimodal on a shared machine."""
+    """Use one thread: with more, times on a shared machine are bimodal."""
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,8 +1,7 @@
-"""Six statistics of all modules of a Llama of 12 layers, on the CPU: what they add to a forward.
+"""The overhead of six statistics of all modules of a 12-layer Llama, on the CPU.
 
 FastVideo adds a fifth of the forward's time in fp32 and three quarters in bf16, half of it for
-`std`, and a copy of every output costs as much. The question is how much of that is left when a
-tensor is read once.
+`std`; a copy of every output costs as much. This measures how much remains if a tensor is read once.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ OUTPUTS, INPUTS, PARITY = "ours, outputs", "ours, inputs too", "ours, with the s
 
 
 def llama(size: Size, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
-    """46.9 million parameters, 163 modules, 147 tensors (236 MB in fp32) a forward of 2 × 256
-    tokens.
+    """Make a Llama: 46.9 million parameters, 163 modules.
+
+    A forward of 2 × 256 tokens has 147 tensors (236 MB in fp32).
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +38,7 @@ def llama(size: Size, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
 
 
 def measured(size: Size, dtype: torch.dtype, times: int) -> Measured:
-    """All sides in turn on one model."""
+    """Measure all sides in turns on one model."""
     one_thread()
     model, tokens = llama(size, dtype)
 
@@ -65,7 +65,7 @@ def measured(size: Size, dtype: torch.dtype, times: int) -> Measured:
 
 
 def measure(size: Size) -> list[Figure]:
-    """Our overhead as a share of FastVideo's, by the processor's clock."""
+    """Measure our overhead as a share of FastVideo's, in CPU time."""
     figures = []
     for dtype, times in ((torch.float32, 3), (torch.bfloat16, 6)):
         name = str(dtype).removeprefix("torch.")
@@ -95,7 +95,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

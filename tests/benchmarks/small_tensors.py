@@ -1,8 +1,6 @@
-"""What one record costs where the tensor is tiny: two hundred Linear(16, 16), so that all of it is
-calls and none arithmetic.
+"""The cost of a record of a tiny tensor: 200 Linear(16, 16), with almost no arithmetic.
 
-This is the cost in programs of many small modules. It is that of launching kernels, walking outputs
-and writing lines.
+This is the cost in programs of many small modules: calling kernels, walking outputs, writing lines.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ FASTVIDEO, TWO, DEFAULTS, BOTH = (
 
 
 def measure(size: Size) -> list[Figure]:
-    """Seconds of the processor a record, ours as a share of FastVideo's."""
+    """Measure our CPU time per record as a share of FastVideo's."""
     one_thread()
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(size.of(200, 10)))).eval()
     values = torch.randn(4, 16)
@@ -70,7 +68,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

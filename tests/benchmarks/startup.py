@@ -1,9 +1,8 @@
-"""What a Python process pays before its first line because this package is installed: nothing,
-while it is off.
+"""The start-up cost of a Python process with this package installed: none while it is off.
 
-Small environments of their own, with our start-up file and without, because the running one has it.
-A process of them all is `python -c pass`; its time is what the kernel charged it, start of the
-interpreter included.
+Measured in two small virtual environments, with and without the start-up file. A process is
+`python -c pass`; its time is the CPU time charged by the operating system, including the
+interpreter's start.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ OFF, ON = "installed and off", "installed and on"
 
 
 def interpreter(folder: Path, installed: bool) -> Path:
-    """A virtual environment with this package and its start-up file in it, or with the package
-    alone, which nothing imports.
-    """
+    """Make a virtual environment with this package and its start-up file, or without that file."""
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True
     )
@@ -45,9 +42,7 @@ def interpreter(folder: Path, installed: bool) -> Path:
 
 
 def spent(python: Path, program: str, variables: dict[str, str]) -> tuple[float, float]:
-    """Seconds of the processor and of the wall that `python -c PROGRAM` takes, start and end
-    included.
-    """
+    """Return the CPU and wall seconds of `python -c PROGRAM`, including start and end."""
     start = time.perf_counter()
     pid = os.posix_spawn(python, [str(python), "-c", program], variables)
     _, status, usage = os.wait4(pid, 0)
@@ -61,9 +56,7 @@ def spent(python: Path, program: str, variables: dict[str, str]) -> tuple[float,
 def interleaved(
     program: str, sides: dict[str, tuple[Path, dict[str, str]]], rounds: int, warm_up: int
 ) -> Measured:
-    """Run the program by each side once a round, after rounds that nobody counts: they compile, and
-    warm the files' cache.
-    """
+    """Run the program with each side once per round, after uncounted rounds that warm the caches."""
     order = random.Random(0)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
@@ -77,9 +70,7 @@ def interleaved(
 
 
 def measure(size: Size) -> list[Figure]:
-    """The interpreter's start by itself, and with the import of torch, which is when recording
-    starts.
-    """
+    """Measure the interpreter's start alone, and with the import of torch, where recording starts."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         without = interpreter(folder / "without", installed=False)
@@ -121,7 +112,7 @@ def measure(size: Size) -> list[Figure]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and tell."""
+    """Measure and print the figures."""
     return command(__doc__, measure, argv)
 
 

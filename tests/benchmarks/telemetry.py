@@ -1,14 +1,12 @@
-"""What OpenTelemetry takes from a training program: processor time of the training thread and of
-all others for a record, and how much longer a loop takes.
+"""The cost of OpenTelemetry in a training program: CPU time per record, and time of the loop.
 
     python -m tests.benchmarks.telemetry [--rounds 7] [--modules 200] [--steps 300] [--protocol
     grpc] [--training] [--json -]
 
-A loop of many small operations hands the records of a step to the sinks at its end, as the recorder
+A loop of many small operations passes the records of a step to the sinks at its end, as the recorder
 does, and the sinks send to a receiver in another process. The same loop without sinks, and with the
-SDK's own calls for the same events, runs in turn in the same process, and each is compared with the
-bare loop of the same round. `--training` trains a model of small modules instead, with hooks and
-all. Prints figures of one run on one machine; nothing here passes or fails.
+SDK's calls for the same events, runs in turns in the same process, and each is compared with the
+bare loop of the same round. `--training` trains a model of small modules with hooks instead.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Loop = Callable[[int], None]
 
 
 def receive() -> None:
-    """A receiver that lives until its standard input is closed."""
+    """Run a receiver until standard input is closed."""
     from tests.otlp_receiver import Receiver
 
     with Receiver() as receiver:
@@ -85,7 +83,7 @@ class Elsewhere:
         return self._process.stdout.readline().split()
 
     def arrived(self) -> dict[str, int]:
-        """What arrived since this was asked last."""
+        """Return what arrived since the last call."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -96,7 +94,7 @@ class Elsewhere:
         )
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
@@ -104,7 +102,7 @@ class Elsewhere:
 
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for a while."""
+    """Set environment variables temporarily."""
     os.environ.update(variables)
     try:
         yield
@@ -118,7 +116,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def records_of(step: int, modules: int) -> list[Record]:
-    """A step's records, with the default statistics."""
+    """Make the records of a step, with the default statistics."""
     found = []
     for n in range(modules):
         x = (n * 7919 + step * 104729) % 1000 / 7
@@ -138,7 +136,7 @@ def records_of(step: int, modules: int) -> list[Record]:
 
 
 def make_loop(modules: int, take: Take | None) -> Loop:
-    """Small operations, then a step's records."""
+    """Make a loop of small operations, followed by the records of a step."""
     import torch
 
     layers, data = [torch.nn.Linear(16, 16) for _ in range(modules)], torch.randn(4, 16)
@@ -168,7 +166,7 @@ def make_loop(modules: int, take: Take | None) -> Loop:
 
 @contextmanager
 def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loop]:
-    """Records go where a session's would."""
+    """Send records through the sinks of a session."""
     from otel_torch.job import this_job
     from otel_torch.records import Losses
     from otel_torch.settings import Settings
@@ -192,9 +190,7 @@ def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[
 
 @contextmanager
 def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loop]:
-    """The same events by the SDK's own calls, with its exporters, and queues long enough that it
-    loses nothing.
-    """
+    """Send the same events by the SDK's calls and exporters, with queues that drop nothing."""
     from opentelemetry._logs import LogRecord
     from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -254,7 +250,7 @@ def through_sdk(signal: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loo
 def training(
     signals: str | None, on_disk: bool, elsewhere: Elsewhere, modules: int
 ) -> Iterator[Loop]:
-    """A model of small modules that trains, in a session of its own or in none (signals: None)."""
+    """Train a model of small modules, with a session or (signals: None) without."""
     import torch
 
     from otel_torch import bootstrap
@@ -298,8 +294,9 @@ Side = Callable[[], AbstractContextManager[Loop]]
 
 
 def measure(side: Side, steps: int) -> dict[str, float]:
-    """Seconds a step on the clock; processor seconds a step of the training thread; and of all
-    others, until all is sent.
+    """Return per step: wall seconds, CPU seconds of the training thread, and of all other threads.
+
+    The latter count until everything is sent.
     """
     gc.collect()
     with side() as loop:
@@ -316,8 +313,10 @@ def measure(side: Side, steps: int) -> dict[str, float]:
 def compare(
     sides: dict[str, Side], rounds: int, steps: int, records: int
 ) -> dict[str, dict[str, float]]:
-    """All sides in turn, in an order drawn anew each round: the medians of the ratio of a step to
-    the bare one's of the same round, and of the differences from it, in microseconds a record.
+    """Measure all sides in turns, in a new random order each round.
+
+    Returns medians of the ratio of a step to the bare one of the same round, and of the difference
+    in microseconds per record.
     """
     order = random.Random(0)
     found: list[dict[str, dict[str, float]]] = []
@@ -340,7 +339,7 @@ def compare(
 
 
 def choose(options: argparse.Namespace, elsewhere: Elsewhere) -> dict[str, Side]:
-    """What is compared."""
+    """Parse what is compared."""
     modules = options.modules
     if options.training:
         sides: dict[str, Side] = {BARE: lambda: training(None, False, elsewhere, modules)}
@@ -371,7 +370,7 @@ def choose(options: argparse.Namespace, elsewhere: Elsewhere) -> dict[str, Side]
 
 
 def figures(options: argparse.Namespace) -> list[Figure]:
-    """Each signal over the bare loop, and beside the SDK's own calls where it has them."""
+    """Compare each signal with the bare loop, and with the SDK's calls where these exist."""
     import torch
 
     torch.set_num_threads(1)
