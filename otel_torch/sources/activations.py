@@ -283,6 +283,6 @@ class Activations(Source):
             count = sum(len(modules) for _, modules in parts)
             say_once(
                 f"{model.name}: no records from {count} modules (for example {modules[-1]!r}) "
-                f"inside compiled {part or model.name!r}, which was compiled before recording "
-                "began. Start recording before its first call, or call torch._dynamo.reset()"
+                f"inside compiled {part or model.name!r}: it was compiled before recording began. "
+                "Start recording before its first call, or call torch._dynamo.reset()"
             )
