@@ -25,7 +25,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.recording.reader import load_recording
+from tests.interpreters import run_script
 from tests.parity.case import Case, Place
 
 # from the best to the worst; a clean pair is `silent` or `false`
@@ -99,10 +99,13 @@ class Score:
 
 
 class Recorder:
-    """Makes recordings, each once: the reference of many cases is one program."""
+    """Makes recordings, each once: the reference of many cases is one program.
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
-        self.folder, self._seed = folder, seed
+    fresh: whether each program gets a new interpreter (see `tests/interpreters.py`).
+    """
+
+    def __init__(self, folder: Path, seed: int = 0, fresh: bool = True) -> None:
+        self.folder, self._seed, self._fresh = folder, seed, fresh
 
     def record(self, case: Case, dtype: str, noise: bool = True) -> Recordings:
         """Run what has not been run yet; RuntimeError with the program's output where one fails."""
@@ -141,15 +144,13 @@ class Recorder:
             "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(recording),
             **({"OTEL_TORCH_NOISE": noise} if noise else {}),
         }  # fmt: skip
-        said = recording.with_name("output.txt")
-        with said.open("w") as output:
-            status = subprocess.run(
-                [sys.executable, str(case.program), *arguments, "--dtype", dtype, "--seed", str(self._seed)],
-                env=environment, cwd=recording.parent, stdout=output, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, check=False,
-            ).returncode  # fmt: skip
-        if status or not recording.exists():
+        argv = [str(case.program), *arguments, "--dtype", dtype, "--seed", str(self._seed)]
+        done = run_script(argv, environment, recording.parent, TIMEOUT_S, fresh=self._fresh)
+        output = done.stdout + done.stderr
+        recording.with_name("output.txt").write_text(output)
+        if done.returncode or not recording.exists():
             raise RuntimeError(
-                f"{' '.join(arguments)} {dtype}: exit status {status}\n" + said.read_text()[-2000:]
+                f"{' '.join(arguments)} {dtype}: exit status {done.returncode}\n{output[-2000:]}"
             )
 
 

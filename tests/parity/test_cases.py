@@ -150,7 +150,7 @@ def test_fastvideos_rule_names_the_first_output_that_is_half_a_percent_off(
 
 
 def test_two_processes_are_recorded_by_environment_alone_and_once(tmp_path: Path) -> None:
-    recorder, case = scoreboard.Recorder(tmp_path), BY_NAME["gpt2_bias_missing"]
+    recorder, case = scoreboard.Recorder(tmp_path, fresh=False), BY_NAME["gpt2_bias_missing"]
     made = recorder.record(case, "fp32")
     assert made.reference.read_bytes() != made.noise.read_bytes()
     again = made.port.stat().st_mtime_ns

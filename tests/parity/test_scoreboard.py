@@ -114,7 +114,8 @@ def test_two_unmodified_processes_switched_on_by_environment_alone(
     tmp_path: Path, name: str
 ) -> None:
     case = BY_NAME[name]
-    recordings = scoreboard.Recorder(tmp_path).record(case, "fp32", noise=False)
+    recorder = scoreboard.Recorder(tmp_path, fresh=name == PROCESSES[0])
+    recordings = recorder.record(case, "fp32", noise=False)
     found = scoreboard.score(case, "fp32", recordings, OURS)
     assert found.outcome == ("silent" if case.clean else "exact"), found.named
 
