@@ -151,7 +151,7 @@ class RunningSession:
         from otel_torch.sources.training import Training
 
         if settings.isolate is not None and settings.budget is not None:
-            say("OTEL_TORCH_BUDGET does not count with OTEL_TORCH_ISOLATE, which needs every step")
+            say("OTEL_TORCH_BUDGET is ignored with OTEL_TORCH_ISOLATE, which needs every step")
             settings = dataclasses.replace(settings, budget=None)
         self.settings, self._overrides = settings, overrides
         losses, events, reader = Losses(), RunEvents(), TensorReader(settings)
@@ -168,7 +168,7 @@ class RunningSession:
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         operations = self._make_operations(events)
         nonfinite_watch = self._make_nonfinite_watch(events)
-        HookAttacher(
+        HookAttacher(  # subscribes to `events`, which keeps it
             self.session,
             events,
             self.activations,

@@ -167,7 +167,7 @@ class NumberSet:
             elif (match := re.fullmatch(r"\*/(\d+)", word)) and int(match[1]) > 0:
                 every.append(int(match[1]))
             else:
-                report(f"bad entry {word!r} is skipped; use entries such as 3, 10-20 or */10")
+                report(f"{word!r} is skipped; use entries such as 3, 10-20 or */10")
         if not split_list(text):
             return cls()
         if not (single or spans or every):

@@ -404,7 +404,7 @@ def test_a_port_that_is_fed_with_its_reference_needs_every_step(
         for _ in range(8):
             net(X)
     assert sorted(set(sink.rows("step", phase="forward"))) == [*range(8)]
-    assert "OTEL_TORCH_BUDGET does not count with OTEL_TORCH_ISOLATE" in capfd.readouterr().err
+    assert "OTEL_TORCH_BUDGET is ignored with OTEL_TORCH_ISOLATE" in capfd.readouterr().err
 
 
 def test_nothing_stays_behind() -> None:
