@@ -1,4 +1,4 @@
-"""What a cache keeps, and how it is found again."""
+"""The contents of a cache and every way to look them up."""
 
 import copy
 import dataclasses
@@ -60,14 +60,14 @@ def make(layers: int = 3) -> Net:
     return Net(layers)
 
 
-def kept(model: Net, *arguments: object, **options: object) -> CacheDict:
+def cache_forward(model: Net, *arguments: object, **options: object) -> CacheDict:
     with torch.no_grad(), Cache(*arguments, **options).attach(model) as cache:
         model(IDS)
     return cache
 
 
-def test_every_form_of_access_finds_the_same_module() -> None:
-    cache = kept(make(12))
+def test_every_form_of_access_returns_the_same_module() -> None:
+    cache = cache_forward(make(12))
     view = cache.model.h[1]
     forms = [
         cache["model.h.1"],
@@ -84,12 +84,12 @@ def test_every_form_of_access_finds_the_same_module() -> None:
     assert isinstance(view.attn.output, tuple) and view.attn.output[1] is None
 
 
-def test_keys_are_those_from_here_down() -> None:
-    cache = kept(make(), include_inputs=True)
+def test_keys_are_the_called_modules_below() -> None:
+    cache = cache_forward(make(), include_inputs=True)
     inside = [f"model.h.1{rest}" for rest in ("", ".attn", ".attn.project", ".output")]
     assert (
         list(cache.model.h[1]) == inside == list(cache.h[1].keys())
-    )  # with inputs: in the order in which calls begin
+    )  # with inputs: in the order in which calls start
     assert len(cache) == 15 == len(list(cache.items())) and len(cache.h) == 12
     assert (
         "h.0" in cache.model
@@ -99,16 +99,16 @@ def test_keys_are_those_from_here_down() -> None:
         and "nope" not in cache
     )
     assert all(cache[key] is not None for key in cache)
-    assert list(kept(make()).h[1]) == [
+    assert list(cache_forward(make()).h[1]) == [
         inside[2],
         inside[1],
         inside[3],
         inside[0],
-    ]  # else in which they end
+    ]  # without: in the order in which they end
 
 
-def test_what_is_not_there_is_said() -> None:
-    cache = kept(make(), "h.1")
+def test_missing_modules_raise_with_the_existing_names() -> None:
+    cache = cache_forward(make(), "h.1")
     with pytest.raises(AttributeError, match=r"model has no module 'hea'; it has embed, h, head"):
         cache.hea  # noqa: B018
     with pytest.raises(KeyError, match=r"model\.h has no module '7'; it has 0, 1, 2"):
@@ -126,7 +126,7 @@ def test_what_is_not_there_is_said() -> None:
 
 def test_modules_are_chosen_by_object_name_and_pattern() -> None:
     model = make()
-    cache = kept(model, [model.h[0], "model.head", "embed", re.compile(r"2\.attn$")])
+    cache = cache_forward(model, [model.h[0], "model.head", "embed", re.compile(r"2\.attn$")])
     assert list(cache) == ["model.embed", "model.h.0", "model.h.2.attn", "model.head"]
     for wrong, meant in (
         ("model.haed", "did you mean 'head'"),
@@ -142,32 +142,32 @@ def test_modules_are_chosen_by_object_name_and_pattern() -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_later_changes_in_place_do_not_reach_it() -> None:
+def test_later_in_place_operations_do_not_change_it() -> None:
     model = make()
     with torch.no_grad():
         expected = model.h[0].attn.project(model.embed(IDS))
-    cache = kept(model, include_inputs=True)
+    cache = cache_forward(model, include_inputs=True)
     assert torch.equal(cache.h[0].attn.project.output, expected) and (expected < 0).any()
     assert torch.equal(cache["h.0.output"].input, expected)
 
 
-def test_a_child_that_is_called_like_an_attribute_of_ours() -> None:
-    cache = kept(make())
+def test_a_child_with_the_name_of_an_attribute() -> None:
+    cache = cache_forward(make())
     assert (
         torch.equal(cache.h[0]["output"].output, cache.h[0].output)
         and cache["model.h.0.output"].calls
     )
 
 
-def test_inputs_are_kept_with_their_names() -> None:
-    cache = kept(make(), "h.0.attn", include_inputs=True)
+def test_inputs_are_cached_with_their_names() -> None:
+    cache = cache_forward(make(), "h.0.attn", include_inputs=True)
     args, kwargs = cache.h[0].attn.inputs
     assert (
         len(args) == 1
         and kwargs["mask"].dtype == torch.bool
         and torch.equal(cache.h[0].attn.input, args[0])
     )
-    only = kept(make(), "head", include_inputs=True, include_output=False)
+    only = cache_forward(make(), "head", include_inputs=True, include_output=False)
     assert only.head.input.shape == (1, 3, 4) and only.head.output is None
     assert (
         Cache.Entry(inputs=((), {})).input is None and Cache.Entry(inputs=((), {"x": 1})).input == 1
@@ -183,16 +183,19 @@ def test_inputs_are_kept_with_their_names() -> None:
         pass
 
 
-def test_only_floating_numbers_are_cast() -> None:
-    cache = kept(make(), include_inputs=True, dtype=torch.float16)
+def test_only_floating_point_tensors_are_cast() -> None:
+    cache = cache_forward(make(), include_inputs=True, dtype=torch.float16)
     assert cache.embed.input.dtype == torch.int64 and cache.head.output.dtype == torch.float16
     model = make()
     with Cache("head", detach=False, device=None).attach(model) as graph:
         model(IDS)
-    assert graph.head.output.requires_grad and not kept(model, "head").head.output.requires_grad
+    assert (
+        graph.head.output.requires_grad
+        and not cache_forward(model, "head").head.output.requires_grad
+    )
 
 
-def test_several_calls_are_a_list_with_the_last_as_the_short_form() -> None:
+def test_several_calls_are_a_list_and_the_attributes_are_the_last() -> None:
     model = make()
     with torch.no_grad(), Cache("head", include_inputs=True).attach(model) as cache:
         first, second = model(IDS), model(IDS + 1)
@@ -205,7 +208,7 @@ def test_several_calls_are_a_list_with_the_last_as_the_short_form() -> None:
     assert "(2 calls)" in repr(cache)
 
 
-def test_a_call_that_raised_does_not_take_the_output_of_the_next() -> None:
+def test_a_call_that_raised_does_not_get_the_output_of_the_next() -> None:
     model = make()
     with torch.no_grad(), Cache(include_inputs=True).attach(model) as cache:
         with pytest.raises(IndexError):
@@ -228,26 +231,26 @@ class Structured(nn.Module):
         return {"result": Result(x * 2), "pair": (x, [x + 1, None])}
 
 
-def test_every_container_is_kept_without_its_graph() -> None:
+def test_every_container_is_cached_without_its_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     model = Structured()
     with Cache().attach(model) as cache:
         found = model(x)
-    kept = cache.output
+    cached = cache.output
     assert (
-        kept["result"].logits.tolist() == [2, 2]
-        and not kept["result"].logits.requires_grad
-        and kept["result"].words == "kept"
+        cached["result"].logits.tolist() == [2, 2]
+        and not cached["result"].logits.requires_grad
+        and cached["result"].words == "kept"
     )
     assert (
         found["result"].logits.requires_grad
-        and kept["pair"][1][1] is None
-        and not kept["pair"][0].requires_grad
+        and cached["pair"][1][1] is None
+        and not cached["pair"][0].requires_grad
     )
 
 
 def test_renamed_components_and_modules() -> None:
-    cache = kept(
+    cache = cache_forward(
         make(), rename={"h": "layers", "h.0": "first", "unused": "x"}, alias={"logits": "head"}
     )
     assert cache.model.layers[1].output is cache.h[1].output is cache["layers.1"].output
@@ -257,14 +260,16 @@ def test_renamed_components_and_modules() -> None:
         and cache.logits.output is cache.head.output
     )
     assert "layers.1" in cache and len(cache.layers) == len(cache.h)
-    assert list(kept(make(), ["layers.0", "first"], rename={"h": "layers", "h.1": "first"})) == [
+    assert list(
+        cache_forward(make(), ["layers.0", "first"], rename={"h": "layers", "h.1": "first"})
+    ) == [
         "model.h.0",
         "model.h.1",
     ]
 
 
-def test_it_shows_itself_as_a_tree() -> None:
-    cache = kept(make(1), re.compile("h|head"))
+def test_repr_is_a_tree() -> None:
+    cache = cache_forward(make(1), re.compile("h|head"))
     assert repr(cache).splitlines() == [
         "model",
         "  h",
@@ -279,13 +284,13 @@ def test_it_shows_itself_as_a_tree() -> None:
 
 
 def test_pickled_and_copied() -> None:
-    cache = kept(make(), include_inputs=True, rename={"h": "layers"})
+    cache = cache_forward(make(), include_inputs=True, rename={"h": "layers"})
     for again in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
         assert torch.equal(again.layers[2].output, cache.h[2].output) and list(again) == list(cache)
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
-    cache = kept(make(), include_inputs=True, rename={"h": "layers"})
+    cache = cache_forward(make(), include_inputs=True, rename={"h": "layers"})
     path = tmp_path / "cache.safetensors"
     cache.save(path)
     loaded = CacheDict.load(path)
@@ -303,13 +308,13 @@ def test_a_budget_stops_with_a_clear_error_or_goes_to_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model, whole = make(), kept(make(), include_inputs=True)
+    model, whole = make(), cache_forward(make(), include_inputs=True)
     with pytest.raises(
         CacheFull, match=r"another \d+ would exceed max_bytes=300; choose fewer modules"
     ):
-        kept(model, max_bytes=300)
+        cache_forward(model, max_bytes=300)
     assert not any(module._forward_hooks for module in model.modules())
-    cache = kept(model, max_bytes=300, overflow="disk", include_inputs=True)
+    cache = cache_forward(model, max_bytes=300, overflow="disk", include_inputs=True)
     assert repr(cache) == repr(whole)
     for key in whole:
         if isinstance(whole[key].output, torch.Tensor):
@@ -352,10 +357,10 @@ def test_inside_compiled_graphs(fresh_compiler: None) -> None:
     )
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_hook_remains() -> None:
     model = make()
     for _ in range(10):
-        cache = kept(model)
+        cache = cache_forward(model)
     whole = weakref.ref(cache)
     del cache
     gc.collect()

@@ -1,8 +1,7 @@
 """The documented examples of tensor_tracker and of nnsight, on a GPT-2 and on a diffusion
 transformer: eager and compiled.
 
-What they print is not looked at, but the numbers: beside them stand PyTorch's own hooks, which keep
-copies.
+The expected values come from copies that PyTorch's own hooks make.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.scoreboard
 
 @dataclasses.dataclass
 class Subject:
-    """A model and what it is called with. blocks: the name of its list of layers; attention, head:
+    """A model and its arguments. blocks: the name of its list of layers; attention, head:
     of modules in it.
     """
 
@@ -77,7 +76,7 @@ def wan(layers: int = 2) -> Subject:
 
 
 class Loss(nn.Module):
-    """What the examples of tensor_tracker call: a model whose forward returns a loss."""
+    """The model of tensor_tracker's examples: its forward returns a loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -99,7 +98,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def seen(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[list[Tensor]]]:
-    """By PyTorch's own hooks: copies of the tensors that every module returns, a list for each
+    """Return copies of the tensors that every module returns, by PyTorch's own hooks: a list per
     call; in the order of ends.
     """
     found: dict[str, list[list[Tensor]]] = {}
@@ -161,7 +160,7 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
             assert same(tensors(stash.value), own[stash.name][0]), stash.name
     assert set(gradients) <= {
         stash.name for stash in tracker if stash.grad
-    }  # and those of dicts, which torch's hooks leave out
+    }  # and those of dicts, which torch's hooks skip
     assert all(isinstance(stash, Stash) for stash in list(tracker))
     frame = tracker.to_frame()
     assert list(frame.columns) == ["name", "type", "grad", "std"] and len(frame) == len(tracker)
@@ -172,7 +171,7 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
     largest = tracker.to_frame(lambda tensor: tensor.abs().max(), "largest")["largest"]
     for stash, value in zip(
         tracker, largest, strict=True
-    ):  # of the first value, as there; a dict is none
+    ):  # of the first value, as in tensor_tracker; a dict has none
         assert (
             not isinstance(stash.first_value, Tensor)
             or value == stash.first_value.abs().max().item()
@@ -222,8 +221,8 @@ def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) ->
 
 @SUBJECTS
 def test_activations_of_layers_are_stacked_for_a_projection(make: Callable[[], Subject]) -> None:
-    """What its second notebook does, up to the call of UMAP: tokens × layers, one row of features
-    each, with gradients.
+    """The second notebook of tensor_tracker up to the call of UMAP: one row of features per token
+    and layer, with gradients.
     """
     subject = make()
     model = Loss(subject.model)
@@ -368,7 +367,7 @@ def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
 
 
 def patched(it: Any, subject: Subject) -> tuple[Tensor, Tensor]:
-    """What of one input is behind a layer goes into the run of another."""
+    """Replace a layer's output of one run by that of another."""
     name = f"{subject.blocks}.{len(subject.model.get_submodule(subject.blocks)) - 1}"
     with it.invoke(**subject.inputs) as a, it.invoke(**subject.others) as b:
         b[name].output = a[name].output
@@ -376,7 +375,7 @@ def patched(it: Any, subject: Subject) -> tuple[Tensor, Tensor]:
 
 
 @SUBJECTS
-def test_two_invokes_hand_over_a_layer(make: Callable[[], Subject]) -> None:
+def test_a_layer_of_one_invoke_replaces_that_of_another(make: Callable[[], Subject]) -> None:
     subject = make()
     it = interleave(subject.model)
     cache = it.cache(subject.head)
@@ -420,7 +419,7 @@ def test_a_body_is_compiled_and_replaces(make: Callable[[], Subject]) -> None:
 
 
 def test_the_embeddings_of_a_prompt_go_into_another_at_a_barrier() -> None:
-    """With `generate`: what is generated from the blanks is what the prompt generates."""
+    """With the prompt's embeddings, blank tokens generate what the prompt generates."""
     subject = gpt2()
     model, options = (
         subject.model,
@@ -455,8 +454,8 @@ def test_the_embeddings_of_a_prompt_go_into_another_at_a_barrier() -> None:
     assert torch.equal(first, model.generate(prompt, **options))
 
 
-def test_guidance_is_two_bodies_that_meet_at_every_step() -> None:
-    """The same for a loop of denoising: at every step the conditional run's layer goes into the
+def test_guidance_is_two_bodies_with_a_barrier_at_every_step() -> None:
+    """The same for a denoising loop: at every step the conditional run's layer goes into the
     unconditional one.
     """
     subject = wan()

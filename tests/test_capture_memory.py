@@ -1,5 +1,5 @@
-"""A thousand traces of one model leave nothing: no tensor, hook, thread, file, folder or setting,
-whatever became of each.
+"""A thousand traces of one model leave no tensor, hook, thread, file, folder or setting behind,
+however each of them ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from otel_torch.capture.cache import CacheFull
 from otel_torch.capture.interleave_error import InterleaveError
 from otel_torch.sources import compiled
 
-pytestmark = pytest.mark.scoreboard  # a thousand of each take long
+pytestmark = pytest.mark.scoreboard  # a thousand traces take long
 TRACES = 1000
 
 
@@ -66,13 +66,11 @@ def make() -> Net:
 
 
 def hooks(model: nn.Module) -> dict[str, list[int]]:
-    """Every table of hooks of every module and parameter, and torch's own of all modules, by what
-    they belong to.
-    """
+    """Return every hook table of every module and parameter, and torch's global ones, by owner."""
     tables = {
         f"{name}.{key}": table
-        for name, one in model.named_modules()
-        for key, table in vars(one).items()
+        for name, module in model.named_modules()
+        for key, table in vars(module).items()
         if "_hooks" in key
     }
     for name, parameter in model.named_parameters():
@@ -89,13 +87,15 @@ def hooks(model: nn.Module) -> dict[str, list[int]]:
 
 
 def census(model: nn.Module) -> dict[str, Any]:
-    """What is there, exactly."""
+    """Count everything that a trace may leave behind."""
     gc.collect()
     config = sys.modules.get("torch._dynamo.config")
     return {
-        "tensors": sum(issubclass(type(one), Tensor) for one in gc.get_objects()),
+        "tensors": sum(issubclass(type(item), Tensor) for item in gc.get_objects()),
         "hooks": hooks(model),
-        "managers": sum(ModuleHookManager.get_from(one) is not None for one in model.modules()),
+        "managers": sum(
+            ModuleHookManager.get_from(module) is not None for module in model.modules()
+        ),
         "numbers in compiled graphs": len(compiled._sites),
         "threads": threading.enumerate(),
         "files": os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else [],
@@ -114,7 +114,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def check(trace: Callable[[Net], object], traces: int = TRACES) -> None:
-    """Nothing is more after `traces` traces than after three, and the model is what it was."""
+    """Check that counts after `traces` traces equal those after three, and the model is the same."""
     model = make()
     exact = model(X).detach()
     state = copy.deepcopy(model.state_dict())
@@ -132,10 +132,10 @@ def check(trace: Callable[[Net], object], traces: int = TRACES) -> None:
     assert objects[2] - objects[1] - (objects[1] - objects[0]) < max(
         traces, 100
     )  # not an object for every trace
-    assert all(torch.equal(one, state[name]) for name, one in model.state_dict().items())
-    for one in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert torch.equal(one(X), exact)
-        assert not any(hooks(one).values())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    for copied in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(copied(X), exact)
+        assert not any(hooks(copied).values())
 
 
 # -- Cache
@@ -149,7 +149,7 @@ def cached(model: Net) -> None:
 
 
 def cached_twice_at_once(model: Net) -> None:
-    """The one that was attached first is detached first."""
+    """Detach the one that was attached first."""
     first, second = Cache("h.0").attach(model), Cache(detach=False).attach(model)
     model(X).sum().backward()
     first.detach()
@@ -285,7 +285,7 @@ def compiled_body_with_caches(model: Net) -> None:
         bodies_at_a_barrier, compiled_body_with_caches,
     ],
 )  # fmt: skip
-def test_runs_beside_a_body(trace: Callable[[Net], None]) -> None:
+def test_interleaved_runs(trace: Callable[[Net], None]) -> None:
     check(trace)
 
 

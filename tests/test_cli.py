@@ -1,5 +1,5 @@
-"""The command line: statuses, one line on stderr, never a traceback, and a doctor that gives no
-secret away.
+"""The command line: exit statuses, errors as one line on stderr, never a traceback, and a doctor that
+does not reveal secrets.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def bare_environment(monkeypatch):
 
 @pytest.fixture
 def undelivered(monkeypatch):
-    """A doctor that sends nothing: whether things arrive is tested where they are sent."""
+    """Keep the doctor from sending probes; their delivery is tested elsewhere."""
     monkeypatch.setattr(
         doctor,
         "CHECKS",
@@ -46,7 +46,7 @@ def call(*arguments, **variables):
     )
 
 
-def test_help_names_every_command_and_loads_none_of_them():
+def test_help_lists_every_command_and_imports_none():
     code = "import sys; from otel_torch.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert all(f"    {name}" in shown for name in cli.COMMANDS)
@@ -89,14 +89,14 @@ def test_bad_usage_is_status_2_and_one_line(arguments, reported):
     assert line.startswith("otel_torch: ") and reported in line
 
 
-def test_a_fault_of_our_own_is_one_line_too(monkeypatch, capsys):
+def test_an_internal_error_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "run", lambda arguments: [][1])
     assert cli.main(["doctor"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "doctor: IndexError" in line
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_reader_that_closes_the_pipe_is_not_an_error():
     code = "import sys; from otel_torch.cli import doctor, main; doctor.run = lambda _: [print('x' * 10000) for _ in range(100)] and 0"
     program = f"{code}; sys.exit(main.main(['doctor']))"
     writer = subprocess.Popen(
@@ -107,7 +107,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert (writer.stderr.read(), writer.wait(60)) == (b"", 0)
 
 
-def test_run_takes_the_programs_own_options_and_double_dash(tmp_path):
+def test_run_passes_on_the_program_s_options_and_accepts_a_double_dash(tmp_path):
     for separator in ([], ["--"]):
         result = call(
             "run",
@@ -148,7 +148,7 @@ def test_doctor_with_nothing_set_is_fine(capsys, undelivered, tmp_path, monkeypa
     assert os.listdir(tmp_path) == []
 
 
-def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch):
+def test_doctor_shows_values_of_its_own_variables_only(capsys, undelivered, monkeypatch):
     monkeypatch.setenv("OTEL_TORCH_MODULES", r"^blocks\.")
     monkeypatch.setenv("FASTVIDEO_TRACE_STEPS", "0-3")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization={SECRET}")
@@ -178,14 +178,16 @@ def test_doctor_shows_our_values_and_no_others(capsys, undelivered, monkeypatch)
         ("OTEL_TORCH_JSONL", "/", "is a folder"),
     ],
 )
-def test_doctor_finds_what_cannot_work(capsys, undelivered, monkeypatch, name, value, reported):
+def test_doctor_finds_settings_that_cannot_work(
+    capsys, undelivered, monkeypatch, name, value, reported
+):
     monkeypatch.setenv(name, value)
     fine, rows, _ = findings(capsys)
     assert not fine
     assert any(ok is False and reported in text for _, ok, text in rows), rows
 
 
-def test_doctor_as_text_marks_what_is_wrong(capsys, undelivered, monkeypatch):
+def test_doctor_as_text_marks_problems(capsys, undelivered, monkeypatch):
     monkeypatch.setenv("OTEL_TORCH_MODULES", "(")
     assert cli.main(["doctor"]) == 2
     assert any(line.startswith("NO set") for line in capsys.readouterr().out.splitlines())
@@ -223,12 +225,12 @@ def test_doctor_survives_a_check_that_fails(capsys, monkeypatch):
         ),
     ],
 )
-def test_doctor_says_where_each_signal_goes(variables, traces):
+def test_doctor_reports_the_destination_of_each_signal(variables, traces):
     assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
 
 
-def test_doctor_minds_only_the_signals_that_are_asked_for(monkeypatch):
-    with socket.socket() as unheard:  # bound, and not listening
+def test_doctor_checks_only_enabled_signals(monkeypatch):
+    with socket.socket() as unheard:  # bound, but not listening
         unheard.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TORCH_SIGNALS": "spans"}

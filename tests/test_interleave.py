@@ -1,4 +1,4 @@
-"""A body beside a forward: what it reads, replaces and asks for, and that nothing hangs or stays."""
+"""A body in turns with a forward: it reads and replaces values, never hangs, and leaves no hook."""
 
 import contextvars
 import copy
@@ -56,7 +56,7 @@ def make() -> Net:
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
-def test_what_is_read_is_what_passes_and_the_model_stands_there() -> None:
+def test_a_read_returns_the_value_and_pauses_the_model() -> None:
     model = make()
     seen = []
     model.h[1].register_forward_hook(lambda *_: seen.append("h.1"))
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_passes_and_the_model_stands_there() -> None:
     seen.clear()
     with interleave(model).invoke(X) as run:
         first = run.h[0].output
-        assert seen == []  # the model stands behind h[0]
+        assert seen == []  # the model is paused after h[0]
         assert run.h[0].output is first
         args, kwargs = run.h[1].inputs
         assert args[0] is first and kwargs == {"scale": 2.0} and run.h[1].input is first
@@ -73,7 +73,7 @@ def test_what_is_read_is_what_passes_and_the_model_stands_there() -> None:
         assert torch.equal(run.output, exact) and torch.equal(run.result, exact)
 
 
-def test_what_is_assigned_is_what_goes_on() -> None:
+def test_an_assigned_value_replaces_the_model_s() -> None:
     model = make()
     it = interleave(model)
     with it.invoke(X) as run:
@@ -135,7 +135,7 @@ def test_gradients_are_read_and_replaced() -> None:
 
     x.grad = None
     with interleave(model).execute(train, x) as run:
-        assert run.h[0].grad.shape == (2, 4)  # the model's own code makes it
+        assert run.h[0].grad.shape == (2, 4)  # the model's own code calls backward
     assert torch.equal(x.grad, expected)
     with (
         pytest.raises(
@@ -203,7 +203,7 @@ def test_next_goes_on_to_the_next_call() -> None:
         )
 
 
-def test_errors_of_either_side_end_both_and_surface_once() -> None:
+def test_an_error_on_either_side_ends_both_and_is_raised_once() -> None:
     model = make()
     it = interleave(model)
     ran = []
@@ -222,7 +222,7 @@ def test_errors_of_either_side_end_both_and_surface_once() -> None:
         assert run.result.shape == (2, 2)
 
 
-def test_the_state_of_the_thread_holds_in_the_models() -> None:
+def test_the_model_runs_in_the_body_s_thread_state() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
     seen: list[object] = []
 
@@ -256,7 +256,7 @@ def test_the_state_of_the_thread_holds_in_the_models() -> None:
     ]
 
 
-def test_a_child_that_is_called_like_an_attribute(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_with_the_name_of_an_attribute(capfd: pytest.CaptureFixture[str]) -> None:
     config = BertConfig(
         num_hidden_layers=1,
         hidden_size=8,
@@ -271,7 +271,7 @@ def test_a_child_that_is_called_like_an_attribute(capfd: pytest.CaptureFixture[s
     assert "encoder.layer.0 has a module called 'output'" in capfd.readouterr().err
 
 
-def test_names_that_are_not_there() -> None:
+def test_missing_modules_raise_with_the_existing_names() -> None:
     with interleave(make()).invoke(X) as run:
         with pytest.raises(AttributeError, match="Net has no module 'heads'; it has h, head"):
             run.heads  # noqa: B018
@@ -283,10 +283,10 @@ def test_names_that_are_not_there() -> None:
             run.head[0]
         with pytest.raises(AttributeError, match="'bias' cannot be assigned"):
             run.head.bias = 1
-        assert [one.output.shape for one in run.h[:2]] == [(2, 4)] * 2
+        assert [layer.output.shape for layer in run.h[:2]] == [(2, 4)] * 2
 
 
-def test_bodies_as_functions_meet_at_a_barrier() -> None:
+def test_bodies_as_functions_wait_at_a_barrier() -> None:
     model = make()
     it = interleave(model)
     barrier = it.barrier(2)
@@ -319,7 +319,7 @@ def test_bodies_as_functions_meet_at_a_barrier() -> None:
         it.invoke(X).wait()
 
 
-def test_a_compiled_body_hooks_what_it_asked_for() -> None:
+def test_a_compiled_body_hooks_only_the_modules_it_asked_for() -> None:
     model = make()
     it = interleave(model)
     hooked: list[int] = []
@@ -340,7 +340,7 @@ def test_a_compiled_body_hooks_what_it_asked_for() -> None:
         changing(X)
 
 
-def test_a_cache_keeps_what_the_bodies_left() -> None:
+def test_a_cache_holds_the_values_that_the_bodies_assigned() -> None:
     model = make()
     it = interleave(model)
     cache = it.cache(["h.0", "head"])
@@ -353,7 +353,7 @@ def test_a_cache_keeps_what_the_bodies_left() -> None:
     assert len(cache.head.calls) == 1
 
 
-def test_recorded_beside_it_with_a_span_of_its_own() -> None:
+def test_a_recorded_run_has_a_span() -> None:
     model = make()
     with recording() as sink, interleave(model).invoke(X) as run:
         run.h[1].output = torch.ones(2, 4)
@@ -366,7 +366,7 @@ def test_recorded_beside_it_with_a_span_of_its_own() -> None:
     ] and span.attributes == {"torch.model": "Net"}
 
 
-def test_a_plain_call_and_other_threads_pass_through() -> None:
+def test_plain_calls_and_other_threads_are_not_paused() -> None:
     model = make()
     exact = model(X)
     with interleave(model).invoke(X) as run:
@@ -386,7 +386,7 @@ def test_under_compile(fresh_compiler: None) -> None:
         )
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_hook_remains() -> None:
     model = make()
     gc.collect()
     before = len(gc.get_objects())
@@ -422,7 +422,9 @@ def test_a_body_that_asks_for_nothing_needs_no_thread_and_no_hook() -> None:
     it = interleave(net)
     cache = it.cache()
     with torch.no_grad(), it.invoke(torch.ones(1, 4)) as run:
-        torch.set_grad_enabled(True)  # the forward has what held where the run was entered
+        torch.set_grad_enabled(
+            True
+        )  # the forward has the state of the moment when the run was entered
     assert seen == [(True, False, 0)] and len(cache) == 8
     assert torch.equal(cache["head"].output, it.result)
     with it.invoke(torch.ones(1, 4)) as run:
@@ -430,7 +432,7 @@ def test_a_body_that_asks_for_nothing_needs_no_thread_and_no_hook() -> None:
     assert seen[1] == (False, True, len(list(net.modules())) - 1)
 
 
-def test_a_run_inside_the_forward_of_another_leaves_that_one_as_it_was() -> None:
+def test_a_run_inside_the_forward_of_another_does_not_change_that_one() -> None:
     net, inner = Net(), interleave(Net())
 
     def look(module: nn.Module, args: object) -> None:
@@ -444,7 +446,7 @@ def test_a_run_inside_the_forward_of_another_leaves_that_one_as_it_was() -> None
     assert inner.result.shape == (1, 2)
 
 
-def test_a_run_that_cannot_be_entered_leaves_nothing_behind() -> None:
+def test_a_run_that_cannot_be_entered_leaves_no_hook() -> None:
     net = Net()
     it = interleave(net)
     it.cache()
@@ -459,7 +461,7 @@ def test_a_run_that_cannot_be_entered_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_a_run_held_goes_with_it_and_waits_for_no_garbage_collector(asks: bool) -> None:
+def test_a_run_frees_its_tensors_without_the_garbage_collector(asks: bool) -> None:
     it = interleave(Net())
     gc.collect()
     gc.disable()
@@ -467,8 +469,8 @@ def test_what_a_run_held_goes_with_it_and_waits_for_no_garbage_collector(asks: b
         with torch.no_grad(), it.invoke(torch.ones(1, 4)) as run:
             if asks:
                 assert run.head.output.shape == (1, 2)
-        left = weakref.ref(it.result)
+        reference = weakref.ref(it.result)
         del run, it
-        assert left() is None
+        assert reference() is None
     finally:
         gc.enable()

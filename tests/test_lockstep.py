@@ -1,5 +1,5 @@
-"""A reference and its port side by side: the fault in hand, and every independent one in a single
-run.
+"""A reference and its port in lockstep: the first fault with its tensors, or all independent ones in
+a single run.
 """
 
 import copy
@@ -55,7 +55,7 @@ class Reference(nn.Module):
 
 
 class PortBlock(nn.Module):
-    """The same with other names, and faults where they are asked for."""
+    """The same model with other names, and optional faults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,20 +118,20 @@ def pair() -> tuple[Reference, Port]:
 
 def test_a_clean_port_has_no_fault() -> None:
     reference, port = pair()
-    found = lockstep(reference, port, X)
+    outcome = lockstep(reference, port, X)
     assert (
-        found.faults == []
-        and found.compared > 40
-        and torch.allclose(found.result, reference(X), atol=1e-5)
+        outcome.faults == []
+        and outcome.compared > 40
+        and torch.allclose(outcome.result, reference(X), atol=1e-5)
     )
-    assert str(found).startswith("no fault\n")
+    assert str(outcome).startswith("no fault\n")
 
 
-def test_it_stops_at_the_first_fault_with_both_tensors_in_hand() -> None:
+def test_it_stops_at_the_first_fault_with_both_tensors() -> None:
     reference, port = pair()
     port.layers[1].faults.add("scale")
     (fault,) = lockstep(reference, port, X).faults
-    # what stands in front of the projection is wrong: the code between the modules made it
+    # the input of the projection is wrong: the code between the modules computed it
     assert (fault.module, fault.tensor, fault.kind, fault.reference_module) == (
         "layers.1.out",
         "in[0]",
@@ -162,15 +162,15 @@ def test_healed_it_lists_every_independent_fault_once() -> None:
     with torch.no_grad():
         port.final.bias += 0.1
     exact = reference(X)
-    found = lockstep(reference, port, {"x": X}, heal=True)
-    assert [(fault.module, fault.kind) for fault in found.faults] == [
+    outcome = lockstep(reference, port, {"x": X}, heal=True)
+    assert [(fault.module, fault.kind) for fault in outcome.faults] == [
         ("layers.0.fc2", "input"), ("layers.2.out", "input"), ("final", "output"),
     ]  # fmt: skip
-    assert torch.allclose(found.result, exact, atol=1e-5)
+    assert torch.allclose(outcome.result, exact, atol=1e-5)
 
 
 class FusedAttention(nn.Module):
-    """Three projections in one."""
+    """The attention with its three projections in one."""
 
     def __init__(self, whole: Attention) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class FusedAttention(nn.Module):
         return self.o(torch.softmax(q @ k.mT / 4, -1) @ v)
 
 
-def test_a_fault_in_a_fused_projection_names_what_was_compared_with_nothing() -> None:
+def test_a_fault_in_a_fused_projection_lists_the_modules_that_were_not_compared() -> None:
     reference, _ = pair()
     port = copy.deepcopy(reference)
     for block in port.blocks:
@@ -204,24 +204,24 @@ def test_a_fault_in_a_fused_projection_names_what_was_compared_with_nothing() ->
     assert (plain.module, plain.kind, plain.unmet) == ("blocks.2.up", "output", [])
 
 
-def test_inputs_may_differ_and_names_be_told() -> None:
+def test_a_port_may_take_other_inputs() -> None:
     reference, port = pair()
-    found = lockstep(reference, port, (X,), port_inputs=lambda model: model(x=X.clone()))
-    assert found.faults == []
+    outcome = lockstep(reference, port, (X,), port_inputs=lambda model: model(x=X.clone()))
+    assert outcome.faults == []
 
 
-def test_a_tensor_of_the_reference_that_belongs_to_places_far_apart() -> None:
+def test_a_tensor_of_the_reference_may_correspond_to_distant_ones_of_the_port() -> None:
     reference = nn.Sequential(*[nn.Identity() for _ in range(12)])
     port = nn.Sequential(*[nn.Identity() for _ in range(12)])
-    # what the reference's first module returns stands in the port's first place and in its last
-    places = [("0" if at in (0, 11) else str(at)) for at in range(12)]
+    # the output of the reference's first module is that of the port's first and last
+    modules = [("0" if index in (0, 11) else str(index)) for index in range(12)]
     events = [
-        PairedEvent(str(at), "output", 0, {"out": TensorLocation(place, "output", 0, "out")}, [])
-        for at, place in enumerate(places)
+        PairedEvent(str(i), "output", 0, {"out": TensorLocation(module, "output", 0, "out")}, [])
+        for i, module in enumerate(modules)
     ]
     runs = [InterleavedRun(InterleavedModel(model), model, (X,), {}) for model in (reference, port)]
-    found = _LockstepComparison(Tolerance(), True, Lockstep()).run(*runs, events)
-    assert found.faults == [] and found.compared == 12
+    outcome = _LockstepComparison(Tolerance(), True, Lockstep()).run(*runs, events)
+    assert outcome.faults == [] and outcome.compared == 12
 
 
 def test_a_real_model_and_a_planted_bug() -> None:
@@ -233,12 +233,12 @@ def test_a_real_model_and_a_planted_bug() -> None:
     port = GPT2LMHeadModel(config).eval()
     port.load_state_dict(reference.state_dict())
     port.transformer.h[1].mlp.act = nn.GELU()
-    found = lockstep(reference, port, {"input_ids": torch.tensor([[1, 2, 3, 4]])}, heal=True)
-    assert [fault.module for fault in found.faults][:1] == ["transformer.h.1.mlp.act"]
-    assert len({fault.module.split(".")[2] for fault in found.faults}) == 1
+    outcome = lockstep(reference, port, {"input_ids": torch.tensor([[1, 2, 3, 4]])}, heal=True)
+    assert [fault.module for fault in outcome.faults][:1] == ["transformer.h.1.mlp.act"]
+    assert len({fault.module.split(".")[2] for fault in outcome.faults}) == 1
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_errors_are_clear() -> None:
     reference, port = pair()
     with pytest.raises(ValueError, match="nothing "):
         lockstep(
@@ -250,7 +250,7 @@ def test_what_cannot_be_done_is_said() -> None:
         lockstep(reference, port, torch.ones(2, 5))
 
 
-def test_nothing_is_left_behind_nor_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_hook_remains_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     reference, port = pair()
     for _ in range(3):
         lockstep(reference, port, X)

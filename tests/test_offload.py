@@ -1,6 +1,4 @@
-"""Layer-wise offload: the same numbers, with no layer on the device but the one that runs and the
-next.
-"""
+"""Layer-wise offload: the same results, with only the running layer and the next on the device."""
 
 import copy
 
@@ -63,9 +61,9 @@ def layers(model: Model) -> list[Layer]:
 
 
 def sizes(model: Model) -> list[int]:
-    """How many elements of each layer are there."""
+    """Return how many elements of each layer are on the device."""
     return [
-        sum(one.numel() for one in (*layer.parameters(), *layer.buffers()))
+        sum(tensor.numel() for tensor in (*layer.parameters(), *layer.buffers()))
         for layer in layers(model)
     ]
 
@@ -81,27 +79,27 @@ def hook(layer: nn.Module) -> LayerwiseOffloadHook:
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_the_numbers_are_the_same_and_one_layer_is_there_at_a_time(device: str) -> None:
+def test_results_are_the_same_and_one_layer_is_on_the_device_at_a_time(device: str) -> None:
     model, whole = make(), make()
     whole.to(device)
     enable_layerwise_offload(model, device=device)
     assert sizes(model) == [0] * 5 and model.first.weight.device.type == device
-    assert [one.ndim for one in model.blocks[0].parameters()] == [
+    assert [parameter.ndim for parameter in model.blocks[0].parameters()] == [
         1,
         2,
         1,
         1,
         1,
-    ]  # rank is kept; that of a scalar cannot be
+    ]  # the rank is the same, except for a scalar
     there: list[list[bool]] = []
     for layer in layers(model):
         layer.linear.register_forward_hook(
             lambda *_: there.append([size > 0 for size in sizes(model)])
         )
     x = X.to(device)
-    for _ in range(3):  # running means go on where they were
+    for _ in range(3):  # running means continue from their last values
         assert torch.equal(model(x), whole(x))
-    assert there[:5] == [[at == layer for at in range(5)] for layer in range(5)]
+    assert there[:5] == [[index == layer for index in range(5)] for layer in range(5)]
     assert sizes(model) == [0] * 5
 
 
@@ -113,15 +111,17 @@ def test_the_next_layer_is_fetched_while_one_runs() -> None:
     fetched: list[list[bool]] = []
     for layer in layers(model):
         layer.linear.register_forward_hook(
-            lambda *_: fetched.append([bool(one.gpu_named_parameters) for one in states])
+            lambda *_: fetched.append([bool(state.gpu_named_parameters) for state in states])
         )
     model(X)
-    assert fetched == [[at in (layer, (layer + 1) % 5) for at in range(5)] for layer in range(5)]
+    assert fetched == [
+        [index in (layer, (layer + 1) % 5) for index in range(5)] for layer in range(5)
+    ]
 
 
 @pytest.mark.parametrize("skipped", [{1}, {0}, {4}, {1, 2}, {0, 2, 4}])
 @torch.no_grad()
-def test_skipped_layers_are_survived_and_leave_the_device(skipped: set[int]) -> None:
+def test_skipped_layers_are_freed(skipped: set[int]) -> None:
     model, whole = make(), make()
     enable_layerwise_offload(model, device="cpu")
     model.skipped = whole.skipped = skipped
@@ -133,7 +133,7 @@ def test_skipped_layers_are_survived_and_leave_the_device(skipped: set[int]) -> 
 
 
 @torch.no_grad()
-def test_a_forward_that_raises_leaves_nothing_behind() -> None:
+def test_a_forward_that_raises_leaves_no_layer_on_the_device() -> None:
     model, whole = make(), make()
     enable_layerwise_offload(model, device="cpu")
 
@@ -144,7 +144,7 @@ def test_a_forward_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(KeyError):
         model(X)
     handle.remove()
-    whole.blocks[0](whole.first(X))  # what the failing run had already averaged
+    whole.blocks[0](whole.first(X))  # the batch that the failing run had already averaged
     assert torch.equal(model(X), whole(X)) and sizes(model) == [0] * 5
 
 
@@ -175,7 +175,7 @@ def test_weights_changed_in_a_scope_stay_changed() -> None:
 
 
 @torch.no_grad()
-def test_hooks_are_replaced_where_there_are_some() -> None:
+def test_hooks_are_replaced_only_if_all_layers_have_one() -> None:
     model = make()
     with pytest.raises(AssertionError, match="has no LayerwiseOffloadHook"):
         enable_layerwise_offload(model, is_replace=True, device="cpu")
@@ -188,11 +188,11 @@ def test_hooks_are_replaced_where_there_are_some() -> None:
 
 
 @torch.no_grad()
-def test_what_several_layers_share_stays(capfd: pytest.CaptureFixture[str]) -> None:
+def test_shared_tensors_stay_on_the_device(capfd: pytest.CaptureFixture[str]) -> None:
     model, whole = make(), make()
-    for one in (model, whole):
-        one.blocks[1].linear.weight = one.blocks[0].linear.weight
-        one.blocks[2].linear.weight = one.first.weight
+    for net in (model, whole):
+        net.blocks[1].linear.weight = net.blocks[0].linear.weight
+        net.blocks[2].linear.weight = net.first.weight
     enable_layerwise_offload(model, device="cpu")
     assert sizes(model) == [64, 64, 64, 0, 0]
     assert torch.equal(model(X), whole(X))

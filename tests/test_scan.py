@@ -1,4 +1,4 @@
-"""What `scan` says is what a real run does, and after it nothing is different from before."""
+"""`scan` predicts a real run, and changes nothing."""
 
 import dataclasses
 import gc
@@ -47,7 +47,7 @@ def bare_environment(monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv(
         "OTEL_TORCH_ENABLED", "0"
-    )  # the command sets it for its own process; here that is the test's
+    )  # the command sets it for its process, which is the test's here
 
 
 def build_gpt2():
@@ -120,7 +120,7 @@ MODELS = (
 
 
 def run_really(model, args, kwargs):
-    """(module, class, [(label, shape, dtype) of the outputs]) of every call, by entering, and the
+    """Return (module, class, [(label, shape, dtype) of the outputs]) of every call in order, and the
     operations.
     """
     calls, places = [], []
@@ -149,42 +149,40 @@ def run_really(model, args, kwargs):
 
 
 def count_flops(model, args, kwargs):
-    """What torch's own counter counts; it does not know the CPU's attention, but the products that
-    it stands for.
+    """Return the count of torch's own counter, with attention as the products that it consists of,
+    because it does not count the CPU's attention operator.
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(*args, **kwargs)
     return counter.get_total_flops()
 
 
-def outline(found):
+def outline(scanned):
     return [
         (call.module, call.class_name, [(v.label, v.shape, v.dtype) for v in call.outputs])
-        for call in found.calls
+        for call in scanned.calls
     ]
 
 
 @pytest.mark.parametrize("build", MODELS)
-def test_a_scan_says_what_a_real_run_does(build):
+def test_a_scan_predicts_a_real_run(build):
     model, args, kwargs = build()
     model.eval()
     calls = run_really(model, args, kwargs)
-    found = scan(model, *args, **kwargs)
+    scanned = scan(model, *args, **kwargs)
     with torch.no_grad():
-        assert scan(model, *args, **kwargs).flops == found.flops
-    assert found.ended is None
+        assert scan(model, *args, **kwargs).flops == scanned.flops
+    assert scanned.ended is None
     names = {id(module): name for name, module in reversed(named_modules(model))}
     first = {
         name: names[id(module)] for name, module in named_modules(model)
     }  # a shared module has several names
-    assert [(first[name], *rest) for name, *rest in outline(found)] == calls
-    assert [call.order for call in found.calls] == list(range(len(calls)))
-    assert found.parameter_bytes == sum(p.nbytes for p in model.parameters())
-    assert found.buffer_bytes == sum(b.nbytes for b in model.buffers())
-    if (
-        build is not build_mixture_of_experts
-    ):  # torch's own counter does not know the product of all experts at once
-        assert found.flops == count_flops(model, args, kwargs) > 0
+    assert [(first[name], *rest) for name, *rest in outline(scanned)] == calls
+    assert [call.order for call in scanned.calls] == list(range(len(calls)))
+    assert scanned.parameter_bytes == sum(p.nbytes for p in model.parameters())
+    assert scanned.buffer_bytes == sum(b.nbytes for b in model.buffers())
+    if build is not build_mixture_of_experts:  # torch's own counter does not count grouped products
+        assert scanned.flops == count_flops(model, args, kwargs) > 0
 
 
 @pytest.mark.parametrize("build", MODELS)
@@ -197,9 +195,9 @@ def test_no_weights_are_needed(build):
             else type(model).from_config(model.config)
         )
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
-    found = scan(empty.train(model.training), *args, **kwargs)
-    assert found == scan(model, *args, **kwargs)
-    json.dumps(found.as_json(), allow_nan=False)
+    scanned = scan(empty.train(model.training), *args, **kwargs)
+    assert scanned == scan(model, *args, **kwargs)
+    json.dumps(scanned.as_json(), allow_nan=False)
 
 
 class Recurrent(nn.Module):
@@ -212,15 +210,15 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_products_that_have_an_operator_of_their_own_are_counted(grad):
+def test_products_with_their_own_operators_are_counted(grad):
     model, x = Recurrent(), torch.ones(7, 3, 32)
     with torch.set_grad_enabled(grad):
-        found = scan(model, x)
-    assert [call.flops for call in found.calls] == [3_441_024, 2_408_448, 1_032_192, 384]
+        scanned = scan(model, x)
+    assert [call.flops for call in scanned.calls] == [3_441_024, 2_408_448, 1_032_192, 384]
     q, k = (
         torch.empty(2, 8, 16, 32),
         torch.empty(2, 2, 24, 32),
-    )  # fewer heads of keys than of queries
+    )  # fewer key heads than query heads
     attention = Calls(
         lambda q, k: nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
     )
@@ -241,7 +239,7 @@ GLOBAL = torch.zeros(3)
 
 
 class Stateful(nn.Module):
-    """Writes wherever a forward can write."""
+    """A model that writes wherever a forward can write."""
 
     def __init__(self):
         super().__init__()
@@ -311,28 +309,32 @@ def test_nothing_is_changed():
 
     before = everything()
     with FlopCounterMode(display=False) as counter:
-        found = scan(model, x)
-    assert found.ended is None and [call.module for call in found.calls] == ["", "norm", "linear"]
-    for one, other in zip(everything(), before, strict=True):
-        assert one == other
+        scanned = scan(model, x)
+    assert scanned.ended is None and [call.module for call in scanned.calls] == [
+        "",
+        "norm",
+        "linear",
+    ]
+    for state_after, state_before in zip(everything(), before, strict=True):
+        assert state_after == state_before
     assert not fired
-    assert counter.get_total_flops() == 0 < found.flops
+    assert counter.get_total_flops() == 0 < scanned.flops
 
 
-def test_nothing_is_left_behind():
+def test_no_object_remains():
     model = nn.Sequential(nn.Linear(3, 3))
-    found = scan(model, torch.ones(2, 3))
+    scanned = scan(model, torch.ones(2, 3))
     gone = [weakref.ref(model), weakref.ref(model[0].weight)]
     del model
     gc.collect()
-    assert [reference() for reference in gone] == [None, None] and len(found.calls) == 2
+    assert [reference() for reference in gone] == [None, None] and len(scanned.calls) == 2
 
 
-def test_a_running_session_does_not_see_it():
+def test_a_running_session_does_not_record_it():
     model = nn.Sequential(nn.Linear(3, 3))
     with recording(modules="^0$") as sink:
-        found = scan(model, torch.ones(2, 3))
-        assert [call.module for call in found.selected] == ["0"]  # the session's selection
+        scanned = scan(model, torch.ones(2, 3))
+        assert [call.module for call in scanned.selected] == ["0"]  # the session's selection
         model(torch.ones(2, 3))
     assert [(record.model, record.module, record.step) for record in sink.records] == [
         ("Sequential", "0", 0)
@@ -355,20 +357,22 @@ class DataDependent(nn.Module):
         return x
 
 
-def test_a_model_that_depends_on_its_data_gives_everything_up_to_there(capfd):
-    found = scan(DataDependent(), torch.ones(3, 4))
-    assert [(call.module, call.finished, call.dynamic) for call in found.calls] == [
+def test_a_model_that_depends_on_values_is_scanned_up_to_there(capfd):
+    scanned = scan(DataDependent(), torch.ones(3, 4))
+    assert [(call.module, call.finished, call.dynamic) for call in scanned.calls] == [
         ("", False, True), ("first", True, False), ("second", True, True),
     ]  # fmt: skip
-    assert found.calls[2].outputs[0].shape == (-1, 4) and found.calls[2].outputs[0].bytes is None
-    assert found.flops == 2 * 3 * 4 * 4 and found.dynamic
-    assert not found.failed
     assert (
-        "in the root (DataDependent), at test_scan.py:" in found.ended
-        and "`if x.sum() > 0:`" in found.ended
+        scanned.calls[2].outputs[0].shape == (-1, 4) and scanned.calls[2].outputs[0].bytes is None
     )
-    assert found.ended.endswith("what comes next depends on the data")
-    assert "! the scan ended in the root" in str(found)
+    assert scanned.flops == 2 * 3 * 4 * 4 and scanned.dynamic
+    assert not scanned.failed
+    assert (
+        "in the root (DataDependent), at test_scan.py:" in scanned.ended
+        and "`if x.sum() > 0:`" in scanned.ended
+    )
+    assert scanned.ended.endswith("what comes next depends on the data")
+    assert "! the scan ended in the root" in str(scanned)
     assert capfd.readouterr() == ("", "")
 
 
@@ -381,8 +385,8 @@ def test_a_condition_over_several_lines_is_shown_whole():
                 return x
             return -x
 
-    found = scan(Careful(), torch.ones(3, 4))
-    assert "`if torch.any(x > 0 ):" in found.ended
+    scanned = scan(Careful(), torch.ones(3, 4))
+    assert "`if torch.any(x > 0 ):" in scanned.ended
 
 
 class Reads(nn.Module):
@@ -397,26 +401,26 @@ class Reads(nn.Module):
 @pytest.mark.parametrize(
     "read", [lambda x: x.detach().numpy(), lambda x: [1 for row in x if row.any()], torch.svd]
 )
-def test_whatever_cannot_go_on_says_so(read):
-    found = scan(Reads(read), torch.ones(3, 4))
-    assert [call.module for call in found.calls] == ["", "linear"]
+def test_every_way_to_need_a_value_stops_with_a_reason(read):
+    scanned = scan(Reads(read), torch.ones(3, 4))
+    assert [call.module for call in scanned.calls] == ["", "linear"]
     assert (
-        found.ended is None
+        scanned.ended is None
         if read is torch.svd
-        else (not found.failed and "test_scan.py" in found.ended)
+        else (not scanned.failed and "test_scan.py" in scanned.ended)
     )
 
 
-def test_an_error_of_the_forward_is_an_error():
-    found = scan(DataDependent(), torch.ones(3, 5))
+def test_an_error_of_the_forward_is_a_failure():
+    scanned = scan(DataDependent(), torch.ones(3, 5))
     assert (
-        found.failed
-        and "in first (Linear), at test_scan.py" in found.ended
-        and "RuntimeError" in found.ended
+        scanned.failed
+        and "in first (Linear), at test_scan.py" in scanned.ended
+        and "RuntimeError" in scanned.ended
     )
 
 
-def test_a_single_number_keeps_its_value():
+def test_a_tensor_of_one_element_keeps_its_value():
     class Switched(nn.Module):
         def __init__(self):
             super().__init__()
@@ -448,9 +452,9 @@ class Structured(nn.Module):
         return Output(x["a"], {"half": x["a"].half()})
 
 
-def test_values_are_labelled_as_in_a_record():
-    found = scan(Structured(), torch.ones(2), mask=torch.ones(3, dtype=torch.bool))
-    root, inner = found.calls
+def test_tensors_are_labeled_as_in_a_record():
+    scanned = scan(Structured(), torch.ones(2), mask=torch.ones(3, dtype=torch.bool))
+    root, inner = scanned.calls
     assert [(v.label, v.shape, v.dtype, v.bytes) for v in root.inputs] == [
         ("in[0]", (2,), "float32", 8),
         ("in.mask", (3,), "bool", 3),
@@ -462,27 +466,31 @@ def test_values_are_labelled_as_in_a_record():
     assert [v.label for v in inner.outputs] == ["out.a", "out.b[0]", "out.b[1]"]
 
 
-def test_shared_modules_and_repeated_calls_are_told_apart():
+def test_shared_modules_and_repeated_calls_are_distinguished():
     shared = nn.Linear(2, 2)
     model = nn.Sequential(nn.Sequential(shared, shared), nn.Sequential(shared))
-    found = scan(model, torch.ones(1, 2))
-    assert [(call.module, call.call, call.depth) for call in found.calls] == [
+    scanned = scan(model, torch.ones(1, 2))
+    assert [(call.module, call.call, call.depth) for call in scanned.calls] == [
         ("", 0, 0), ("0", 0, 1), ("0.0", 0, 2), ("0.0", 1, 2), ("1", 0, 1), ("1.0", 0, 2),
     ]  # fmt: skip
-    assert found.parameter_bytes == 24
+    assert scanned.parameter_bytes == 24
 
 
-def test_wrappers_are_looked_through():
+def test_wrappers_are_left_out():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), torch.compile(nn.ReLU()))
     model[0].compile()
-    found = scan(torch.compile(model), torch.ones(1, 2))
-    assert found.model == "Sequential" and [call.module for call in found.calls] == ["", "0", "1"]
+    scanned = scan(torch.compile(model), torch.ones(1, 2))
+    assert scanned.model == "Sequential" and [call.module for call in scanned.calls] == [
+        "",
+        "0",
+        "1",
+    ]
 
 
 def put_wrapper_on(module, log):
-    """What offloading and older hook libraries do: another function in place of `forward`."""
+    """Replace `forward` by another function, as offloading and older hook libraries do."""
     forward = module.forward
 
     def wrapped(*args, **kwargs):
@@ -500,7 +508,7 @@ def test_a_replaced_forward_runs_on_the_copy():
     assert log == []
 
 
-def test_what_cannot_be_copied_is_shared_and_nothing_beside_it():
+def test_only_what_cannot_be_copied_is_shared():
     class Locked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -517,17 +525,18 @@ def test_what_cannot_be_copied_is_shared_and_nothing_beside_it():
     assert model.held["seen"].tolist() == [0, 0] and not model.held["lock"].locked()
 
 
-def test_a_method_is_scanned_as_well():
+def test_a_method_can_be_scanned():
     model, _, _ = build_vae()
-    found = scan(model.decode, torch.empty(1, 4, 8, 8, device="meta"))
+    scanned = scan(model.decode, torch.empty(1, 4, 8, 8, device="meta"))
     assert (
-        found.calls[0].module == "post_quant_conv" and found.calls[-1].module == "decoder.conv_out"
+        scanned.calls[0].module == "post_quant_conv"
+        and scanned.calls[-1].module == "decoder.conv_out"
     )
-    assert found.calls[-1].outputs[0].shape == (1, 3, 8, 8)
-    assert found.flops == sum(call.flops for call in found.calls if call.depth == 0)
+    assert scanned.calls[-1].outputs[0].shape == (1, 3, 8, 8)
+    assert scanned.flops == sum(call.flops for call in scanned.calls if call.depth == 0)
 
 
-def test_what_is_no_model_is_refused():
+def test_only_models_are_accepted():
     with pytest.raises(TypeError, match="a module or a bound method of one"):
         scan(len, [])
     with pytest.raises(ValueError, match="run it once"):
@@ -540,19 +549,19 @@ def test_autocast_and_grad_mode_are_the_callers():
         (value,) = scan(model, torch.ones(1, 2)).calls[0].outputs
     assert value.dtype == "bfloat16" and not value.requires_grad
     with torch.inference_mode():
-        found = scan(model, torch.ones(1, 2))
-    assert found.ended is None and found.flops == 8
+        scanned = scan(model, torch.ones(1, 2))
+    assert scanned.ended is None and scanned.flops == 8
 
 
 @pytest.mark.parametrize(
     "capture", ["outputs", "inputs,outputs", "parity", "outputs,gradients,parameters"]
 )
-def test_the_cost_is_that_of_a_recording(tmp_path, capture):
+def test_the_cost_is_the_size_of_a_recording(tmp_path, capture):
     pytest.importorskip("safetensors")
     model, _, _ = build_gpt2()
     model.eval()
     selection = {"modules": r"^transformer\.h\.\d+", "exclude": "dropout", "capture": capture}
-    found = scan(model, IDS).select(**selection)
+    scanned = scan(model, IDS).select(**selection)
     folders = {
         "otlp_file": str(tmp_path / "otlp"),
         "tensors": str(tmp_path / "tensors"),
@@ -567,7 +576,7 @@ def test_the_cost_is_that_of_a_recording(tmp_path, capture):
             output.sum().backward()
             optimizer.step()
     once = [record for record in sink.records if record.phase == "attach"]
-    cost, once_cost = found.cost, found.cost_once
+    cost, once_cost = scanned.cost, scanned.cost_once
     assert (cost.records, once_cost.records) == (len(sink.records) - len(once), len(once))
     assert (once_cost.records > 0) == (capture != "outputs" and capture != "inputs,outputs")
 
@@ -579,22 +588,22 @@ def test_the_cost_is_that_of_a_recording(tmp_path, capture):
 
     assert told("jsonl_bytes") == pytest.approx(written("run.jsonl"), rel=0.05)
     assert told("tensor_bytes") == pytest.approx(written("tensors/**/*.safetensors"), rel=0.05)
-    # beside the events there are spans, beside the points the histogram and the counters
+    # spans are sent besides events, and the histogram and counters besides the points
     for name, file in (("span_event", "traces"), ("log_event", "logs"), ("metric", "metrics")):
         assert 0.8 < told(f"{name}_file_bytes") / written(f"otlp/{file}.jsonl") < 1.02
         assert told(f"{name}_bytes") < told(f"{name}_file_bytes") / 2
 
 
-def test_a_comparison_records_buffers_as_well():
+def test_parity_records_buffers_too():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).eval()
-    found = scan(model, torch.ones(2, 3)).select(capture="parity")
+    scanned = scan(model, torch.ones(2, 3)).select(capture="parity")
     with recording(capture="parity") as sink:
         model(torch.ones(2, 3))
     once = [record.tensor for record in sink.records if record.phase == "attach"]
-    assert found.cost_once.records == len(once) == 5 and "buffer.running_mean" in once
+    assert scanned.cost_once.records == len(once) == 5 and "buffer.running_mean" in once
 
 
-def test_what_is_sent_is_as_large_as_it_was_told(monkeypatch):
+def test_the_cost_is_the_size_of_what_is_sent(monkeypatch):
     model, _, _ = build_gpt2()
     cost = scan(model.eval(), IDS).cost
     with Receiver() as receiver:
@@ -604,12 +613,12 @@ def test_what_is_sent_is_as_large_as_it_was_told(monkeypatch):
             model(IDS)
 
     def sizes(signal, *fields, only=bool):
-        found = receiver.requests[signal]
+        messages = receiver.requests[signal]
         for field in fields:
-            found = [inside for one in found for inside in getattr(one, field)]
+            messages = [item for message in messages for item in getattr(message, field)]
         return [
-            one.ByteSize() + 3 for one in found if only(one)
-        ]  # what holds it says which field it is, and its length
+            message.ByteSize() + 3 for message in messages if only(message)
+        ]  # plus the field's tag and length
 
     events = sizes("traces", "resource_spans", "scope_spans", "spans", "events")
     logs = sizes("logs", "resource_logs", "scope_logs", "log_records")
@@ -629,10 +638,10 @@ def test_what_is_sent_is_as_large_as_it_was_told(monkeypatch):
     assert cost.log_event_bytes == pytest.approx(sum(logs), rel=0.03)
     assert cost.metric_bytes == pytest.approx(
         sum(gauges), rel=0.15
-    )  # the step may be an attribute of a point
+    )  # the step may be an attribute of a data point
 
 
-def test_a_tensor_has_one_number_wherever_it_passes():
+def test_a_tensor_has_one_number_in_all_calls():
     model = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.ReLU(inplace=True))
     root, linear, identity, relu = scan(model, torch.ones(2, 4)).calls
     assert root.inputs[0].number == linear.inputs[0].number
@@ -642,7 +651,7 @@ def test_a_tensor_has_one_number_wherever_it_passes():
         == identity.outputs[0].number
         == relu.inputs[0].number
     )
-    # what a module has changed in place is another one
+    # a tensor that was changed in place counts as another one
     assert relu.outputs[0].number == root.outputs[0].number != relu.inputs[0].number
 
 
@@ -651,20 +660,21 @@ def test_running_and_reporting_do_not_import_each_other():
     assert subprocess.run([sys.executable, "-c", check], timeout=240).returncode == 0
 
 
-def test_a_selection_can_be_tried_again_and_again():
+def test_a_scan_can_be_selected_from_repeatedly():
     model, args, _ = build_gpt2()
-    found = scan(model, *args)
-    one = found.select(modules=r"h\.1\.mlp$", stats="mean")
-    assert [call.module for call in one.selected] == [
+    scanned = scan(model, *args)
+    selection = scanned.select(modules=r"h\.1\.mlp$", stats="mean")
+    assert [call.module for call in selection.selected] == [
         "transformer.h.1.mlp"
-    ] and one.cost.records == 1
-    assert one.cost.jsonl_bytes < found.cost.jsonl_bytes / 10
-    assert "transformer.h.0" not in str(one) and "transformer.h.0" in one.render(everything=True)
-    assert not found.select(models="^T5").selected
+    ] and selection.cost.records == 1
+    assert selection.cost.jsonl_bytes < scanned.cost.jsonl_bytes / 10
+    assert "transformer.h.0" not in str(selection)
+    assert "transformer.h.0" in selection.render(everything=True)
+    assert not scanned.select(models="^T5").selected
     with pytest.raises(TypeError, match="has no setting 'module'"):
-        found.select(module="x")
+        scanned.select(module="x")
     with pytest.raises(ValueError, match="not a regular expression"):
-        found.select(modules="[")
+        scanned.select(modules="[")
 
 
 # -- the command
@@ -754,8 +764,8 @@ def test_the_command_takes_models_functions_and_classes(program, words, capsys):
 )
 def test_bad_input_is_one_line(program, words, message, capsys):
     assert main(["scan", *(word.replace("PROGRAM", program) for word in words)]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1 and "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert message in stderr and stderr.count("\n") == 1 and "Traceback" not in stderr
 
 
 def test_the_variables_apply(program, capsys, monkeypatch):
@@ -796,7 +806,7 @@ def test_the_cost_of_a_whole_run_and_a_disk_that_is_too_small(program, capsys, m
     assert "'0' is not a number of at least 1" in capsys.readouterr().err
 
 
-def test_a_selection_of_modules_that_never_run_is_loud(capsys, tmp_path, program):
+def test_a_selection_of_modules_that_never_run_is_an_error(capsys, tmp_path, program):
     path = tmp_path / "unused.py"
     path.write_text(
         PROGRAM.replace("self.linear = nn", "self.unused = nn.ReLU(); self.linear = nn")
@@ -824,7 +834,7 @@ def test_the_command_itself_is_not_recorded(program, tmp_path):
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
-    """A pipeline's folder with configurations and no weight."""
+    """Make a pipeline's folder with configurations and without weights."""
     folder = tmp_path_factory.mktemp("pipeline")
     parts = {"transformer": build_wan, "vae": build_vae, "text_encoder": build_t5_encoder}
     index = {
@@ -895,5 +905,5 @@ def test_a_folder_that_cannot_be_used_is_one_line(
             (tmp_path / name / "config.json").write_text(content)
     folder = tmp_path / place if place and (tmp_path / place).exists() else pipeline / place
     assert main(["scan", str(folder), *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert message in stderr and stderr.count("\n") == 1

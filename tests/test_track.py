@@ -1,4 +1,4 @@
-"""tensor_tracker's way of looking at a model, without what went wrong in it."""
+"""tensor_tracker's interface, without its failures."""
 
 import copy
 import dataclasses
@@ -63,7 +63,7 @@ def test_forward_and_gradients_of_every_module_in_order() -> None:
     assert tracker[7] == Stash("", nn.Sequential, False, tracker[7].value) and torch.equal(
         tracker[7].value, out
     )
-    assert [one.name for one in tracker[6:8]] == ["2", ""]
+    assert [stash.name for stash in tracker[6:8]] == ["2", ""]
     (gradient,) = tracker[8].value
     assert (
         tracker[8].grad
@@ -74,7 +74,7 @@ def test_forward_and_gradients_of_every_module_in_order() -> None:
     assert list(tracker) == []
 
 
-def test_the_numbers_are_those_of_the_module_before_an_inplace_successor() -> None:
+def test_values_are_those_before_a_later_in_place_operation() -> None:
     model = make()
     exact = model(X)
     exact.sum().backward()
@@ -89,7 +89,8 @@ def test_the_numbers_are_those_of_the_module_before_an_inplace_successor() -> No
         found.sum().backward()
     assert torch.equal(exact, found)
     assert all(
-        torch.equal(one.grad, old) for one, old in zip(model.parameters(), expected, strict=True)
+        torch.equal(parameter.grad, old)
+        for parameter, old in zip(model.parameters(), expected, strict=True)
     )
     assert torch.equal(tracker[0].value, seen[0]) and (tracker[0].value < 0).any()
     by_name = {stash.name: stash.first_value for stash in tracker if stash.grad}
@@ -126,7 +127,7 @@ class Returns(nn.Module):
         lambda a, b: [a, [b, None]],
     ],
 )
-def test_every_structure_is_kept_with_its_gradients(kind: object) -> None:
+def test_every_structure_is_tracked_with_its_gradients(kind: object) -> None:
     model = Returns(kind)
     x = torch.ones(2, requires_grad=True)
     with track(model) as tracker:
@@ -136,18 +137,18 @@ def test_every_structure_is_kept_with_its_gradients(kind: object) -> None:
         sum((index + 1) * tensor.sum() for index, tensor in enumerate(tensors)).backward()
     forward, backward = tracker
     assert type(forward.value) is type(found) and backward.grad
-    kept: list[torch.Tensor] = []
-    rmap_tensor(forward.value, kept.append)
-    assert [one.tolist() for one in kept] == [[2.0, 2.0], [3.0, 3.0]] and not any(
-        one.requires_grad for one in kept
+    tensors: list[torch.Tensor] = []
+    rmap_tensor(forward.value, tensors.append)
+    assert [tensor.tolist() for tensor in tensors] == [[2.0, 2.0], [3.0, 3.0]] and not any(
+        tensor.requires_grad for tensor in tensors
     )
     gradients: list[torch.Tensor] = []
     rmap_tensor(backward.value, gradients.append)
-    assert [one.tolist() for one in gradients] == [[1.0, 1.0], [2.0, 2.0]]
+    assert [tensor.tolist() for tensor in gradients] == [[1.0, 1.0], [2.0, 2.0]]
     assert type(backward.value) is type(found)
 
 
-def test_a_gradient_of_what_was_not_used_is_none() -> None:
+def test_the_gradient_of_an_unused_output_is_none() -> None:
     model = Returns(lambda a, b: (a, b))
     with track(model) as tracker:
         model(torch.ones(2, requires_grad=True))[1].sum().backward()
@@ -155,7 +156,7 @@ def test_a_gradient_of_what_was_not_used_is_none() -> None:
     assert unused is None and used.tolist() == [1.0, 1.0]
 
 
-def test_a_class_in_an_output_stays_one() -> None:
+def test_a_class_in_an_output_is_not_changed() -> None:
     assert rmap_tensor((Slotted, torch.Size([1]), "x", None), lambda tensor: 0) == (
         Slotted,
         torch.Size([1]),
@@ -179,7 +180,7 @@ def test_include_and_exclude_choose_by_name(capfd: pytest.CaptureFixture[str]) -
     )
 
 
-def test_own_functions_say_what_is_kept() -> None:
+def test_custom_functions_choose_what_is_kept() -> None:
     model = make()
     with track(model, stash_value=lambda tensor: tensor.std().detach()) as tracker:
         model(X)
@@ -189,7 +190,7 @@ def test_own_functions_say_what_is_kept() -> None:
     def stash(event: Event) -> Stash:
         events.append(event)
         return Stash(
-            event.name.upper(), event.type, event.grad, tuple(one.shape for one in event.args)
+            event.name.upper(), event.type, event.grad, tuple(tensor.shape for tensor in event.args)
         )
 
     with track(model, stash=stash, include="^0$") as tracker:
@@ -197,11 +198,11 @@ def test_own_functions_say_what_is_kept() -> None:
     assert tracker[0] == Stash("0", Block, False, (torch.Size([3, 4]),)) and events[0].kwargs == {}
     with pytest.raises(ValueError, match="not both"):
         get_stash_fn(stash_value=default_stash_value, stash=stash)
-    kept = default_stash(Event("a", Block, False, (X, 1), (), {}), lambda tensor: tensor.shape[0])
-    assert kept == Stash("a", Block, False, (3, 1))
+    stash = default_stash(Event("a", Block, False, (X, 1), (), {}), lambda tensor: tensor.shape[0])
+    assert stash == Stash("a", Block, False, (3, 1))
 
 
-def test_what_a_stash_raises_never_reaches_the_forward(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_stash_never_reaches_the_forward(capfd: pytest.CaptureFixture[str]) -> None:
     model = make()
 
     def stash(event: Event) -> Stash:
@@ -229,7 +230,7 @@ def test_registering_by_hand() -> None:
     assert len(tracker) == 3
     pickle.loads(pickle.dumps(model))
     copy.deepcopy(model)
-    assert not any(one._forward_hooks for one in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_copy_of_a_tracked_model_is_not_tracked() -> None:
@@ -240,7 +241,7 @@ def test_a_copy_of_a_tracked_model_is_not_tracked() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_forwards_are_told_apart(reentrant: bool) -> None:
+def test_recomputed_forwards_are_marked(reentrant: bool) -> None:
     model = make()
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -365,19 +366,19 @@ def test_whole_and_regional_compilation(fresh_compiler: None) -> None:
         assert len(tracker) == 0
 
 
-def test_nothing_is_left_behind() -> None:
+def test_no_hook_remains() -> None:
     model = make()
-    hooks = [dict(one._forward_hooks) for one in model.modules()]
+    hooks = [dict(module._forward_hooks) for module in model.modules()]
     for _ in range(20):
         with track(model, parameters=True) as tracker, pytest.raises(RuntimeError):
             model(torch.ones(3, 5))
         with track(model) as tracker:
             out = model(X)
             out.sum().backward()
-            kept = weakref.ref(out)
+            reference = weakref.ref(out)
         whole = weakref.ref(tracker)
         del tracker, out
     gc.collect()
-    assert kept() is None and whole() is None
-    assert [dict(one._forward_hooks) for one in model.modules()] == hooks
+    assert reference() is None and whole() is None
+    assert [dict(module._forward_hooks) for module in model.modules()] == hooks
     assert otel_torch.ModuleHookManager.get_from(model) is None
