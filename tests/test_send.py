@@ -509,7 +509,7 @@ SOMEWHERE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
         ("hello\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
         ("\x00\x01\n", SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
         ('{\n "resourceLogs": []\n}\n', SOMEWHERE, "file.jsonl: no lines of OTLP JSON: not JSON"),
-        ('{"module": "a"}\n', SOMEWHERE, "holds one of resourceSpans, resourceMetrics, resourceLogs; this line holds none"),
+        ('{"module": "a"}\n', SOMEWHERE, "holds exactly one of resourceSpans, resourceMetrics, resourceLogs; this line holds none"),
         (log_line("0") + "\n", {}, "no usable endpoint for logs: set OTEL_EXPORTER_OTLP_ENDPOINT"),
         (log_line("0") + "\n", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}, "no usable endpoint for logs"),
         (log_line("0") + "\n", SOMEWHERE | {"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"}, "no usable endpoint for logs"),
