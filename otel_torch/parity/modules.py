@@ -1,5 +1,11 @@
-"""Pairs the modules of two programs: owners of parameters by their parameters, containers by the
-owners below them.
+"""Pair the modules of two programs: owners of parameters by these, containers by their contents.
+
+For example, with these pairs of parameters, `blocks.0` and `layers.0` are paired as containers,
+because all owners inside them correspond:
+
+    blocks.0.norm.weight = layers.0.ln.weight     -> blocks.0.norm = layers.0.ln
+    blocks.0.ff.weight   = layers.0.mlp.weight    -> blocks.0.ff = layers.0.mlp
+                                                  -> blocks.0 = layers.0
 """
 
 from __future__ import annotations
@@ -9,24 +15,28 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.call_graph import Parameter, enclosing_names
 from otel_torch.parity.parameters import ParameterPair, similarity
+from otel_torch.parity.sides import Sides
 
 ModulePath = tuple[str, str]  # model, module
 
-# how much of what two containers hold must correspond
+# the share of their contents in which two containers must agree
 _OVERLAP = 0.75
 
 
 @dataclass(slots=True)
 class ModulePairs:
-    """What corresponds to what.
+    """Which modules correspond.
 
-    matched: reference's module -> port's, one to one. parts: reference's modules of which a port's
-    module consists, in order; wholes: port's modules of which a reference's module consists.
-    containers: those of `matched` that were paired by what they hold. ambiguous: for a module of the
-    reference, those of the port that would have been as good as its own. unpaired: of the reference
-    and of the port, what a map keeps apart. weights: the parameter pairs of a module pair.
+    Attributes:
+        matched: Reference's module -> port's, one to one.
+        parts: Port's fused module -> the reference's modules that it consists of, in order.
+        wholes: Reference's fused module -> the port's modules that it consists of, in order.
+        containers: Those of `matched` that were paired by their contents.
+        ambiguous: Reference's module -> modules of the port that match as well as its own.
+        unpaired: Modules of the reference, and of the port, that the user's map keeps unpaired.
+        weights: The parameter pairs of a pair of modules.
     """
 
     matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
@@ -41,178 +51,199 @@ class ModulePairs:
 
 
 def pair_modules(
-    pairs: Sequence[ParameterPair],
+    parameter_pairs: Sequence[ParameterPair],
     reference: Iterable[ModulePath],
     port: Iterable[ModulePath],
 ) -> ModulePairs:
-    """Pair owners by votes of their parameters, then containers by the paired owners below them.
+    """Pair owners by votes of their parameters, then containers by the paired owners inside.
 
-    reference, port: every module of each side, whether it owns anything or not.
+    Args:
+        reference: All modules, whether they own parameters or not.
+        port: Likewise.
     """
-    found = ModulePairs()
+    pairs = ModulePairs()
     votes: dict[ModulePath, Counter[ModulePath]] = defaultdict(Counter)
-    for pair in pairs:
-        weight = 1.0 if pair.equal else 0.5
-        if len(pair.reference) == len(pair.port) == 1:
-            votes[pair.reference[0].module_path][pair.port[0].module_path] += weight  # type: ignore[assignment]
-        elif len(pair.port) == 1:
-            _extend(
-                found.parts, pair.port[0].module_path, [part.module_path for part in pair.reference]
-            )
+    for pair in parameter_pairs:
+        owners = [part.module_path for part in pair.reference]
+        port_owners = [part.module_path for part in pair.port]
+        if len(owners) == len(port_owners) == 1:
+            weight = 1.0 if pair.equal else 0.5
+            votes[owners[0]][port_owners[0]] += weight  # type: ignore[assignment]
+        elif len(port_owners) == 1:
+            _extend(pairs.parts, port_owners[0], owners)
         else:
-            _extend(
-                found.wholes,
-                pair.reference[0].module_path,
-                [part.module_path for part in pair.port],
-            )
-        for one in {part.module_path for part in pair.reference}:
-            for other in {part.module_path for part in pair.port}:
-                found.weights.setdefault((one, other), []).append(pair)
+            _extend(pairs.wholes, owners[0], port_owners)
+        for module, match in itertools.product(set(owners), set(port_owners)):
+            pairs.weights.setdefault((module, match), []).append(pair)
+    _match_owners(pairs, votes)
+    _note_ambiguous_owners(pairs)
+    _pair_containers(pairs, list(reference), list(port))
+    return pairs
+
+
+def _match_owners(pairs: ModulePairs, votes: dict[ModulePath, Counter[ModulePath]]) -> None:
+    """Match each module once: most votes first, then the most similar names."""
     candidates = sorted(
-        (
-            (-count, -similarity(one[1], other[1]), one, other)
-            for one, row in votes.items()
-            for other, count in row.items()
-        ),
+        (-count, -similarity(module[1], match[1]), module, match)
+        for module, counts in votes.items()
+        for match, count in counts.items()
     )
     taken: set[ModulePath] = set()
-    for _, _, one, other in candidates:
-        if one not in found.matched and other not in taken:
-            found.matched[one] = other
-            taken.add(other)
-    for one, other in found.matched.items():
+    for _, _, module, match in candidates:
+        if module not in pairs.matched and match not in taken:
+            pairs.matched[module] = match
+            taken.add(match)
+
+
+def _note_ambiguous_owners(pairs: ModulePairs) -> None:
+    for module, match in pairs.matched.items():
         rivals = [
-            {rival.module_path for rival in pair.rivals} - {other}
-            for pair in found.weights[one, other]
+            {rival.module_path for rival in pair.rivals} - {match}
+            for pair in pairs.weights[module, match]
         ]
-        if common := set.intersection(*rivals):
-            found.ambiguous[one] = sorted(common)
-    _pair_containers(found, list(reference), list(port))
-    return found
-
-
-def pair_within_containers(
-    found: ModulePairs,
-    pairs: Sequence[ParameterPair],
-    reference: Sequence[Parameter],
-    port: Sequence[Parameter],
-) -> list[ParameterPair]:
-    """Parameters that nothing else pairs, but that are the only ones of their kind left in paired
-    containers.
-    """
-    known = {id(one) for pair in pairs for one in (*pair.reference, *pair.port)}
-    left = [
-        [one for one in side if id(one) not in known and not one.is_buffer]
-        for side in (reference, port)
-    ]
-    completed: list[ParameterPair] = []
-    for one in left[0]:
-        container = _container_of(found, one.module_path)
-        if container is None:
-            continue
-        other_container = found.matched[container]
-        fitting = [
-            other
-            for other in left[1]
-            if _fits(one, other) and _lies_in(other.module_path, other_container)
-        ]
-        rivals = [
-            rival
-            for rival in left[0]
-            if _fits(rival, one) and _lies_in(rival.module_path, container)
-        ]
-        if len(fitting) == len(rivals) and fitting:
-            other = fitting[rivals.index(one)]
-            completed.append(ParameterPair((one,), (other,), "name", None, False))
-    return completed
-
-
-def _fits(one: Parameter, other: Parameter) -> bool:
-    return one.name == other.name and one.numel == other.numel
-
-
-def _lies_in(place: ModulePath, container: ModulePath) -> bool:
-    return place[0] == container[0] and (
-        not container[1] or place[1].startswith(f"{container[1]}.")
-    )
-
-
-def _container_of(found: ModulePairs, place: ModulePath) -> ModulePath | None:
-    """The innermost paired module that holds a place."""
-    model, module = place
-    while module:
-        module = module.rpartition(".")[0]
-        if (model, module) in found.matched:
-            return model, module
-    return None
+        common = set.intersection(*rivals)
+        if common:
+            pairs.ambiguous[module] = sorted(common)
 
 
 def _extend(
-    groups: dict[ModulePath, list[ModulePath]], key: ModulePath, places: list[ModulePath]
+    groups: dict[ModulePath, list[ModulePath]], key: ModulePath, modules: list[ModulePath]
 ) -> None:
-    known = groups.setdefault(key, [])
-    known += [place for place in places if place not in known]
+    group = groups.setdefault(key, [])
+    group += [module for module in modules if module not in group]
+
+
+def pair_within_containers(
+    pairs: ModulePairs,
+    parameter_pairs: Sequence[ParameterPair],
+    reference: Sequence[Parameter],
+    port: Sequence[Parameter],
+) -> list[ParameterPair]:
+    """Pair the remaining parameters of paired containers that have one name and size.
+
+    Both containers must have equally many of them.
+    """
+    paired = {id(part) for pair in parameter_pairs for part in (*pair.reference, *pair.port)}
+    remaining, remaining_port = (
+        [part for part in side if id(part) not in paired and not part.is_buffer]
+        for side in (reference, port)
+    )
+    further: list[ParameterPair] = []
+    for parameter in remaining:
+        container = _matched_container(pairs, parameter.module_path)
+        if container is None:
+            continue
+        matches = _similar_inside(parameter, remaining_port, pairs.matched[container])
+        rivals = _similar_inside(parameter, remaining, container)
+        if matches and len(matches) == len(rivals):
+            match = matches[rivals.index(parameter)]
+            further.append(ParameterPair((parameter,), (match,), "name", None, False))
+    return further
+
+
+def _similar_inside(
+    parameter: Parameter, candidates: Sequence[Parameter], container: ModulePath
+) -> list[Parameter]:
+    """Return the parameters inside a container with the same leaf name and size."""
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.name == parameter.name
+        and candidate.numel == parameter.numel
+        and _is_inside(candidate.module_path, container)
+    ]
+
+
+def _is_inside(module: ModulePath, container: ModulePath) -> bool:
+    if module[0] != container[0]:
+        return False
+    return not container[1] or module[1].startswith(f"{container[1]}.")
+
+
+def _matched_container(pairs: ModulePairs, module: ModulePath) -> ModulePath | None:
+    """Return the innermost matched module that contains a module, or None."""
+    for name in enclosing_names(module[1]):
+        if (module[0], name) in pairs.matched:
+            return module[0], name
+    return None
+
+
+# -- containers
+# --------------------------------------------------------------------------------------------------
 
 
 def _pair_containers(
-    found: ModulePairs, reference: list[ModulePath], port: list[ModulePath]
+    pairs: ModulePairs, reference: list[ModulePath], port: list[ModulePath]
 ) -> None:
-    numbers: list[dict[ModulePath, set[int]]] = [{}, {}]
-    groups = [([one], [other]) for one, other in found.matched.items()]
-    groups += [(parts, [whole]) for whole, parts in found.parts.items()]
-    groups += [([whole], parts) for whole, parts in found.wholes.items()]
-    for number, group in enumerate(groups):
-        for side in (0, 1):
-            for place in group[side]:
-                numbers[side].setdefault(place, set()).add(number)
-    below = [_below(modules, numbers[side]) for side, modules in enumerate((reference, port))]
-    holders: dict[int, list[ModulePath]] = defaultdict(list)
-    for place, held in below[1].items():
-        for number in held:
-            holders[number].append(place)
-    candidates = []
-    for one, held in below[0].items():
-        if one in found.matched or one in found.wholes:
-            continue
-        for other in {place for number in held for place in holders[number]}:
-            overlap = len(held & below[1][other]) / len(held | below[1][other])
-            if overlap >= _OVERLAP:
-                depth = abs(one[1].count(".") - other[1].count("."))
-                candidates.append((-overlap, -similarity(one[1], other[1]), depth, one, other))
-    taken = set(found.matched.values()) | set(found.parts)
-    for _, equals in itertools.groupby(sorted(candidates), key=lambda item: item[:3]):
+    """Match containers whose contents agree most, then by the similarity of their names."""
+    numbers = _number_groups(pairs)
+    contents = _contents(reference, numbers.reference)
+    port_contents = _contents(port, numbers.port)
+    candidates = _container_candidates(pairs, contents, port_contents)
+    taken = set(pairs.matched.values()) | set(pairs.parts)
+    for _, group in itertools.groupby(sorted(candidates), key=lambda item: item[:3]):
         equally_good = [
-            (one, other)
-            for *_, one, other in equals
-            if one not in found.matched and other not in taken
+            (module, match)
+            for *_, module, match in group
+            if module not in pairs.matched and match not in taken
         ]
-        for one, other in equally_good:
-            if one not in found.matched and other not in taken:
-                found.matched[one] = found.containers[one] = other
-                taken.add(other)
-                if rivals := [
-                    rival for first, rival in equally_good if first == one and rival != other
-                ]:
-                    found.ambiguous[one] = rivals
+        for module, match in equally_good:
+            if module in pairs.matched or match in taken:
+                continue
+            pairs.matched[module] = pairs.containers[module] = match
+            taken.add(match)
+            rivals = [rival for first, rival in equally_good if first == module and rival != match]
+            if rivals:
+                pairs.ambiguous[module] = rivals
 
 
-def _below(
+def _number_groups(pairs: ModulePairs) -> Sides[dict[ModulePath, set[int]]]:
+    """Number the pairs of owners; return the numbers of each owner, for either side."""
+    groups = [([module], [match]) for module, match in pairs.matched.items()]
+    groups += [(parts, [whole]) for whole, parts in pairs.parts.items()]
+    groups += [([whole], parts) for whole, parts in pairs.wholes.items()]
+    numbers: Sides[dict[ModulePath, set[int]]] = Sides({}, {})
+    for number, group in enumerate(groups):
+        for modules, numbers_of in zip(group, numbers, strict=True):
+            for module in modules:
+                numbers_of.setdefault(module, set()).add(number)
+    return numbers
+
+
+def _container_candidates(
+    pairs: ModulePairs,
+    contents: dict[ModulePath, set[int]],
+    port_contents: dict[ModulePath, set[int]],
+) -> list[tuple[float, float, int, ModulePath, ModulePath]]:
+    """Return (-overlap, -similarity of names, difference in depth, module, match)."""
+    containers_of: dict[int, list[ModulePath]] = defaultdict(list)
+    for container, numbers in port_contents.items():
+        for number in numbers:
+            containers_of[number].append(container)
+    candidates = []
+    for module, numbers in contents.items():
+        if module in pairs.matched or module in pairs.wholes:
+            continue
+        for match in {container for number in numbers for container in containers_of[number]}:
+            shared, both = numbers & port_contents[match], numbers | port_contents[match]
+            overlap = len(shared) / len(both)
+            if overlap >= _OVERLAP:
+                depth = abs(module[1].count(".") - match[1].count("."))
+                alike = similarity(module[1], match[1])
+                candidates.append((-overlap, -alike, depth, module, match))
+    return candidates
+
+
+def _contents(
     modules: list[ModulePath], owners: dict[ModulePath, set[int]]
 ) -> dict[ModulePath, set[int]]:
-    """What each module that holds others holds, itself included."""
-    held: dict[ModulePath, set[int]] = defaultdict(set)
-    has_children = set()
-    for model, module in modules:
-        parent = module
-        while parent:
-            parent = parent.rpartition(".")[0]
-            has_children.add((model, parent))
+    """Return the numbers of the owners in each module with children, its own included."""
+    has_children = {
+        (model, outer) for model, module in modules for outer in enclosing_names(module)
+    }
+    contents: dict[ModulePath, set[int]] = defaultdict(set)
     for (model, module), numbers in owners.items():
-        parent = module
-        while True:
-            if (model, parent) in has_children:
-                held[model, parent] |= numbers
-            if not parent:
-                break
-            parent = parent.rpartition(".")[0]
-    return dict(held)
+        for name in (module, *enclosing_names(module)):
+            if (model, name) in has_children:
+                contents[model, name] |= numbers
+    return dict(contents)

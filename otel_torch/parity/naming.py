@@ -1,64 +1,74 @@
-"""What is known of names besides the names themselves: the mapping that a port's own loader has,
-and a map's wildcards.
-"""
+"""Name parameters and modules of the port: by its loader's mapping, and by a map's wildcards."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from otel_torch.parity.call_graph import Parameter
 
 
 def names_by_loader(meta: dict[str, Any]) -> Callable[[Parameter], list[str]]:
-    """What the port's own `param_names_mapping` and `stacked_params_mapping`, kept in its metadata,
-    make of a reference's parameter: its full names in the port, [] where they say nothing.
-    """
-    renamed: list[tuple[re.Pattern[str], str]] = []
-    stacked: list[tuple[str, str]] = []
-    models = meta.get("models")
-    for facts in models.values() if isinstance(models, dict) else ():
-        if not isinstance(facts, dict):
-            continue
-        for rule in facts.get("param_names_mapping") or ():
-            try:
-                target = rule[1][0] if isinstance(rule[1], list) else rule[1]
-                renamed.append((re.compile(rule[0]), target))
-            except (re.error, IndexError, TypeError):
-                continue
-        for rule in facts.get("stacked_params_mapping") or ():
-            if (
-                isinstance(rule, list)
-                and len(rule) >= 2
-                and all(isinstance(part, str) for part in rule[:2])
-            ):
-                stacked.append((rule[0], rule[1]))
+    """Return a function that applies the port's own mapping of parameter names.
 
-    def named(parameter: Parameter) -> list[str]:
-        found = []
-        for expression, target in renamed:
+    The port's metadata holds its `param_names_mapping` and `stacked_params_mapping`. The function
+    takes a parameter of the reference and returns its full names in the port, [] without a rule.
+    """
+    renaming = list(_renaming_rules(meta))
+    stacking = list(_stacking_rules(meta))
+
+    def port_names(parameter: Parameter) -> list[str]:
+        names = []
+        for expression, target in renaming:
             if expression.match(parameter.full_name):
                 try:
-                    found.append(expression.sub(target, parameter.full_name))
+                    names.append(expression.sub(target, parameter.full_name))
                 except re.error:
                     continue
                 break
-        for whole, part in stacked:
+        for whole, part in stacking:
             if part in parameter.full_name:
-                found.append(parameter.full_name.replace(part, whole))
-        return found
+                names.append(parameter.full_name.replace(part, whole))
+        return names
 
-    return named
+    return port_names
+
+
+def _renaming_rules(meta: dict[str, Any]) -> Iterator[tuple[re.Pattern[str], str]]:
+    for facts in _model_facts(meta):
+        for rule in facts.get("param_names_mapping") or ():
+            try:
+                target = rule[1][0] if isinstance(rule[1], list) else rule[1]
+                expression = re.compile(rule[0])
+            except (re.error, IndexError, TypeError):
+                continue
+            yield expression, target
+
+
+def _stacking_rules(meta: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for facts in _model_facts(meta):
+        for rule in facts.get("stacked_params_mapping") or ():
+            if not isinstance(rule, list) or len(rule) < 2:
+                continue
+            if isinstance(rule[0], str) and isinstance(rule[1], str):
+                yield rule[0], rule[1]
+
+
+def _model_facts(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    models = meta.get("models")
+    facts = models.values() if isinstance(models, dict) else ()
+    return [fact for fact in facts if isinstance(fact, dict)]
 
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def plain_name(module: str) -> str:
-    """A module's name without what compiling, sharding and checkpointing add to it, as FastVideo's
-    own trace leaves it.
+    """Return a module's name without the wrappers of compiling, sharding and checkpointing.
+
+    FastVideo's own trace writes names like this.
 
     >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.attn")
     'blocks.0.attn'
@@ -67,12 +77,8 @@ def plain_name(module: str) -> str:
 
 
 def has_loader(meta: dict[str, Any]) -> bool:
-    """Whether a recording's metadata carries the mapping of a port's loader, as a reference's does
-    not.
-    """
-    models = meta.get("models")
-    facts = models.values() if isinstance(models, dict) else ()
-    return any(isinstance(one, dict) and bool(one.get("param_names_mapping")) for one in facts)
+    """Return whether the metadata has a loader's mapping, which only a port's does."""
+    return any(bool(facts.get("param_names_mapping")) for facts in _model_facts(meta))
 
 
 # -- wildcards of a person's map
@@ -80,7 +86,7 @@ def has_loader(meta: dict[str, Any]) -> bool:
 
 
 def wildcards(name: str) -> list[str]:
-    """The wildcards in a name, in order.
+    """Return the wildcards in a name, in order.
 
     >>> wildcards("**.blocks.*.attn")
     ['**', '*']
@@ -90,8 +96,9 @@ def wildcards(name: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def matcher(name: str) -> re.Pattern[str]:
-    """What a name with wildcards matches, in full: `*` is one component or a part of one, `**` any
-    number of components.
+    """Return the expression that matches what a name with wildcards stands for, in full.
+
+    `*` is one component or a part of it, `**` any number of components.
 
     >>> matcher("blocks.*.attn").fullmatch("blocks.12.attn").groups()
     ('12',)
@@ -102,15 +109,11 @@ def matcher(name: str) -> re.Pattern[str]:
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
         if part == "**":
-            # it takes the dot beside it along, so that it can stand for nothing; a dot is never
-            # left at the start of a name
-            whole = (
-                r"(.*)"
-                if last and not text
-                else r"((?:[^.]+\.)*)"
-                if not last
-                else r"((?:\.[^.]+)*)"
-            )
+            # includes the adjacent dot, so that it can match nothing; names never start with a dot
+            if last:
+                whole = r"((?:\.[^.]+)*)" if text else r"(.*)"
+            else:
+                whole = r"((?:[^.]+\.)*)"
             text = text.removesuffix(r"\.") + whole if last else text + whole
         else:
             text += r"([^.]+?)".join(re.escape(piece) for piece in part.split("*")) + (
@@ -119,16 +122,16 @@ def matcher(name: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def carry(name: str, found: Sequence[str]) -> str:
-    """A name whose wildcards are replaced, in order, by what those of another name stood for.
+def carry(name: str, matches: Sequence[str]) -> str:
+    """Replace the wildcards of a name, in order, by what those of another name matched.
 
     >>> carry("text_model.**.layers.*.fc", ["", "3"])
     'text_model.layers.3.fc'
     """
-    left = iter(found)
+    remaining = iter(matches)
     parts = []
     for part in name.split("."):
-        filled = re.sub(r"\*\*|\*", lambda _: next(left), part).strip(".")
+        filled = re.sub(r"\*\*|\*", lambda _: next(remaining), part).strip(".")
         if filled or part != "**":
             parts.append(filled)
     return ".".join(parts)
