@@ -1,11 +1,12 @@
-/* The numbers of one tensor in one read of its memory, called with a pointer and nothing in front of it.
+/* Computes the row of a tensor in one read of its memory. Called with a pointer, without torch's dispatcher.
  *
- * Separate reductions read a tensor once for each statistic, and a dispatcher in front of each costs more than a small
- * tensor does. What is computed here is what measure.py, histogram.py and sketch.py say; native.py calls it.
+ * Separate reductions read a tensor once per statistic, and dispatching each of them costs more than reducing a small
+ * tensor does. The numbers are those of reduce.py, histogram.py and sketch.py. cpu_kernel.py calls this.
  *
- * Memory is taken in chunks that stay in a core's cache, chunks make up pieces (those of the sketch), pieces make up
- * shares. Shares are the same for any number of threads and are added up in order: so are the results, bit for bit. Nor
- * do they depend on the processor: lanes are counted here and not by its vectors, and nothing is contracted.
+ * Memory is read in chunks that fit into a core's cache. Chunks form pieces (those of the sketch), and pieces form
+ * shares, each reduced by one thread. The shares are the same for any number of threads and are combined in order, so
+ * that results are too, bit for bit. They do not depend on the processor either: the number of lanes is fixed, whatever
+ * the width of its vectors, and no operations are contracted.
  */
 
 #include <math.h>
@@ -21,7 +22,7 @@
 #define SOURCE "unknown"
 #endif
 
-/* one copy of a function for each generation of processors, chosen when the library is loaded */
+/* one copy of a function per processor generation, chosen when the library is loaded */
 #if defined(__x86_64__) && !defined(ONE_TARGET)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -35,7 +36,7 @@ enum { CHUNK = FOLD * CHUNK_ROWS, PIECE = FOLD * ROWS, FOURS = (FOLD + 3) / 4 };
 enum { STRETCH = 64, STRETCHES = (FOLD + STRETCH - 1) / STRETCH };
 enum { WANT_SUMS = 1, WANT_HISTOGRAM = 2, WANT_SKETCH = 4 };
 
-/* the order of native.py's `CODES`; from BYTES on, types of one byte, each with a table of its 256 values */
+/* in the order of cpu_kernel.py's `CODES`; from BYTES on, dtypes of one byte, each with a table of its 256 values */
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT16, UINT16, INT32, UINT32, INT64, UINT64, BYTES };
 enum { BYTE_TYPES = 16 };
 
@@ -52,14 +53,14 @@ typedef struct {
 typedef struct {
     Sums sums;
     int64_t counts[BINS];
-    double folded[4 * FOURS]; /* the columns of the sketch, and what fills up the last four */
+    double folded[4 * FOURS]; /* the columns of the sketch, padded to a multiple of four */
 } Partial;
 
 typedef struct {
     const char *data;
     int64_t numel, start;
     int32_t code, wanted;
-    const int32_t *shifts; /* of each piece of the whole tensor: twice the shift, and 1 where its sign is positive */
+    const int32_t *shifts; /* for each piece of the whole tensor: twice its shift, plus 1 if its sign is positive */
     int64_t first_piece, pieces, shares;
     Partial *partials;
     atomic_int_fast64_t next;
@@ -88,7 +89,7 @@ INSIDE float from_bfloat16(uint16_t half) { return as_float((uint32_t)half << 16
 INSIDE float from_float16(uint16_t half) {
     uint32_t rest = half & 0x7fff, sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t normal = (rest << 13) + (rest >= 0x7c00 ? 0x70000000u : 0x38000000u);
-    float subnormal = as_float(0x3f000000u | rest) - 0.5f; /* right where subnormals count as zero, too */
+    float subnormal = as_float(0x3f000000u | rest) - 0.5f; /* correct even if subnormals are flushed to zero */
     uint32_t bits;
     memcpy(&bits, &subnormal, sizeof bits);
     return as_float((rest < 0x400 ? bits : normal) | sign);
@@ -96,7 +97,7 @@ INSIDE float from_float16(uint16_t half) {
 
 /* -- sums ------------------------------------------------------------------------------------------------------------ */
 
-/* One element in one lane. Extremes stay in the type NUMBER, and a NaN is passed over: it is looked for afterwards. */
+/* Adds one element to one lane. Extremes keep the type NUMBER and ignore NaN, which is counted afterwards. */
 #define ADD(NUMBER, STORED, FROM, index, lane)                                                                             \
     do {                                                                                                                   \
         NUMBER number = FROM(((const STORED *)source)[index]);                                                             \
@@ -111,7 +112,7 @@ INSIDE float from_float16(uint16_t half) {
             copy[index] = wide;                                                                                            \
     } while (0)
 
-/* NAME(source, count, copy, sums): add `count` elements to `sums`, and write them to `copy` unless that is NULL. */
+/* Defines NAME(source, count, copy, sums): add `count` elements to `sums`, and copy them to `copy` if it is not NULL. */
 #define DEFINE_TAKE(NAME, NUMBER, COUNT, STORED, FROM)                                                                     \
     INSIDE void NAME(const void *restrict source, int64_t count, double *restrict copy, Sums *sums) {                      \
         NUMBER low[LANES], high[LANES];                                                                                    \
@@ -142,7 +143,7 @@ INSIDE float from_float16(uint16_t half) {
         sums->sum += sum[0];                                                                                               \
         sums->squares += squares[0];                                                                                       \
         sums->magnitudes += magnitudes[0];                                                                                 \
-        if (magnitudes[0] - magnitudes[0] != 0) /* not finite: only then are there elements to look for */                 \
+        if (magnitudes[0] - magnitudes[0] != 0) /* NaN or Inf: only then count such elements   */                 \
             for (index = 0; index < count; index++) {                                                                      \
                 NUMBER number = FROM(((const STORED *)source)[index]);                                                     \
                 sums->nonfinite += number - number != 0;                                                                   \
@@ -157,7 +158,7 @@ DEFINE_TAKE(take_float64, double, int64_t, double, AS_IT_IS)
 DEFINE_TAKE(take_float16, float, int32_t, uint16_t, from_float16)
 DEFINE_TAKE(take_bfloat16, float, int32_t, uint16_t, from_bfloat16)
 
-/* Whole numbers and types of a byte become doubles first. */
+/* Integers and dtypes of one byte are converted to doubles first. */
 #define WIDEN(STORED)                                                                                                      \
     for (int64_t index = 0; index < count; index++)                                                                        \
     wide[index] = (double)((const STORED *)source)[index]
@@ -176,7 +177,7 @@ INSIDE void widen(const void *restrict source, int32_t code, int64_t count, doub
     }
 }
 
-/* Adds a chunk to the sums; returns its elements as doubles where they are needed (`scratch` has room for them). */
+/* Adds a chunk to the sums. Returns its elements as doubles if `needed`, perhaps in `scratch`. */
 INSIDE const double *take(const void *source, int32_t code, int64_t count, double *scratch, int needed, Sums *sums) {
 #define TAKE(NAME) (needed ? NAME(source, count, scratch, sums) : NAME(source, count, NULL, sums))
     switch (code) {
@@ -191,7 +192,7 @@ INSIDE const double *take(const void *source, int32_t code, int64_t count, doubl
     }
 }
 
-/* Asks for the memory that is needed next, so that it comes while this chunk is worked on. */
+/* Prefetches memory, so that it arrives while the current chunk is processed. */
 INSIDE void fetch(const char *memory, int64_t size) {
     for (int64_t offset = 0; offset < size; offset += 64)
         __builtin_prefetch(memory + offset, 0, 2);
@@ -199,7 +200,7 @@ INSIDE void fetch(const char *memory, int64_t size) {
 
 /* -- histogram ------------------------------------------------------------------------------------------------------- */
 
-/* Counts by exponent; zeros come to the lowest bin and are moved from there at the end. */
+/* Counts elements by exponent. Zeros are counted in bin 1 and moved to bin 0 at the end. */
 INSIDE void count_magnitudes(const double *numbers, int64_t count, int64_t *counts) {
     uint8_t bins[CHUNK];
     for (int64_t index = 0; index < count; index++) {
@@ -209,7 +210,7 @@ INSIDE void count_magnitudes(const double *numbers, int64_t count, int64_t *coun
         bin = bin > 62 ? 62 : bin;
         bins[index] = (uint8_t)(exponent == 2047 ? 63 : bin);
     }
-    /* neighbours are often alike, and an increment waits for the one before it */
+    /* several tables, because neighbors are often in the same bin, and each increment would wait for the last */
     uint32_t tables[TABLES][BINS] = {0};
     int64_t index = 0;
     for (; index + TABLES <= count; index += TABLES)
@@ -228,12 +229,12 @@ INSIDE double signed_element(const double *numbers, const uint8_t *sign, int64_t
     return as_double(bits_of(numbers[index]) ^ (uint64_t)sign[index] << 56);
 }
 
-/* Adds a chunk, whose first element has this offset in its piece, to the columns of the piece, which are not shifted yet. Asks
- * for `size` bytes at `next` on the way: more at once than a core waits for would stop it. */
+/* Adds a chunk to the columns of its piece, which are not shifted yet. `offset`: of the first element in the piece.
+ * Prefetches `size` bytes at `next` a little at a time: more than a core can have in flight would stall it. */
 INSIDE void fold(const double *restrict numbers, int64_t offset, int64_t count, double *restrict columns, const char *next,
                  int64_t size) {
     const uint8_t *restrict sign = signs + offset;
-    if (count == CHUNK) { /* then it starts in column 0 */
+    if (count == CHUNK) { /* which starts in column 0 */
         for (int stretch = 0; stretch < STRETCHES; stretch++) {
             fetch(next + size / STRETCHES * stretch, size / STRETCHES);
             int first = STRETCH * stretch, end = first + STRETCH < FOLD ? first + STRETCH : FOLD;
@@ -252,8 +253,8 @@ INSIDE void fold(const double *restrict numbers, int64_t offset, int64_t count, 
     }
 }
 
-/* Adds the columns of a piece, turned by its shift and with its sign. */
-INSIDE void turn(const double *restrict columns, int32_t shift, double *restrict folded) {
+/* Adds the columns of a piece, rotated by its shift and with its sign. */
+INSIDE void rotate(const double *restrict columns, int32_t shift, double *restrict folded) {
     double sign = shift & 1 ? 1.0 : -1.0;
     int32_t first = shift >> 1;
     for (int column = 0; column < FOLD - first; column++)
@@ -262,23 +263,24 @@ INSIDE void turn(const double *restrict columns, int32_t shift, double *restrict
         folded[column + first - FOLD] += sign * columns[column];
 }
 
-/* The 64 signed sums of the columns, four columns a look-up; those that are zero, most in a small tensor, cost nothing. */
+/* The 64 signed sums of the columns, by one lookup per four columns. Zero columns, the most in a small tensor, are skipped. */
 static void project_anywhere(const double *folded, double *sums) {
     for (int four = 0; four < FOURS; four++) {
-        const double *of = folded + 4 * four;
-        if (of[0] == 0 && of[1] == 0 && of[2] == 0 && of[3] == 0)
+        const double *column = folded + 4 * four;
+        if (column[0] == 0 && column[1] == 0 && column[2] == 0 && column[3] == 0)
             continue;
-        double found[16];
-        for (int which = 0; which < 16; which++)
-            found[which] = ((which & 1 ? -of[0] : of[0]) + (which & 2 ? -of[1] : of[1])) +
-                           ((which & 4 ? -of[2] : of[2]) + (which & 8 ? -of[3] : of[3]));
+        double signed_sums[16]; /* by the signs of the four columns */
+        for (int signs_of_four = 0; signs_of_four < 16; signs_of_four++)
+            signed_sums[signs_of_four] =
+                ((signs_of_four & 1 ? -column[0] : column[0]) + (signs_of_four & 2 ? -column[1] : column[1])) +
+                ((signs_of_four & 4 ? -column[2] : column[2]) + (signs_of_four & 8 ? -column[3] : column[3]));
         for (int row = 0; row < NUMBERS; row++)
-            sums[row] += found[projection[four][row]];
+            sums[row] += signed_sums[projection[four][row]];
     }
 }
 
 #if defined(__x86_64__)
-/* The same in the same order, with tables and sums in registers: no compiler finds the look-up of eight at once. */
+/* The same additions in the same order, with tables and sums in registers: no compiler vectorizes the lookup. */
 __attribute__((target("avx512f"))) static void project_avx512(const double *folded, double *sums) {
     enum { VECTORS = NUMBERS / 8 };
     const __m512d sign_0 = _mm512_setr_pd(1, -1, 1, -1, 1, -1, 1, -1), sign_1 = _mm512_setr_pd(1, 1, -1, -1, 1, 1, -1, -1);
@@ -287,17 +289,19 @@ __attribute__((target("avx512f"))) static void project_avx512(const double *fold
     for (int vector = 0; vector < VECTORS; vector++)
         sum[vector] = _mm512_setzero_pd();
     for (int four = 0; four < FOURS; four++) {
-        const double *of = folded + 4 * four;
-        if (of[0] == 0 && of[1] == 0 && of[2] == 0 && of[3] == 0)
+        const double *column = folded + 4 * four;
+        if (column[0] == 0 && column[1] == 0 && column[2] == 0 && column[3] == 0)
             continue;
-        __m512d first = _mm512_add_pd(_mm512_mul_pd(_mm512_set1_pd(of[0]), sign_0), _mm512_mul_pd(_mm512_set1_pd(of[1]), sign_1));
-        __m512d third = _mm512_mul_pd(_mm512_set1_pd(of[2]), sign_2), fourth = _mm512_set1_pd(of[3]);
+        __m512d signed_0 = _mm512_mul_pd(_mm512_set1_pd(column[0]), sign_0);
+        __m512d signed_1 = _mm512_mul_pd(_mm512_set1_pd(column[1]), sign_1);
+        __m512d first = _mm512_add_pd(signed_0, signed_1);
+        __m512d third = _mm512_mul_pd(_mm512_set1_pd(column[2]), sign_2), fourth = _mm512_set1_pd(column[3]);
         __m512d lower = _mm512_add_pd(first, _mm512_add_pd(third, fourth));
         __m512d upper = _mm512_add_pd(first, _mm512_sub_pd(third, fourth));
         for (int vector = 0; vector < VECTORS; vector++) {
             __m128i bytes = _mm_loadl_epi64((const __m128i *)(projection[four] + 8 * vector));
-            __m512d found = _mm512_permutex2var_pd(lower, _mm512_cvtepu8_epi64(bytes), upper);
-            sum[vector] = _mm512_add_pd(sum[vector], found);
+            __m512d signed_sums = _mm512_permutex2var_pd(lower, _mm512_cvtepu8_epi64(bytes), upper);
+            sum[vector] = _mm512_add_pd(sum[vector], signed_sums);
         }
     }
     for (int vector = 0; vector < VECTORS; vector++)
@@ -314,7 +318,7 @@ static void project(const double *folded, double *numbers) {
 #endif
         project_anywhere(folded, sums);
     for (int row = 0; row < NUMBERS; row++)
-        numbers[row] = sums[row] / 8; /* the root of 64: a sketch is as long as its tensor */
+        numbers[row] = sums[row] / 8; /* sqrt(64): a sketch has the length of its tensor */
 }
 
 /* -- shares ---------------------------------------------------------------------------------------------------------- */
@@ -329,11 +333,11 @@ static void clear(Partial *partial, int32_t wanted) {
 
 static void add(Partial *total, const Partial *partial, int32_t wanted) {
     Sums *sums = &total->sums;
-    const Sums *more = &partial->sums;
-    sums->low = more->low < sums->low ? more->low : sums->low;
-    sums->high = more->high > sums->high ? more->high : sums->high;
-    sums->sum += more->sum, sums->squares += more->squares, sums->magnitudes += more->magnitudes;
-    sums->nonfinite += more->nonfinite, sums->nans += more->nans, sums->zeros += more->zeros;
+    const Sums *added = &partial->sums;
+    sums->low = added->low < sums->low ? added->low : sums->low;
+    sums->high = added->high > sums->high ? added->high : sums->high;
+    sums->sum += added->sum, sums->squares += added->squares, sums->magnitudes += added->magnitudes;
+    sums->nonfinite += added->nonfinite, sums->nans += added->nans, sums->zeros += added->zeros;
     if (wanted & WANT_HISTOGRAM)
         for (int bin = 0; bin < BINS; bin++)
             total->counts[bin] += partial->counts[bin];
@@ -342,7 +346,7 @@ static void add(Partial *total, const Partial *partial, int32_t wanted) {
             total->folded[column] += partial->folded[column];
 }
 
-/* Adds the elements at flat positions `position` to `end`, which all lie in one piece. */
+/* Measures the elements at flat positions `position` to `end`, all in one piece. */
 FOR_EACH_PROCESSOR
 static void measure_piece(const Task *task, int64_t position, int64_t end, Partial *partial) {
     double scratch[CHUNK], columns[FOLD];
@@ -367,7 +371,7 @@ static void measure_piece(const Task *task, int64_t position, int64_t end, Parti
         position += length;
     }
     if (wanted & WANT_SKETCH)
-        turn(columns, task->shifts[piece], partial->folded);
+        rotate(columns, task->shifts[piece], partial->folded);
 }
 
 static void measure_share(const Task *task, int64_t share, Partial *partial) {
@@ -389,10 +393,10 @@ static void work(void *data) {
         measure_share(task, share, task->partials + share);
 }
 
-/* -- what native.py calls -------------------------------------------------------------------------------------------- */
+/* -- called by cpu_kernel.py -------------------------------------------------------------------------------------------- */
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
-static Parallel parallel; /* GOMP_parallel of the OpenMP that torch has loaded: its threads exist already */
+static Parallel parallel; /* GOMP_parallel of torch's OpenMP, whose threads exist already */
 
 PUBLIC const char *kernel_source(void) { return SOURCE; }
 
@@ -415,10 +419,10 @@ PUBLIC const char *kernel_processor(void) {
 
 PUBLIC void kernel_set_parallel(void *function) { *(void **)&parallel = function; }
 
-/* The values of a type of one byte, `code` as in the enumeration above. */
+/* Sets the 256 values of a dtype of one byte. */
 PUBLIC void kernel_set_bytes(int32_t code, const float *values) { memcpy(byte_values[code - BYTES], values, 256 * sizeof(float)); }
 
-/* 1 where a sign is negative: of the PIECE elements of a piece, and of the 64 x FOLD projection, row by row. */
+/* Sets the signs, 1 where negative: of the PIECE elements of a piece, and of the 64 x FOLD projection, row by row. */
 PUBLIC void kernel_set_signs(const uint8_t *of_elements, const uint8_t *of_projection) {
     for (int index = 0; index < PIECE; index++)
         signs[index] = of_elements[index] ? 128 : 0;
@@ -429,14 +433,14 @@ PUBLIC void kernel_set_signs(const uint8_t *of_elements, const uint8_t *of_proje
                 projection[column / 4][row] |= 1 << column % 4;
 }
 
-/* What a thread of Python passes, and where it finds its numbers: sums, histogram and sketch, those that are wanted. */
+/* What a Python thread passes to `kernel_measure`, and its results: the wanted ones of sums, histogram and sketch. */
 typedef struct {
     int64_t start; /* flat position of the first element; this and the next for a sketch only */
     uint64_t shifts;
     double numbers[7 + BINS + NUMBERS];
 } Request;
 
-/* how: code + 256 * wanted + 65536 * threads; few arguments, for each of them costs a call from Python 0.1 µs */
+/* how: code + 256 * wanted + 65536 * threads. In one argument, because each costs a call from Python 0.1 µs. */
 PUBLIC void kernel_measure(const void *data, int64_t numel, int64_t how, Request *request) {
     int32_t code = how & 255, wanted = how >> 8 & 255, threads = how >> 16;
     int64_t start = wanted & WANT_SKETCH ? request->start : 0;

@@ -1,11 +1,11 @@
-/* The numbers of a tensor of Python, without a line of Python in between.
+/* Measures a Python tensor object, with no line of Python in between.
  *
- * Of a tensor of a thousand values the arithmetic takes a tenth of a microsecond. Python takes ten to ask for its type, size
- * and address and to call kernel.c, where a model's own code has just filled the processor's caches. Here DLPack's exchange
- * table (github.com/dmlc/dlpack, version 1.3) answers all of it in one call. Whatever is not ordinary is left to Python.
+ * For a tensor of a thousand values the arithmetic takes 0.1 µs. Python takes 10 µs to ask for its dtype, size and address
+ * and to call kernel.c, once a model's own code has filled the processor's caches. Here DLPack's exchange table
+ * (github.com/dmlc/dlpack, version 1.3) answers all questions in one call. Unusual tensors are left to Python.
  *
- * No header of Python or torch is needed, and so no build for each of their versions: Python's functions, all of its stable
- * ABI, are handed over by native.py.
+ * This needs no header of Python or torch, and therefore no build for each of their versions: cpu_kernel.py passes the
+ * functions of Python, all of its stable ABI.
  */
 
 #include <stdint.h>
@@ -32,15 +32,15 @@ typedef struct {
 typedef struct {
     uint32_t major, minor;
     void *previous, *allocate, *managed_from_object, *managed_to_object;
-    int (*from_object)(void *object, Tensor *tensor); /* borrows; not 0, with an error of Python's set, where it cannot */
+    int (*from_object)(void *object, Tensor *tensor); /* borrows; returns not 0 and sets a Python error on failure */
 } Exchange;
 
 /* -- Python ----------------------------------------------------------------------------------------------------------- */
 
 typedef void *Object;
 
-/* in the order of native.py's `_PYTHON`; what is `Given` away is no longer the caller's */
-typedef Object Given;
+/* in the order of cpu_kernel.py's `_PYTHON_FUNCTIONS` */
+typedef Object Stolen; /* a reference that the callee takes over */
 typedef struct {
     Object (*type)(Object);
     Object (*call)(Object function, ...);
@@ -50,9 +50,9 @@ typedef struct {
     Object (*new_whole)(long long);
     Object (*new_float)(double);
     Object (*new_list)(intptr_t);
-    int (*set_in_list)(Object, intptr_t, Given);
+    int (*set_in_list)(Object, intptr_t, Stolen);
     Object (*new_tuple)(intptr_t);
-    int (*set_in_tuple)(Object, intptr_t, Given);
+    int (*set_in_tuple)(Object, intptr_t, Stolen);
     void (*keep)(Object);
     void (*release)(Object);
     Object (*new_function)(const void *definition, Object self, Object module);
@@ -61,12 +61,12 @@ typedef struct {
 static Python python;
 static const Exchange *exchange;
 static Object none, types[2], is_negated, count_modes;
-static int64_t most; /* elements, for Python's lock is kept */
+static int64_t max_numel; /* because the GIL is held */
 static struct {
     Object name;
     int32_t kind, bits;
 } dtypes[32];                 /* by the kernel's codes */
-static const int32_t *shifts; /* of the first pieces of a sketch; NULL until all that a sketch needs is there */
+static const int32_t *shifts; /* of the first pieces of a sketch; NULL until all its tables are set */
 
 /* -- measuring -------------------------------------------------------------------------------------------------------- */
 
@@ -77,13 +77,13 @@ static int code_of(const Tensor *tensor) {
     return -1;
 }
 
-/* The number of elements if they lie one behind the other, in logical order or, for what has no order, in any; else 0. */
+/* Returns the number of elements if they are dense in memory, else 0. `ordered`: only if also in logical order. */
 static int64_t dense(const Tensor *tensor, int ordered) {
     int64_t numel = 1;
     uint64_t taken = 0;
     if (tensor->dimensions > 64)
         return 0;
-    for (int left = tensor->dimensions; left; left--) { /* the dimension in which neighbours are `numel` apart */
+    for (int remaining = tensor->dimensions; remaining; remaining--) { /* find the dimension of stride `numel` */
         int dimension = tensor->dimensions - 1;
         for (; dimension >= 0; dimension--)
             if (!(taken >> dimension & 1)) {
@@ -100,18 +100,18 @@ static int64_t dense(const Tensor *tensor, int ordered) {
     return numel;
 }
 
-/* 1 if the object is a tensor whose memory holds its numbers as they are; nobody sees that it is asked. */
-static int find(Object object, Tensor *tensor) {
+/* Returns 1 and describes the tensor if its CPU memory holds its numbers as they are. No mode of the program sees this. */
+static int describe_plain(Object object, Tensor *tensor) {
     Object type = python.type(object);
     python.release(type);
     if (type != types[0] && type != types[1])
         return 0;
-    Object counted = python.call(count_modes, (Object)0); /* a mode of the program's would be asked in our place */
-    int ordinary = counted && !python.is_true(counted) && !exchange->from_object(object, tensor);
-    if (counted)
-        python.release(counted);
+    Object mode_count = python.call(count_modes, (Object)0); /* a mode would see the questions below */
+    int ordinary = mode_count && !python.is_true(mode_count) && !exchange->from_object(object, tensor);
+    if (mode_count)
+        python.release(mode_count);
     if (ordinary) {
-        Object negated = python.call(is_negated, object, (Object)0); /* a view of another sign than its memory */
+        Object negated = python.call(is_negated, object, (Object)0); /* its memory holds the other sign */
         ordinary = negated && !python.is_true(negated);
         if (negated)
             python.release(negated);
@@ -140,16 +140,16 @@ static Object left_to_python(void) {
     return none;
 }
 
-/* measure(tensor, wanted) -> (row, numel, shape, dtype), as native.py says; None where that is left to Python: of more than
- * `most` elements, of other memory than a CPU's, with gaps or, for a sketch, another order, of a type that has no code. */
+/* measure(tensor, wanted) -> (numbers, numel, shape, dtype), as cpu_kernel.py describes. None leaves it to Python: more than
+ * `max_numel` elements, memory that is not a CPU's, has gaps or (for a sketch) another order, or a dtype without a code. */
 static Object measure(Object self, const Object *arguments, intptr_t count) {
     Tensor tensor;
     (void)self;
-    if (count != 2 || !find(arguments[0], &tensor))
+    if (count != 2 || !describe_plain(arguments[0], &tensor))
         return left_to_python();
     int64_t wanted = python.as_number(arguments[1]), numel = dense(&tensor, wanted & WANT_SKETCH);
     int code = code_of(&tensor);
-    if (code < 0 || numel < 1 || numel > most || (wanted & WANT_SKETCH && !shifts))
+    if (code < 0 || numel < 1 || numel > max_numel || (wanted & WANT_SKETCH && !shifts))
         return left_to_python();
     struct {
         int64_t start;
@@ -158,20 +158,20 @@ static Object measure(Object self, const Object *arguments, intptr_t count) {
     } request = {.start = 0, .shifts = (uint64_t)(uintptr_t)shifts};
     kernel_measure((const char *)tensor.data + tensor.offset, numel, code | wanted << 8 | 1 << 16, &request);
     int size = (wanted & WANT_SUMS ? SUMS : 0) + (wanted & WANT_HISTOGRAM ? BINS : 0) + (wanted & WANT_SKETCH ? NUMBERS : 0);
-    Object found = python.new_tuple(4);
-    if (found) {
+    Object result = python.new_tuple(4);
+    if (result) {
         python.keep(dtypes[code].name);
-        python.set_in_tuple(found, 0, list_of(request.numbers, size));
-        python.set_in_tuple(found, 1, python.new_whole(numel));
-        python.set_in_tuple(found, 2, shape_of(&tensor));
-        python.set_in_tuple(found, 3, dtypes[code].name);
+        python.set_in_tuple(result, 0, list_of(request.numbers, size));
+        python.set_in_tuple(result, 1, python.new_whole(numel));
+        python.set_in_tuple(result, 2, shape_of(&tensor));
+        python.set_in_tuple(result, 3, dtypes[code].name);
     }
-    return found;
+    return result;
 }
 
-/* -- what native.py calls, once --------------------------------------------------------------------------------------- */
+/* -- called by cpu_kernel.py, once --------------------------------------------------------------------------------------- */
 
-/* What DLPack calls the dtype of a code, and what Python does. */
+/* Sets DLPack's description and Python's name of the dtype of a code. */
 PUBLIC void tensor_set_dtype(int32_t code, int32_t kind, int32_t bits, Object name) {
     python.keep(name);
     dtypes[code].name = name, dtypes[code].kind = kind, dtypes[code].bits = bits;
@@ -179,7 +179,7 @@ PUBLIC void tensor_set_dtype(int32_t code, int32_t kind, int32_t bits, Object na
 
 PUBLIC void tensor_set_shifts(const int32_t *first) { shifts = first; }
 
-/* `measure` as a function of Python's, for ever; what is passed is never let go of. None where torch has another table. */
+/* Returns `measure` as a Python function; keeps its arguments forever. None if torch has another version of the table. */
 PUBLIC Object tensor_measure(const Python *functions, const Exchange *table, int64_t limit, Object nothing, Object tensor,
                              Object parameter, Object is_neg, Object number_of_modes) {
     static const struct {
@@ -188,10 +188,10 @@ PUBLIC Object tensor_measure(const Python *functions, const Exchange *table, int
         int flags;
         const char *about;
     } definition = {"measure", measure, 0x80 /* METH_FASTCALL */, 0};
-    python = *functions, exchange = table, most = limit;
+    python = *functions, exchange = table, max_numel = limit;
     none = nothing, types[0] = tensor, types[1] = parameter, is_negated = is_neg, count_modes = number_of_modes;
-    Object kept[] = {none, none, types[0], types[1], is_negated, count_modes};
+    Object retained[] = {none, none, types[0], types[1], is_negated, count_modes};
     for (int index = 0; index < 6; index++)
-        python.keep(kept[index]);
+        python.keep(retained[index]);
     return table->major == VERSION && table->from_object ? python.new_function(&definition, 0, 0) : none;
 }
