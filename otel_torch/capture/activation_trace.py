@@ -29,7 +29,7 @@ from otel_torch.records import json_safe
 from otel_torch.settings import NumberSet, Settings, UnusableSelection
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.module_names import named_modules
-from otel_torch.sources.selection import Selection
+from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.steps import current_step_idx
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import measure
@@ -149,7 +149,7 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
         return None
     if session.current() is not None:
         return ActivationTraceManager([], None)
-    selection = Selection(settings)
+    selection = ModuleSelection(settings)
     selected = {
         module: name
         for name, module in reversed(named_modules(model))

@@ -62,9 +62,9 @@ class Scan(ScannedForward):
 
     def with_settings(self, settings: Settings) -> Scan:
         """Return the same forward with the selection of other settings."""
-        from otel_torch.sources.selection import Selection
+        from otel_torch.sources.selection import ModuleSelection
 
-        selection = Selection(settings)
+        selection = ModuleSelection(settings)
         records_model = settings.activations and selection.has_model(self.model)
 
         def is_selected(name: str) -> bool:

@@ -31,10 +31,10 @@ from otel_torch.sources.gradients import GradientObserver
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.parameters import ParameterObserver
-from otel_torch.sources.selection import Selection
+from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
 from otel_torch.sources.tensor_measurer import TensorMeasurer
-from otel_torch.sources.tensor_reader import ModuleCall, TensorReader
+from otel_torch.sources.tensor_reader import RecordedCall, TensorReader
 from otel_torch.sources.values import argument_names, walk, walk_inputs
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import prepare_devices
@@ -90,7 +90,7 @@ class Activations(Source):
         self._outputs = "outputs" in settings.capture
         self._gradients = "gradients" in settings.capture
         self._parity = reader.parity
-        self.selection = Selection(settings)
+        self.selection = ModuleSelection(settings)
         self._calls = CurrentCalls(self.selection, self._inputs, self._parity)
         self._measurer = TensorMeasurer(session, reader)
         self._gradient_observer = GradientObserver(self._measurer)
@@ -244,7 +244,7 @@ class Activations(Source):
             names = self._parameter_names[module] = argument_names(module)
         return names
 
-    def current_call(self, site: ModuleSite) -> ModuleCall | None:
+    def current_call(self, site: ModuleSite) -> RecordedCall | None:
         """Return the call of a site that this thread is in, or None if it is not recorded."""
         if not self._inputs and site.module() not in self._attached:
             return None

@@ -13,29 +13,29 @@ from otel_torch.sources import modules
 from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, ModuleSite
-from otel_torch.sources.selection import Selection
+from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.steps import ForwardContext
-from otel_torch.sources.tensor_reader import ModuleCall
+from otel_torch.sources.tensor_reader import RecordedCall
 
 
 class _Stack(threading.local):
     """The calls of this thread, outermost first."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[ModuleSite, ModuleCall]] = []
+        self.calls: list[tuple[ModuleSite, RecordedCall]] = []
 
 
 class CurrentCalls:
     """Names and numbers calls, and keeps those that have not ended."""
 
-    def __init__(self, selection: Selection, inputs: bool, parity: bool) -> None:
+    def __init__(self, selection: ModuleSelection, inputs: bool, parity: bool) -> None:
         self._selection, self._inputs, self._parity = selection, inputs, parity
         self._stack = _Stack()
         # by model and module: the call that a compiled graph is in
-        self._compiled: dict[tuple[str, str], ModuleCall] = {}
+        self._compiled: dict[tuple[str, str], RecordedCall] = {}
         self._indices = itertools.count()  # of entries and exits
 
-    def make(self, site: ModuleSite, number: int | None = None) -> ModuleCall | None:
+    def make(self, site: ModuleSite, number: int | None = None) -> RecordedCall | None:
         """Return a call of a site, or None if the step is not recorded.
 
         Args:
@@ -52,11 +52,11 @@ class CurrentCalls:
         if not context.recording:
             return None
         is_recorded = len(site.names) == 1 or self._selection.has_module(name)
-        return ModuleCall(
+        return RecordedCall(
             model.name, name, context.step, number, context.loop, phase, context.branch, is_recorded
         )
 
-    def enter(self, site: ModuleSite, call: ModuleCall) -> None:
+    def enter(self, site: ModuleSite, call: RecordedCall) -> None:
         """Put a call on this thread's stack."""
         calls, call.depth = self._stack.calls, len(modules.call_stack())
         while calls and calls[-1][1].depth >= call.depth:
@@ -67,7 +67,7 @@ class CurrentCalls:
             call.parent_index = calls[-1][1].entry_index if calls else None
         calls.append((site, call))
 
-    def leave(self, site: ModuleSite) -> ModuleCall | None:
+    def leave(self, site: ModuleSite) -> RecordedCall | None:
         """Take the site's call off this thread's stack."""
         calls = self._stack.calls
         for depth in reversed(range(len(calls))):
@@ -79,9 +79,9 @@ class CurrentCalls:
                 return call
         return self.make(site)  # the hook was attached during the call
 
-    def current(self, site: ModuleSite) -> ModuleCall | None:
+    def current(self, site: ModuleSite) -> RecordedCall | None:
         """Return the call of a site that this thread is in, or None if it is not recorded."""
-        call: ModuleCall | None
+        call: RecordedCall | None
         if self._inputs:
             innermost, call = self._stack.calls[-1] if self._stack.calls else (None, None)
             return call if innermost is site and call is not None and call.is_recorded else None
@@ -93,11 +93,11 @@ class CurrentCalls:
         call = self.make(site, number)
         return call if call is not None and call.is_recorded else None
 
-    def enter_compiled(self, site: ModuleSite) -> ModuleCall | None:
+    def enter_compiled(self, site: ModuleSite) -> RecordedCall | None:
         """Return a new call of a site in a compiled graph."""
         return self._make_compiled(site, None)
 
-    def leave_compiled(self, site: ModuleSite) -> ModuleCall | None:
+    def leave_compiled(self, site: ModuleSite) -> RecordedCall | None:
         """Return the call of a site in a compiled graph, which ends now."""
         call = self._compiled.get((site.model.name, site.name))
         if call is None:
@@ -106,7 +106,7 @@ class CurrentCalls:
             call.exit_index = next(self._indices)
         return call
 
-    def _make_compiled(self, site: ModuleSite, number: int | None) -> ModuleCall | None:
+    def _make_compiled(self, site: ModuleSite, number: int | None) -> RecordedCall | None:
         key = site.model.name, site.name
         call = self.make(site, number)
         if call is None:
@@ -119,7 +119,7 @@ class CurrentCalls:
             call.parent_index = self._compiled_parent_index(call)
         return call
 
-    def _compiled_parent_index(self, call: ModuleCall) -> int | None:
+    def _compiled_parent_index(self, call: RecordedCall) -> int | None:
         """Return the entry index of the enclosing call, found by name.
 
         A compiler may reorder the calls in a graph.

@@ -13,7 +13,7 @@ import torch
 from otel_torch import torch_private
 from otel_torch.sources import compiled
 from otel_torch.sources.tensor_measurer import TensorMeasurer
-from otel_torch.sources.tensor_reader import ModuleCall
+from otel_torch.sources.tensor_reader import RecordedCall
 
 
 class GradientObserver:
@@ -27,9 +27,9 @@ class GradientObserver:
         ] = {}
 
     @torch_private.unseen_by_function_modes
-    def watch(self, call: ModuleCall, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def watch(self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Record the gradients of a call's outputs when a backward pass computes them."""
-        backward = ModuleCall(
+        backward = RecordedCall(
             call.model,
             call.module,
             call.step,
@@ -49,7 +49,7 @@ class GradientObserver:
                     hook.remove = tensor.register_hook(hook).remove  # type: ignore[no-untyped-call]
                     self._leaf_hooks_of(call)[hook.key] = hook
 
-    def _leaf_hooks_of(self, call: ModuleCall) -> dict[tuple[int, str], _GradientHook]:
+    def _leaf_hooks_of(self, call: RecordedCall) -> dict[tuple[int, str], _GradientHook]:
         """Return the hooks on leaves in this step, after removing those of an earlier step.
 
         A leaf is for instance a parameter that its module returns. It outlives the graph, and so
@@ -77,7 +77,7 @@ class _GradientHook:
     Further backward passes through the same call give `grad#2`, `grad#3`.
     """
 
-    def __init__(self, measurer: TensorMeasurer, call: ModuleCall, label: str) -> None:
+    def __init__(self, measurer: TensorMeasurer, call: RecordedCall, label: str) -> None:
         self.call = call
         self.key = call.call, label
         self.count = 0

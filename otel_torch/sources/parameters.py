@@ -10,9 +10,9 @@ from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model
-from otel_torch.sources.selection import Selection
+from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_measurer import TensorMeasurer
-from otel_torch.sources.tensor_reader import ModuleCall
+from otel_torch.sources.tensor_reader import RecordedCall
 
 
 class ParameterObserver:
@@ -21,7 +21,7 @@ class ParameterObserver:
     def __init__(
         self,
         session: Session,
-        selection: Selection,
+        selection: ModuleSelection,
         measurer: TensorMeasurer,
         events: RunEvents,
     ) -> None:
@@ -43,7 +43,7 @@ class ParameterObserver:
         if not self._selection.has_model(model.name):
             return
         for name, module in self._selection.modules(model):
-            call = ModuleCall(
+            call = RecordedCall(
                 model.name, name, 0, 0, 0, "attach", None, class_name=class_name(module)
             )
             tables: list[tuple[str, Mapping[str, Tensor | None]]]
@@ -74,5 +74,5 @@ class ParameterObserver:
                 if parameter.grad is not None:
                     # several optimizers may hold the same parameter
                     number = model.calls.count(counts, f"{name}.{key}")
-                    call = ModuleCall(model.name, name, step, number, loop, "backward", None)
+                    call = RecordedCall(model.name, name, step, number, loop, "backward", None)
                     self._measurer.add(call, [(f"param_grad.{key}", parameter.grad)])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.modules import Model, ModuleSite
 
 
-class Selection:
+class ModuleSelection:
     """The models and modules that the settings select."""
 
     def __init__(self, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from otel_torch.console import say_once
 from otel_torch.session import Session
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.identity import Identity
-from otel_torch.sources.tensor_reader import MeasuredTensor, ModuleCall, TensorReader
+from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall, TensorReader
 from otel_torch.sources.values import argument_name
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.table import columns_for
@@ -38,7 +38,7 @@ class TensorMeasurer:
 
     def add(
         self,
-        call: ModuleCall,
+        call: RecordedCall,
         tensors: Iterable[tuple[str, torch.Tensor]],
         parameter_names: Sequence[str] | None = None,
         recognize: bool = True,

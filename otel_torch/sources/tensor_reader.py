@@ -20,7 +20,7 @@ from otel_torch.statistics.table import derive
 
 
 @dataclass(slots=True)
-class ModuleCall:
+class RecordedCall:
     """One call of a module, to which the records of its tensors belong.
 
     The indices count the entries and exits of all calls, in order; they are None outside of parity
@@ -53,7 +53,7 @@ class MeasuredTensor:
     argument: the input's name in forward's signature.
     """
 
-    call: ModuleCall
+    call: RecordedCall
     label: str
     measurement: Measurement
     time_ns: int
