@@ -29,7 +29,7 @@ _TEXT_FIELDS = frozenset(
     {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"}
 )
 _INTEGER_FIELDS = ("step", "call", "loop")
-# fields of a record's place that may be null: an outermost call has no parent
+# fields of a record's position that may be null: an outermost call has no parent
 _NULLABLE_FIELDS = (b'"parent":null', b'"storage":null')
 _FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
