@@ -1,6 +1,6 @@
 """Collect the gradients of a module's output through hooks on its tensors.
 
-A backward hook on the module, as tensor_tracker uses it, inserts a node of its own into the graph:
+A backward hook on the module, as tensor_tracker uses it, inserts an extra node into the graph:
 in-place operations after the module then fail, and outputs in dicts have no gradients.
 """
 

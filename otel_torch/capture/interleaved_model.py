@@ -1,6 +1,6 @@
 """A model with the hooks that interleaved runs need, attached only while there are runs.
 
-Several runs share one model: its hooks find the run of the thread that they are called in.
+Several runs share one model: a hook reports to the run of the thread that calls it.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Stash:
 
     @property
     def first_value(self) -> Any:
-        """The first leaf of `value`: its first element, as long as that is a non-empty tuple or
-        list.
+        """The first leaf of `value`: while it is a non-empty tuple or list, take its first
+        element.
         """
         value = self.value
         while isinstance(value, (tuple, list)) and value:

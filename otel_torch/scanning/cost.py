@@ -1,8 +1,8 @@
 """Estimate what recording a forward would write and send, before a disk is full or a collector
 rejects it.
 
-The records are made as in a session, with typical numbers, and encoded by the real sinks: their
-size is not modelled a second time.
+Records are made as in a session, with typical numbers, and encoded by the encoders of the real
+sinks, so no second model of their size is needed.
 
 For example, one call of `Linear(4, 4)` on 2 x 4 float32 values, with capture=outputs:
 
