@@ -1,14 +1,14 @@
 """A row of a recording and its line of JSON: one file defines both directions.
 
 A row is a record as a flat dict: the fields that identify it (`Record.key`), its position in the
-run if that was recorded (`TensorPosition.fields`), and its statistics. JSON has no NaN or Inf, so these are
-the strings `NaN`, `Infinity` and `-Infinity`.
+run if that was recorded (`TensorPosition.fields`), and its statistics. JSON has no NaN or Inf, so
+these are the strings `NaN`, `Infinity` and `-Infinity`.
 
 >>> from otel_torch.records import Record
->>> record = Record("mlp", "out", 3, 1, 0, "Net", "forward", None, {"max": float("inf")}, 0)
+>>> record = Record("mlp", "out", 3, 1, 0, "N", "eval", None, {"max": float("inf")}, 0)
 >>> line = encode_rows([record])
->>> line
-b'{"module":"mlp","tensor":"out","step":3,"call":1,"loop":0,"model":"Net","phase":"forward","max":"Infinity"}\\n'
+>>> print(line.decode(), end="")
+{"module":"mlp","tensor":"out","step":3,"call":1,"loop":0,"model":"N","phase":"eval","max":"Infinity"}
 >>> parse_line(line)["max"]
 inf
 """
