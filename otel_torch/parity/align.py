@@ -75,8 +75,11 @@ class TensorPair:
 class Alignment:
     """Two programs with their calls and tensors paired.
 
-    calls: The reference's call -> the port's. partner: Likewise, in both directions. uncalled: Calls
-    whose module is paired, but that have no partner. pairs: In the reference's order.
+    Attributes:
+        calls: The reference's call -> the port's.
+        partner: Likewise, in both directions.
+        uncalled: Calls without a partner, of paired modules.
+        pairs: In the reference's order.
     """
 
     reference: Program

@@ -55,7 +55,7 @@ class TensorValue:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all elements are one number (zeros, ones, an open mask), so equality is chance."""
+        """Whether all elements are one number (zeros, an open mask), so that equality is chance."""
         low, high = self.row.get("min"), self.row.get("max")
         return low is not None and low == high
 

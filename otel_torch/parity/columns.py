@@ -143,8 +143,8 @@ class Structure:
         first: For each row, the first row with the same value.
         values: How many values there are.
         order, parent: Counted from the start of the forward.
-        slots: For each row, the index of its value's sketch: in `Columns.sketches`, and after these,
-            in the order of `foreign`, for values of earlier forwards; -1 without one.
+        slots: For each row, the index of its value's sketch: in `Columns.sketches`, or after
+            these, in the order of `foreign`, for values of earlier forwards; -1 without one.
         foreign: Rows whose values were sketched in an earlier forward.
     """
 

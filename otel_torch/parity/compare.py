@@ -234,7 +234,7 @@ class _Comparison:
         return True
 
     def _judge_by_plan(self, plan: PairPlan, checked: CheckedPairs) -> CachedJudgment | None:
-        """Return the judgment if no full analysis is needed: right, harmless, or wrong as before."""
+        """Return the judgment, or None if a full analysis is needed."""
         if checked.right.all() and not plan.has_missing:
             return CachedJudgment(False, {})
         if plan.ends_right(checked):

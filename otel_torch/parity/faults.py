@@ -18,7 +18,7 @@ _KINDS: dict[RelationState, Kind] = {"order": "layout", "shape": "shape", "nonfi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """An input or output of a call, on one side; of a module that is never called, without a call."""
+    """An input or output of a call, on one side; without a call if the module is never called."""
 
     module: ModulePath
     side: RoleSide | None

@@ -40,8 +40,8 @@ def judge_isolated(
 ) -> Judgment:
     """Judge one forward of an isolated run.
 
-    The faults of all modules are in the reference's order. Of the same module in several blocks, the
-    first comes in this order and all others at the end.
+    The faults of all modules are in the reference's order; those of a module that was listed for
+    another block come at the end.
 
     Args:
         unexchanged: See `unexchanged_slots`.

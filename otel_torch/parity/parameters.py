@@ -1,9 +1,9 @@
-"""Pairs the parameters of two programs: what is loaded into both is the surest sign of what
-corresponds to what.
+"""Pair the parameters of two programs: what both load shows best what corresponds.
 
-Equal numbers pair whatever the names are; fused weights pair with their parts by sums that add up;
-what is left (a weight that was loaded wrong is equal to nothing) pairs by the patterns that the
-names of the others showed.
+Equal numbers pair, whatever the names. A fused weight pairs with the parts that add up to it. What
+is left (a weight loaded wrong equals nothing) pairs by the patterns that the names of the other
+pairs show. For example, `blocks.0.q = layers.0.wq`, equal by numbers, teaches the rule
+`blocks.*.q = layers.*.wq`, which pairs `blocks.1.q` with the wrong `layers.1.wq`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _MOST_PARTS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterPair:
-    """Parameters that correspond: one to one, or the parts of a fused one, in their order in it.
+    """Parameters that correspond: one to one, or the parts of a fused one, in order.
 
-    how: what paired them. error: relative L2 distance; 0 for transposed ones, None where none can
-    be had. equal: whether they hold the same numbers. rivals: parameters of the port that would
-    have been as good.
+    Attributes:
+        how: What paired them.
+        error: Relative L2 distance, 0 for transposed ones, None if unknown.
+        equal: Whether they hold the same numbers.
+        rivals: Parameters of the port that match as well.
     """
 
     reference: tuple[Parameter, ...]
@@ -50,15 +52,18 @@ def pair_parameters(
     port: Sequence[Parameter],
     tolerance: Tolerance,
     named: Callable[[Parameter], list[str]] = lambda parameter: [],
-    said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]] = (),
+    mapped: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]] = (),
     reordered: Callable[[Parameter], bool] = lambda parameter: False,
 ) -> list[ParameterPair]:
-    """Pair what can be paired, surest first. said: what a map pairs, of a fused one its parts in
-    order; reordered: whether the map says that the port keeps a reference's parameter in another
-    order. named: what the port's loader calls one there.
+    """Pair parameters, the surest pairs first.
+
+    Args:
+        named: Returns the names of a reference's parameter in the port, by the port's loader.
+        mapped: Pairs of the user's map; the parts of a fused parameter are in order.
+        reordered: Returns whether the port, by the map, stores a parameter in another order.
     """
     pairing = _Pairing(reference, port, tolerance)
-    pairing.by_map(said, reordered)
+    pairing.by_map(mapped, reordered)
     pairing.by_loader(named)
     pairing.by_equality()
     pairing.by_transposition()
@@ -69,13 +74,13 @@ def pair_parameters(
 
 
 class _Pairing:
-    """What is paired so far, and what is left."""
+    """The pairs so far, and the remaining parameters of either side."""
 
     def __init__(
         self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance
     ) -> None:
         self.pairs: list[ParameterPair] = []
-        self._left = [list(_without_aliases(reference)), list(_without_aliases(port))]
+        self._remaining = [list(_without_aliases(reference)), list(_without_aliases(port))]
         self._tolerance = tolerance
 
     def _take(
@@ -92,20 +97,22 @@ class _Pairing:
             ParameterPair(tuple(reference), tuple(port), how, error, equal, tuple(rivals))
         )
         taken = {id(one) for one in (*reference, *port)}
-        self._left = [[one for one in side if id(one) not in taken] for side in self._left]
+        self._remaining = [
+            [one for one in side if id(one) not in taken] for side in self._remaining
+        ]
 
     def by_map(
         self,
-        said: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]],
+        mapped: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]],
         reordered: Callable[[Parameter], bool],
     ) -> None:
-        """What a map says corresponds, whatever the numbers are; the parts of a fused one are in
-        the order that it gives.
-        """
-        for mine, theirs in said:
-            one, other = mine[0], theirs[0]
-            if len(mine) > 1 or len(theirs) > 1:
-                error = _fused_error(mine, other) if len(theirs) == 1 else _fused_error(theirs, one)
+        """Pair what the map pairs, whatever the numbers."""
+        for reference, port in mapped:
+            one, other = reference[0], port[0]
+            if len(reference) > 1 or len(port) > 1:
+                error = (
+                    _fused_error(reference, other) if len(port) == 1 else _fused_error(port, one)
+                )
             elif reordered(one):
                 error = (
                     0.0
@@ -116,15 +123,15 @@ class _Pairing:
                 transposed = self._transposed(one, other)
                 padded = one.shape != other.shape and _padded(one, other)
                 error = 0.0 if transposed is not None or padded else _distance(one, other)
-            self._take(mine, theirs, "map", error)
+            self._take(reference, port, "map", error)
 
     def by_loader(self, named: Callable[[Parameter], list[str]]) -> None:
-        """What the port's own loader says corresponds, whatever the numbers are."""
+        """Pair what the port's own loader maps, whatever the numbers."""
         targets: dict[str, list[Parameter]] = defaultdict(list)
-        for one in self._left[0]:
+        for one in self._remaining[0]:
             for name in named(one):
                 targets[name].append(one)
-        ports = {one.full_name: one for one in self._left[1]}
+        ports = {one.full_name: one for one in self._remaining[1]}
         for name, parts in targets.items():
             whole = ports.get(name)
             if whole is None:
@@ -137,26 +144,22 @@ class _Pairing:
                 self._take(ordered, [whole], "map", _fused_error(ordered, whole))
 
     def by_equality(self) -> None:
-        """Equal numbers; where several are equal (norms of ones, zero biases) the most similar
-        names.
-        """
+        """Pair equal numbers; of several (norms of ones, zero biases), the most similar names."""
         self._greedily(self._equal, "equal")
 
     def by_transposition(self) -> None:
-        """Equal statistics and another order: a weight that one program keeps transposed."""
+        """Pair equal statistics in another order: a weight that one program stores transposed."""
         # a square one of the same name may be a fault: that it is transposed is then for the name
         # to say
         self._greedily(self._transposed, "transposed")
 
     def _greedily(self, same: Callable[[Parameter, Parameter], float | None], how: How) -> None:
-        """Pair what is `same`, within a number of elements and a norm, the most similar names
-        first.
-        """
+        """Pair parameters of one size and norm that are `same`, the most similar names first."""
         ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
-        for one in self._left[1]:
+        for one in self._remaining[1]:
             ports[one.numel, _magnitude(one)].append(one)
         found: list[tuple[float, int, Parameter, Parameter, float]] = []
-        for one in self._left[0]:
+        for one in self._remaining[0]:
             near = [
                 other
                 for step in (-1, 0, 1)
@@ -206,12 +209,10 @@ class _Pairing:
         return 0.0 if _alike(one.row, other.row, limit) else None
 
     def by_fusion(self) -> None:
-        """A weight whose numel, squares and row sketch are those of several parts put under each
-        other.
-        """
+        """Pair a weight with the parts whose size, squares and row sketches add up to it."""
         for whole_side in (1, 0):
-            for whole in list(self._left[whole_side]):
-                parts = self._parts_of(whole, self._left[1 - whole_side])
+            for whole in list(self._remaining[whole_side]):
+                parts = self._parts_of(whole, self._remaining[1 - whole_side])
                 if parts is not None:
                     sides = (parts, [whole]) if whole_side == 1 else ([whole], parts)
                     self._take(*sides, "fused", _fused_error(parts, whole))
@@ -246,9 +247,10 @@ class _Pairing:
         return None
 
     def take_back_misplaced(self) -> None:
-        """Undo equal pairs that the names of all others speak against: weights that were loaded
-        into the wrong place (q and k exchanged, a block that has the next block's) should be
-        compared with what belongs there.
+        """Undo equal pairs that contradict the names of all others.
+
+        A weight loaded into the wrong place (q and k exchanged, a block with the next block's
+        weights) should be compared with the one that belongs there.
         """
         learned: dict[str, Counter[str]] = defaultdict(Counter)
         singles = [
@@ -259,10 +261,10 @@ class _Pairing:
         for pair in singles:
             learned[pattern(pair.reference[0].full_name)][pattern(pair.port[0].full_name)] += 1
         ports = {pair.port[0].full_name: pair.port[0] for pair in singles} | {
-            one.full_name: one for one in self._left[1]
+            one.full_name: one for one in self._remaining[1]
         }
         references = {pair.reference[0].full_name for pair in singles} | {
-            one.full_name for one in self._left[0]
+            one.full_name for one in self._remaining[0]
         }
         misplaced = []
         for pair in singles:
@@ -295,19 +297,17 @@ class _Pairing:
                 learned[pattern(one.full_name)].values()
             ):
                 self.pairs.remove(pair)
-                self._left[0].append(one)
-                self._left[1].append(other)
+                self._remaining[0].append(one)
+                self._remaining[1].append(other)
 
     def by_patterns(self) -> None:
-        """What the names of the pairs so far suggest, indices equal; then similar names of equal
-        shape.
-        """
+        """Pair by the name patterns of the pairs so far, then by similar names and equal shapes."""
         for how in (self._by_exact_names, self._by_learned_names, self._by_similar_names):
             how()
 
     def _by_exact_names(self) -> None:
-        ports = {one.full_name: one for one in self._left[1]}
-        for one in list(self._left[0]):
+        ports = {one.full_name: one for one in self._remaining[1]}
+        for one in list(self._remaining[0]):
             other = ports.get(one.full_name)
             if other is not None and other.shape == one.shape:
                 self._take([one], [other], "name", _distance(one, other))
@@ -317,13 +317,13 @@ class _Pairing:
     def _by_learned_names(self) -> None:
         learned = _learn(self.pairs)
         for side in (1, 0):
-            for whole in list(self._left[side]):
+            for whole in list(self._remaining[side]):
                 for rule in learned[side].get(pattern(whole.full_name), ()):
                     names = [part.apply(indices(whole.full_name)) for part in rule]
                     chosen = [
                         one
                         for name in names
-                        for one in self._left[1 - side]
+                        for one in self._remaining[1 - side]
                         if one.full_name == name
                     ]
                     if (
@@ -343,10 +343,10 @@ class _Pairing:
 
     def _by_similar_names(self) -> None:
         ports: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
-        for one in self._left[1]:
+        for one in self._remaining[1]:
             ports[_squeezed(one.shape)].append(one)
         found: list[tuple[float, int, Parameter, Parameter]] = []
-        for one in self._left[0]:
+        for one in self._remaining[0]:
             for other in ports[_squeezed(one.shape)]:
                 if one.name == other.name and not one.is_buffer and not other.is_buffer:
                     closeness = similarity(one.full_name, other.full_name)
@@ -361,9 +361,7 @@ class _Pairing:
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """How the name of a part follows from that of the whole: a pattern, and where each of its
-    indices comes from.
-    """
+    """How the name of a part follows from the whole's: a pattern, and the source of each index."""
 
     name: str
     sources: tuple[
@@ -371,7 +369,7 @@ class _Renaming:
     ]  # (which index of the whole's name or None, what is added to it)
 
     def apply(self, numbers: Sequence[int]) -> str:
-        """The part's name, for the indices of the whole's."""
+        """Return the part's name for the indices of the whole's."""
         return fill(
             self.name,
             [more if source is None else numbers[source] + more for source, more in self.sources],
@@ -382,8 +380,9 @@ _Rules = dict[str, list[tuple[_Renaming, ...]]]
 
 
 def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
-    """What the names of pairs show, by the whole's pattern, most frequent first: [0] with the
-    reference's as the whole, [1] with the port's.
+    """Return the renaming rules of pairs, by the whole's pattern, the most frequent first.
+
+    [0] has the reference's parameter as the whole, [1] the port's.
     """
     examples: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = (
         defaultdict(list),
@@ -415,7 +414,7 @@ def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
 def _sources(
     wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]
 ) -> tuple[tuple[int | None, int], ...]:
-    """For each index of the part's name: which of the whole's it is, or which constant."""
+    """Return, for each index of the part's name, the whole's index or the constant it follows."""
     found: list[tuple[int | None, int]] = []
     for position in range(len(parts[0])):
         column = [part[position] for part in parts]
@@ -437,8 +436,7 @@ def _sources(
 
 
 def pattern(name: str) -> str:
-    """A name with its indices left open. Only whole components are indices: the digit of `attn1` is
-    none.
+    """Replace the indices of a name by `*`; the 1 of `attn1` is no index.
 
     >>> pattern("blocks.12.attn1.to_q.weight")
     'blocks.*.attn1.to_q.weight'
@@ -447,7 +445,7 @@ def pattern(name: str) -> str:
 
 
 def fill(name: str, numbers: Sequence[int]) -> str:
-    """A pattern with indices put in; "" where their number is another.
+    """Put indices into a pattern; return "" if their number differs.
 
     >>> fill("blocks.*.to_q", [3])
     'blocks.3.to_q'
@@ -460,7 +458,7 @@ def fill(name: str, numbers: Sequence[int]) -> str:
 
 
 def indices(name: str) -> tuple[int, ...]:
-    """The indices in a name.
+    """Return the indices in a name.
 
     >>> indices("blocks.12.net.0")
     (12, 0)
@@ -469,10 +467,12 @@ def indices(name: str) -> tuple[int, ...]:
 
 
 def similarity(one: str, other: str) -> float:
-    """How much two names have in common, from 0 to 1: their components from the end on weigh most,
-    equal indices too.
+    """Return how much two names have in common, from 0 to 1.
 
-    >>> similarity("a.0.to_q.weight", "b.0.to_q.weight") > similarity("a.0.to_q.weight", "b.1.to_k.weight")
+    Their last components weigh most; equal indices count, too.
+
+    >>> name = "a.0.to_q.weight"
+    >>> similarity(name, "b.0.to_q.weight") > similarity(name, "b.1.to_k.weight")
     True
     """
     if one == other:
@@ -497,9 +497,7 @@ def _words(name: str) -> list[str]:
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """The estimated relative L2 distance of two tensors: relative to the first, or to what there is
-    where that is zero.
-    """
+    """Return the estimated L2 distance of two tensors, relative to the first if it is not zero."""
     difference = float(np.linalg.norm(one - other))
     if difference == 0:
         return 0.0
@@ -516,9 +514,7 @@ def _distance(one: Parameter, other: Parameter) -> float | None:
 
 
 def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bool:
-    """Whether two tensors have equal statistics, so far as both have them: the same numbers in some
-    order.
-    """
+    """Return whether the statistics that both have are equal: the same numbers in some order."""
     compared = 0
     for name in ("abs_mean", "l2", "min", "max", "sum"):
         left, right = one.get(name), other.get(name)
@@ -532,7 +528,7 @@ def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bo
 
 
 def _padded(one: Parameter, other: Parameter) -> bool:
-    """Whether one is the other with rows of zeros below it (a vocabulary rounded up)."""
+    """Return whether one is the other with rows of zeros appended (a vocabulary rounded up)."""
     squares = _squares(one), _squares(other)
     return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= SINGLE * max(
         squares
@@ -547,7 +543,7 @@ def _magnitudes(row: dict[str, object]) -> float:
 
 
 def _magnitude(one: Parameter) -> int:
-    """The norm to about 1.5 %, as a whole number: equal parameters differ by one at the most."""
+    """Return the norm to about 1.5 %, as an integer; of equal parameters it differs by at most 1."""
     squares = _squares(one)
     return round(32 * math.log(squares)) if squares > 0 and math.isfinite(squares) else -(10**6)
 
@@ -563,7 +559,7 @@ def _adds_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> bool
 
 
 def _stacked(parts: Sequence[Parameter]) -> Sketch | None:
-    """The row sketch of the parts put under each other."""
+    """Return the row sketch of the concatenated parts."""
     total, rows = np.zeros(32, dtype=np.complex128), 0
     for part in parts:
         if part.row_sketch is None:
@@ -582,7 +578,7 @@ def _fused_error(parts: Sequence[Parameter], whole: Parameter) -> float | None:
 
 
 def _in_order(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
-    """The order in which the parts make the whole; None where none does."""
+    """Return the order in which the parts make the whole, or None."""
     best = min(
         itertools.permutations(parts),
         key=lambda order: (
@@ -598,7 +594,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _without_aliases(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
-    """Each tensor once: of a parameter with several names, the first."""
+    """Yield each tensor once, under its first name."""
     seen: set[tuple[str, int]] = set()
     for one in parameters:
         number = one.row.get("value")

@@ -1,4 +1,4 @@
-"""Match the parameters, modules and models of two recordings, before their forwards are compared."""
+"""Match the parameters, modules and models of two recordings."""
 
 from __future__ import annotations
 

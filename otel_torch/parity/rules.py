@@ -1,7 +1,7 @@
 """The numeric rules of a comparison, on arrays with one entry per pair of tensors.
 
-A full analysis compares one pair at a time and passes arrays of length 1; `cached_comparison` passes
-all pairs of a forward at once. Both get the same bits. Unknown numbers are NaN, in and out.
+A full analysis compares one pair at a time and passes arrays of length 1; `cached_comparison`
+passes all pairs of a forward at once. Both get the same bits. Unknown numbers are NaN, in and out.
 
 >>> import numpy as np
 >>> reference, port = np.array([[3.0, 4.0]]), np.array([[3.0, 4.5]])

@@ -40,7 +40,8 @@ class Pairing:
     def partner(self, slot: Slot, loop: int, step: int, call: int) -> tuple[Slot, CallIndex] | None:
         """Return the reference's slot for a tensor of the port and its call there, or None.
 
-        >>> pairing = Pairing({("Port", "b", "out"): ("Net", "a", "out")}, {("Port", "b"): (0, 1, 0)})
+        >>> slots = {("Port", "b", "out"): ("Net", "a", "out")}
+        >>> pairing = Pairing(slots, shifts={("Port", "b"): (0, 1, 0)})
         >>> pairing.partner(("Port", "b", "out"), 0, 3, 0)
         (('Net', 'a', 'out'), (0, 2, 0))
         """
