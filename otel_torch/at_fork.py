@@ -1,8 +1,8 @@
 """Callbacks that run around a fork, in an order that does not depend on the order of imports.
 
 A forked child inherits locks that a thread of the parent may hold, threads that do not run, and
-spans, queues and devices that the parent still uses. Whoever owns such a thing registers what to
-reset, and `ForkOrder` says when that runs:
+spans, queues and devices that the parent still uses. The owner of such state registers a callback
+that resets it, and `ForkOrder` defines when that callback runs:
 
     at_fork.register(ForkOrder.REGION_CLOSERS, in_child=self.reset_in_child)
 
@@ -24,9 +24,7 @@ _CallbackReference = Callable[[], _Callback | None]
 
 
 class ForkOrder(IntEnum):
-    """Who is called when: in the child and in the parent from first to last, before the fork from
-    last to first.
-    """
+    """Order of the callbacks: ascending in the child and in the parent, descending before the fork."""
 
     DEVICE_TIME = 1
     REGION_CLOSERS = 2

@@ -171,7 +171,7 @@ class RegionCloser:
     def __init__(self, losses: Losses) -> None:
         self.can_defer = False
         self.is_finished = False
-        # ends what it has started, even after its sink failed
+        # kept after its sink has failed, to end the spans that it has started
         self.spans: RegionSpans = _NoSpans()
         self.start_region: Callable[[RegionCloser, RegionLabel, int], RegionEntry | None]
         self._losses = losses

@@ -78,7 +78,7 @@ _EVENT_BYTES = 120
 _REGION_BYTES = SPAN_BYTES + 100
 # events of a program's span that are reserved for others than activations
 _RESERVED_EVENTS = 8
-# a Context refuses `[]=`, because contexts are shared; this one is new
+# a Context refuses item assignment, because contexts are usually shared; ours is new
 _set_item = dict.__setitem__
 _CARRIER = "TRACEPARENT"
 _propagator = TraceContextTextMapPropagator()
@@ -203,7 +203,7 @@ class SpanSink(Sink):
         self._tracings: dict[int | None, _Tracing] = {}
         self._open: dict[Scope, _OpenScope] = {}
         # open scopes that are not the current span of a thread: steps, and regions around them;
-        # a new tuple at each change
+        # replaced at each change, so that it is read without the lock
         self._detached: tuple[_OpenScope, ...] = ()
         self._own_span_ids: set[int] = set()
         # open spans of regions without a scope, and whether the region is registered
