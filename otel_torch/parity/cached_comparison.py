@@ -1,8 +1,8 @@
 """Compare further forwards of a known structure as arrays, with the pairs of an earlier analysis.
 
 Aligning two forwards is slow and gives the same pairs for each forward of a model. A `PairPlan`
-keeps the pairs as row indices and applies the rules of `rules` to all of them at once. It does not judge:
-if a forward is wrong in a way that was not judged before, it is analysed in full.
+keeps the pairs as row indices and applies the rules of `rules` to all of them at once. It does not
+judge: if a forward is wrong in a way that was not judged before, it is analysed in full.
 """
 
 from __future__ import annotations

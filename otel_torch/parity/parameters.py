@@ -543,7 +543,7 @@ def _magnitudes(row: dict[str, object]) -> float:
 
 
 def _magnitude(one: Parameter) -> int:
-    """Return the norm to about 1.5 %, as an integer; of equal parameters it differs by at most 1."""
+    """Return the norm to about 1.5 %, as an integer; equal parameters differ by at most 1."""
     squares = _squares(one)
     return round(32 * math.log(squares)) if squares > 0 and math.isfinite(squares) else -(10**6)
 
