@@ -18,18 +18,9 @@ from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Record, Scope
 from tests.interpreters import run_group, run_script
 
-# a program of four steps, whose numbers are not finite from the third on
-TURNS_NAN = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-x = torch.ones(2, 4)
-for step in range(4):
-    if step == 2:
-        with torch.no_grad():
-            model[0].weight[0, 0] = float("nan")
-    with torch.no_grad():
-        model(x)
-"""
+# the programs that tests run: one file each
+PROGRAMS = Path(__file__).with_name("programs")
+TURNS_NAN = PROGRAMS / "weights_turn_nan.py"
 
 
 class Arrived:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import ListSink, lines, recording, run_ranks
+from tests.support import PROGRAMS, ListSink, lines, recording, run_ranks
 
 EVERYTHING = "inputs,outputs,gradients,parameters"
 
@@ -223,27 +223,8 @@ def test_every_kind_of_tensor_has_a_defined_result_or_a_defined_absence(
 
 def test_a_sharded_tensor_is_measured_by_its_own_shard_without_asking_the_others(tmp_path) -> None:
     """Two ranks; only one of them records: a collective would hang."""
-    code = """
-import os, sys, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-class Sharded(nn.Module):
-    def forward(self, x):
-        return x * 2
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Sharded()
-    def forward(self, x):
-        return self.inner(distribute_tensor(x, mesh, [Shard(0)])).to_local().sum()
-Net()(torch.tensor([[1.0, 1.0], [5.0, 5.0]]))
-dist.barrier()
-dist.destroy_process_group()
-"""
-    run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="inputs,outputs", OTEL_TORCH_JSONL_RANKS="1")
+    program = PROGRAMS / "shard_inside_a_model.py"
+    run_ranks(tmp_path, program, OTEL_TORCH_CAPTURE="inputs,outputs", OTEL_TORCH_JSONL_RANKS="1")
     (path,) = tmp_path.glob("run*.jsonl")
     found = {(row["module"], row["tensor"]): row for row in lines(path)}
     assert (found["inner", "out"]["mean"], found["inner", "out"]["sum"]) == (10.0, 20.0)

@@ -15,21 +15,10 @@ from pathlib import Path
 import pytest
 
 from otel_torch.recording.reader import load_recording
-from tests.support import lines, metadata, run_python
+from tests.support import PROGRAMS, lines, metadata, run_python
 
 # prints its result and ends with a status of its own: neither may change
-PROGRAM = """
-import sys
-import torch
-
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-torch.nn.init.ones_(model[0].weight)
-torch.nn.init.ones_(model[0].bias)
-for step in range(10):
-    result = model(torch.full((2, 4), float(step)))
-print(result.sum().item())
-sys.exit(3)
-"""
+PROGRAM = (PROGRAMS / "exit_with_status_3.py").read_text()
 RESULT, STATUS = "296.0\n", 3
 
 
@@ -80,48 +69,9 @@ NO_PLACE = {
     "under a file": ("{folder}/program.py/run.jsonl", ["Not a directory", "OTEL_TORCH_JSONL"]),
 }
 
-LARGE = """
-import torch
-model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(9_999)))
-with torch.no_grad():
-    for _ in range(2):
-        result = model(torch.ones(2))
-print(result.sum().item())
-"""
-RAISES = """
-import torch
-
-class Layer(torch.nn.Module):
-    broken = False
-
-    def forward(self, x):
-        if self.broken:
-            raise ValueError("mine")
-        return x + 1
-
-model = torch.nn.Sequential(Layer(), torch.nn.Sequential(Layer()), Layer())
-for step in range(4):
-    model[1][0].broken = step == 1
-    try:
-        print(model(torch.ones(2)).sum().item())
-    except ValueError as error:
-        print(error, error.__traceback__.tb_next is not None)
-"""
-DELETED = """
-import gc
-import torch
-model = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(3)))
-hooked = model[1]
-for step in range(3):
-    print(model(torch.ones(2)).sum().item())
-    if step == 0:
-        del model[1], hooked
-        gc.collect()
-    if step == 1:
-        del model
-        gc.collect()
-        model = torch.nn.Sequential(torch.nn.ReLU())
-"""
+LARGE = (PROGRAMS / "ten_thousand_modules.py").read_text()
+RAISES = (PROGRAMS / "raise_in_the_second_forward.py").read_text()
+DELETED = (PROGRAMS / "delete_models.py").read_text()
 LIMITED_FILES = (
     "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n" + PROGRAM
 )

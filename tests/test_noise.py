@@ -19,26 +19,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from otel_torch.settings import Settings
 from otel_torch.torch_private import TORCH_AT_LEAST_2_13
-from tests.support import lines, metadata, recording, run_python, run_ranks
+from tests.support import PROGRAMS, lines, metadata, recording, run_python, run_ranks
 
-PROGRAM = """
-import random
-import numpy as np
-import torch
-from torch import nn
-torch.manual_seed(0), random.seed(0), np.random.seed(0)
-encoder = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(8))
-    def forward(self, x):
-        return self.blocks(x)
-net = Net()
-for _ in range(3):
-    print(net(encoder(torch.randn(4, 8))).sum().item())
-print(torch.rand(1).item(), random.random(), np.random.rand())
-"""
+PROGRAM = PROGRAMS / "two_models_with_dropout.py"
 
 
 def ran(folder: Path, **variables: str) -> tuple[bytes, list[str], str]:
@@ -319,29 +302,7 @@ def test_noise_never_raises_into_the_program(
 
 
 def test_a_distributed_tensor_is_changed_shard_by_shard(tmp_path: Path) -> None:
-    code = """
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-whole = torch.linspace(1, 2, 15).reshape(5, 3)
-for placement in (Shard(0), Shard(1), Replicate()):
-    found = nn.Identity()(distribute_tensor(whole, mesh, [placement]))
-    assert isinstance(found, DTensor) and found.placements == (placement,) and found.shape == whole.shape
-    moved = (found.full_tensor() - whole).abs() / whole
-    assert 0 < moved.max() < 1.2e-7, (placement, moved)
-    if placement == Replicate():
-        mine = found.to_local()
-        both = [torch.empty_like(mine) for _ in range(2)]
-        dist.all_gather(both, mine)
-        assert torch.equal(*both)
-part = DTensor.from_local(whole, mesh, [Partial()])
-assert torch.equal(nn.Identity()(part).to_local(), whole)
-print("fine", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
+    code = PROGRAMS / "noise_on_distributed_tensors.py"
     done = run_ranks(tmp_path, code, OTEL_TORCH_NOISE="1")
     assert done.stdout.count("fine") == 2
     assert "gets no noise: unsupported tensor type DTensor" in done.stderr

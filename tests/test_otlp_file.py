@@ -19,21 +19,13 @@ from otel_torch.telemetry.otlp_json import NotOtlp, read_line, write_line
 from otel_torch.telemetry.otlp_requests import count_items, take_items
 from tests.otlp_contents import CLASSES, items, parse, read
 from tests.otlp_receiver import Receiver
-from tests.support import environment, lines, run_python
+from tests.support import PROGRAMS, environment, lines, run_python
 from tests.telemetry_support import drive
 from tests.test_telemetry_delivery import closed_port, lost
 
 ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
 
-PROGRAM = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    loss = model(torch.full((2, 4), float(step))).square().mean()
-    loss.backward(); optimizer.step(); optimizer.zero_grad()
-model(torch.full((1, 4), float("nan")))
-"""
+PROGRAM = PROGRAMS / "train_then_evaluate_nan.py"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -21,7 +21,7 @@ from otel_torch.records import Record
 from otel_torch.settings import PARITY_STATISTICS
 from otel_torch.telemetry.attributes import event_attributes
 from otel_torch.telemetry.otlp_protobuf import encode_span_events
-from tests.support import ListSink, lines, metadata, recording, run_python, run_ranks
+from tests.support import PROGRAMS, ListSink, lines, metadata, recording, run_python, run_ranks
 from tests.test_neutral import ALL_STATS, assert_neutral, train
 
 
@@ -173,22 +173,7 @@ def test_what_is_not_a_number_is_one_tensor_under_inference_mode_too() -> None:
 
 
 def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
-    code = """
-import torch, torch.distributed as dist
-from torch import nn
-dist.init_process_group("gloo")
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part, self.rest = nn.Identity(), nn.Identity()
-    def forward(self, x):
-        x = self.part(x)
-        dist.all_reduce(x)
-        return self.rest(x)
-Net()(torch.ones(3))
-dist.barrier()
-dist.destroy_process_group()
-"""
+    code = PROGRAMS / "all_reduce_between_modules.py"
     run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="parity")
     found = {(row["module"], row["tensor"]): row for row in lines(tmp_path / "run.rank0.jsonl")}
     assert (found["part", "out"]["sum"], found["rest", "in[0]"]["sum"]) == (3.0, 6.0)
@@ -387,38 +372,7 @@ def test_a_buffer_that_a_module_is_given_is_known_again() -> None:
     ]
 
 
-PROGRAM = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.never = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.act = nn.GELU()
-
-    def forward(self, x):
-        return x + self.act(self.linear(x))
-
-class Net(nn.Module):
-    param_names_mapping = {r"^blocks\\.(\\d+)\\.(.*)$": r"layers.\\1.\\2", "qkv": ("q", 0, 3), "made": str.lower}
-    stacked_params_mapping = [("qkv_proj", "q_proj", "q")]
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(), Block()])
-        self.blocks.append(self.blocks[0])
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-torch.manual_seed(0)
-net = Net()
-for _ in range(2):
-    net(torch.randn(3, 8))
-"""
+PROGRAM = PROGRAMS / "blocks_called_twice.py"
 
 
 def test_two_runs_write_identical_bytes_in_which_every_field_is(tmp_path: Path) -> None:

@@ -21,34 +21,11 @@ import pytest
 
 from otel_torch.job import Job, name_run, this_job
 from otel_torch.recording.reader import load_recording
-from tests.support import environment, lines, metadata, run_python
+from tests.support import PROGRAMS, environment, lines, metadata, run_python
 
 # a model of two layers, of which the second can be made to do something in the middle of a step:
 # three records a step
-MODEL = """
-import os, signal, sys, threading, time
-import torch
-
-class Between(torch.nn.Module):
-    action = None
-
-    def forward(self, x):
-        if Between.action is not None:
-            Between.action()
-        return x
-
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), Between())
-torch.nn.init.ones_(model[0].weight)
-x = torch.ones(2, 4)
-
-def run(steps):
-    for _ in range(steps):
-        model(x)
-
-def send(number):
-    os.kill(os.getpid(), number)
-    threading.Event().wait(60)
-"""
+MODEL = (PROGRAMS / "two_layers.py").read_text()
 WHOLE_STEP = [("0", "out"), ("1", "out"), ("", "out")]
 
 
@@ -70,8 +47,9 @@ class Ended:
         return [line for line in self.stderr.splitlines() if line.startswith("otel_torch")]
 
 
-def execute(folder: Path, code: str, fresh: bool = False, **variables: str) -> Ended:
-    program = MODEL + textwrap.dedent(code)
+def execute(folder: Path, code: str | Path, fresh: bool = False, **variables: str) -> Ended:
+    """Run a program, or code that goes on with the model of two layers."""
+    program = code if isinstance(code, Path) else MODEL + textwrap.dedent(code)
     done = run_python(folder, program, check=False, timeout=120, fresh=fresh, **variables)
     return Ended(folder, done.returncode, done.stdout, done.stderr)
 
@@ -261,91 +239,11 @@ def test_however_the_interpreter_is_called(tmp_path: Path, arguments: list[str])
     assert by_step(tmp_path / "run.jsonl") == whole_steps(0, 1)
 
 
-CHILDREN = """
-    import concurrent.futures, multiprocessing
-    from torch.utils.data import DataLoader, Dataset
-
-    def child(role):
-        run(2)
-        print(role, os.getpid(), flush=True)
-
-    def raising(role):
-        child(role)
-        raise ValueError("mine")
-
-    def waiting(role, connection):
-        child(role)
-        connection.send("ready")
-        threading.Event().wait(60)
-
-    class Items(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            ours = [thread.name for thread in threading.enumerate() if "otel" in thread.name]
-            os.write(1, (" ".join(["worker", str(os.getpid()), *ours]) + "\\n").encode())  # two workers, one pipe: in one piece
-            return x
-
-    def forked(role, end):
-        if (pid := os.fork()) == 0:
-            signal.alarm(60)
-            child(role)
-            end()
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    if __name__ == "__main__":
-        run(1)
-        context = multiprocessing.get_context("fork")
-        for method in ("fork", "spawn", "forkserver"):
-            process = multiprocessing.get_context(method).Process(target=child, args=[method])
-            process.start()
-            process.join()
-            assert process.exitcode == 0
-        process = context.Process(target=raising, args=["raising"])
-        process.start()
-        process.join()
-        assert process.exitcode == 1
-        here, there = context.Pipe()
-        process = context.Process(target=waiting, args=["terminated", there])
-        process.start()
-        here.recv()
-        process.terminate()
-        process.join()
-        assert process.exitcode == -signal.SIGTERM
-        with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-            pool.submit(child, "executor").result()
-        with context.Pool(1) as pool:
-            pool.apply(child, ["pool"])
-        assert forked("os.fork", sys.exit) == 0
-        assert forked("os.fork and os._exit", lambda: os._exit(0)) == 0
-
-        held = threading.Event()
-        forked_now = threading.Event()
-        def hold():
-            from otel_torch import bootstrap, session, sources
-            from otel_torch.regions import entry
-            tracker, registry = sources.steps.current_step_tracker(), bootstrap._running.registry
-            counting = registry.models[0].calls._lock
-            with tracker._lock, session.current().recorder._lock, registry._lock, counting, entry._lock:
-                held.set()
-                forked_now.wait(60)
-        holder = threading.Thread(target=hold)
-        holder.start()
-        assert held.wait(60)
-        assert forked("forked from a thread's flush", sys.exit) == 0
-        forked_now.set()
-        holder.join()
-
-        for _ in DataLoader(Items(), num_workers=2):
-            pass
-        run(1)
-"""
-
-
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    return execute(tmp_path_factory.mktemp("children"), CHILDREN, fresh=True)
+    return execute(
+        tmp_path_factory.mktemp("children"), PROGRAMS / "children_of_every_kind.py", fresh=True
+    )
 
 
 ROLES = (

@@ -20,7 +20,7 @@ from otel_torch.statistics.reduce import reduce_scalars
 from otel_torch.statistics.row_layout import COLUMNS, MAX, SCALARS, VECTORS
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, columns_for, derive
-from tests.support import run_python
+from tests.support import PROGRAMS, run_python
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FP8 = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
@@ -412,25 +412,7 @@ def test_rows_come_in_order_with_gaps_where_there_is_none():
 
 
 def test_a_shard_is_measured_without_asking_another_rank(tmp_path):
-    script = f"""
-import torch, torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard, Partial, init_device_mesh
-from otel_torch.statistics.measure import measure
-from otel_torch.statistics.read_rows import read_rows
-dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
-mesh = init_device_mesh("cpu", (1,))
-from torch.distributed.tensor.debug import CommDebugMode
-for placement in (Shard(0), Partial()):
-    tensor = DTensor.from_local(torch.ones(3, 2, requires_grad=True), mesh, [placement])
-    with CommDebugMode() as communication:
-        measured = measure(tensor)
-    assert communication.get_total_counts() == 0
-    assert measured.shape == [3, 2] and read_rows([measured])[0][2] == 6.0, measured
-from torch.distributed._functional_collectives import all_reduce
-assert read_rows([measure(all_reduce(torch.ones(5), "sum", mesh.get_group()))])[0][2] == 5.0
-dist.destroy_process_group()
-"""
-    run_python(tmp_path, script, OTEL_TORCH_ENABLED="0")
+    run_python(tmp_path, PROGRAMS / "measure_a_shard.py", OTEL_TORCH_ENABLED="0")
 
 
 def test_without_torchs_private_guards_the_numbers_are_the_same(monkeypatch):

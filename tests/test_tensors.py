@@ -8,18 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import lines, recording, run_python
+from tests.support import PROGRAMS, lines, recording, run_python
 
 safetensors = pytest.importorskip("safetensors")
 
-PROGRAM = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 3).bfloat16().float())
-with torch.no_grad():
-    for step in range(2):
-        model(torch.ones(2, 3) * (step + 1))
-"""
+PROGRAM = PROGRAMS / "relu_in_place.py"
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
@@ -31,7 +24,11 @@ def load(path: Path) -> dict[str, torch.Tensor]:
 
 def test_every_record_has_its_tensor_as_it_was(tmp_path: Path) -> None:
     done = run_python(
-        tmp_path, PROGRAM, OTEL_TORCH_TENSORS=str(tmp_path / "tensors"), OTEL_TORCH_RUN_ID="mine"
+        tmp_path,
+        PROGRAM,
+        "2",
+        OTEL_TORCH_TENSORS=str(tmp_path / "tensors"),
+        OTEL_TORCH_RUN_ID="mine",
     )
     folder = tmp_path / "tensors" / "mine.rank0"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -53,9 +50,8 @@ def test_every_record_has_its_tensor_as_it_was(tmp_path: Path) -> None:
 
 
 def test_only_what_is_selected_is_kept_and_the_budget_ends_it(tmp_path: Path) -> None:
-    program = PROGRAM.replace("range(2)", "range(5)")
     done = run_python(
-        tmp_path, program, OTEL_TORCH_TENSORS=str(tmp_path), OTEL_TORCH_RUN_ID="mine", OTEL_TORCH_MODULES="^2$",
+        tmp_path, PROGRAM, "5", OTEL_TORCH_TENSORS=str(tmp_path), OTEL_TORCH_RUN_ID="mine", OTEL_TORCH_MODULES="^2$",
         OTEL_TORCH_JSONL="off", OTEL_TORCH_MAX_BYTES="300",
     )  # fmt: skip
     files = sorted((tmp_path / "mine.rank0").iterdir())
@@ -67,7 +63,7 @@ def test_only_what_is_selected_is_kept_and_the_budget_ends_it(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_made_costs_the_program_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run_python(tmp_path, PROGRAM, OTEL_TORCH_TENSORS=str(tmp_path / "file" / "deeper"))
+    done = run_python(tmp_path, PROGRAM, "2", OTEL_TORCH_TENSORS=str(tmp_path / "file" / "deeper"))
     assert "no more tensors are written" in done.stderr and "Traceback" not in done.stderr
     assert len(lines(tmp_path / "run.jsonl")) == 8
 
