@@ -98,7 +98,9 @@ class _MapWriter:
         self._given = given
         self._ambiguous = ambiguous
         self._modules = recorded[0].modules, recorded[1].modules
-        self._parameters = [[_path_of(one) for one in names.parameters] for names in recorded]
+        self._parameters = [
+            [_path_of(parameter) for parameter in names.parameters] for names in recorded
+        ]
         model_counts = [len({model for model, _ in modules}) for modules in self._modules]
         self._has_several_models = max(model_counts) > 1
 
@@ -280,7 +282,9 @@ class _MapWriter:
                 groups[model, partner_models][name] = tuple(partner for _, partner in of_name)
         for (model, partner_models), group in groups.items():
             model_names = _names_of(model, names[side])
-            partner_names = [set(_names_of(one, names[1 - side])) for one in partner_models]
+            partner_names = [
+                set(_names_of(other_model, names[1 - side])) for other_model in partner_models
+            ]
             for name, folded, members in fold(group, model_names, partner_names):
                 prefixed = [
                     self._with_model(partner_model, partner)

@@ -29,7 +29,7 @@ def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankR
     tensors, they are merged into a single recording in `temporary`.
 
     Raises:
-        RecordingError: If the folder holds no recordings, or ranks cannot be told apart.
+        RecordingError: If the folder holds no recordings, or one without a rank.
     """
     path = Path(path)
     if not path.is_dir():

@@ -88,7 +88,9 @@ def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
     merged.first = None
     if leading.first is not None:
         place = _place(leading.first)
-        merged.first = next((one for one in merged.introduced if _place(one) == place), None)
+        merged.first = next(
+            (finding for finding in merged.introduced if _place(finding) == place), None
+        )
     if merged.first is not None:
         merged.introduced.sort(key=lambda finding: finding is not merged.first)
         merged.verdict = "diverged"

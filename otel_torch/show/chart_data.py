@@ -119,7 +119,7 @@ def _rows(series: Sequence[TensorSeries], bad: set[int]) -> tuple[RowMembers, st
     if len(rows) <= MAX_ROWS:
         return rows, ""
     tensors = len(rows)
-    parts = max(one.module.count(".") + 1 for one in series)
+    parts = max(item.module.count(".") + 1 for item in series)
     rows = _module_rows(series, parts)
     while len(rows) > MAX_ROWS and parts > 1:
         parts -= 1
@@ -137,17 +137,17 @@ def _exact_rows(series: Sequence[TensorSeries]) -> RowMembers:
     """Return a row for each tensor; its name has only the fields that differ."""
     varying = _varying_fields(series)
     tensors: dict[tuple[str | None, str], set[str]] = {}
-    for one in series:
-        tensors.setdefault((one.model, one.module), set()).add(one.tensor)
+    for item in series:
+        tensors.setdefault((item.model, item.module), set()).add(item.tensor)
     rows: RowMembers = {}
-    for index, one in enumerate(series):
-        parts = [f"{one.model}:" if "model" in varying else "", one.module or "(root)"]
-        if len(tensors[one.model, one.module]) > 1:
-            parts.append(one.tensor)
+    for index, item in enumerate(series):
+        parts = [f"{item.model}:" if "model" in varying else "", item.module or "(root)"]
+        if len(tensors[item.model, item.module]) > 1:
+            parts.append(item.tensor)
         if "phase" in varying:
-            parts.append(str(one.phase or ""))
+            parts.append(str(item.phase or ""))
         if "branch" in varying:
-            parts.append(str(one.branch or ""))
+            parts.append(str(item.branch or ""))
         rows.setdefault(_join(parts), []).append(index)
     return rows
 
@@ -156,9 +156,9 @@ def _module_rows(series: Sequence[TensorSeries], depth: int) -> RowMembers:
     """Return a row for each prefix of module names with at most `depth` components."""
     has_models = "model" in _varying_fields(series)
     rows: RowMembers = {}
-    for index, one in enumerate(series):
-        prefix = ".".join(one.module.split(".")[:depth])
-        model = f"{one.model}:" if has_models else ""
+    for index, item in enumerate(series):
+        prefix = ".".join(item.module.split(".")[:depth])
+        model = f"{item.model}:" if has_models else ""
         rows.setdefault(_join([model, prefix or "(root)"]), []).append(index)
     return rows
 
@@ -167,7 +167,7 @@ def _varying_fields(series: Sequence[TensorSeries]) -> set[str]:
     return {
         name
         for name in ("model", "phase", "branch")
-        if len({getattr(one, name) for one in series}) > 1
+        if len({getattr(item, name) for item in series}) > 1
     }
 
 

@@ -114,7 +114,7 @@ function drawSpread(id, names, quantiles, label, axis, domain) {
     values.push({at: index, name: names[index], least, low, middle, high, most, text});
   });
   draw(id, values, plot => {
-    const all = values.flatMap(one => [one.least, one.low, one.middle, one.high, one.most]);
+    const all = values.flatMap(item => [item.least, item.low, item.middle, item.high, item.most]);
     const scale = axisScale(all), title = titled(chosen.statistic.value);
     for (const {encoding} of plot.layer) {
       Object.assign(encoding[axis], {scale, title});

@@ -221,7 +221,7 @@ def _columns(lines: Sequence[_TensorLine], has_line_per_record: bool) -> list[_C
 def _recorded_statistics(lines: Sequence[_TensorLine]) -> list[str]:
     """Return the known statistics in their usual order, then further numbers of the recording."""
     names = dict.fromkeys(name for line in lines for name in line.row)
-    known = [name for name in STATISTICS if name in names and name not in _WITHOUT_COLUMN]
+    usual = [name for name in STATISTICS if name in names and name not in _WITHOUT_COLUMN]
     ignored = {*STATISTICS, *_LOCATION, *_BOOKKEEPING}
     further = dict.fromkeys(
         name
@@ -229,7 +229,7 @@ def _recorded_statistics(lines: Sequence[_TensorLine]) -> list[str]:
         for name, value in line.row.items()
         if name not in ignored and _is_number(value)
     )
-    return known + list(further)
+    return usual + list(further)
 
 
 def _differs(lines: Iterable[_TensorLine], name: str) -> bool:

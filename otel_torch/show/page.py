@@ -211,7 +211,7 @@ def _nonfinite_section(grid: Grid) -> list[str]:
     columns = [
         name
         for name in ("model", "module", "tensor", "phase", "branch", "loop", "step", "call")
-        if name in ("module", "step") or any(one.first.get(name) is not None for one in tensors)
+        if name in ("module", "step") or any(bad.first.get(name) is not None for bad in tensors)
     ]
     rows = []
     for first, records in tensors[:MAX_ROWS]:

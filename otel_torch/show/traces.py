@@ -156,8 +156,10 @@ def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
     folders = [metadata_path(recording).parent]
     if (otlp_folder := _otlp_folder(metadata)) is not None:
         folders.append(otlp_folder)
-    found = {path.resolve(): path for folder in folders for path in sorted(folder.glob(_FILES))}
-    return [path for path in found.values() if _starts_with_run(path, metadata)]
+    by_real_path = {
+        path.resolve(): path for folder in folders for path in sorted(folder.glob(_FILES))
+    }
+    return [path for path in by_real_path.values() if _starts_with_run(path, metadata)]
 
 
 def _otlp_folder(metadata: dict[str, Any]) -> Path | None:

@@ -1,4 +1,4 @@
-"""How long `diff` takes for two recordings of a million records, beside the reading of both by the
+"""Measures `diff` on two recordings of a million records, relative to reading both with the
 fastest JSON readers.
 
     python -m tests.benchmarks.diff [--records 1000000] [--folder FOLDER] [--linear] [--json -]
@@ -31,7 +31,7 @@ SCALED = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
 
 
 def record(kernel: str) -> None:
-    """The program that is recorded: one forward of a small language model with random weights."""
+    """Run the recorded program: one forward pass of a small language model with random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -45,7 +45,7 @@ def record(kernel: str) -> None:
 
 
 def recorded(kernel: str, path: Path, **settings: str) -> Path:
-    """A recording of that program, made by a process of its own."""
+    """Record that program in a child process."""
     asked = {
         "OTEL_TORCH_ENABLED": "1",
         "OTEL_TORCH_CAPTURE": "parity",
@@ -62,9 +62,7 @@ def recorded(kernel: str, path: Path, **settings: str) -> Path:
 
 
 def lengthen(short: Path, long: Path, steps: int) -> None:
-    """Write the rows of a recording's forward again and again, as further steps with other
-    numbers.
-    """
+    """Repeat the rows of a recording's forward pass as further steps with different numbers."""
     rows = [json.loads(line) for line in short.read_text().splitlines()]
     attached = [row for row in rows if row["phase"] == "attach"]
     forward = [row for row in rows if row["phase"] != "attach"]
@@ -165,8 +163,8 @@ print(json.dumps([*spent, peak, report.verdict, report.pairs]))
 
 
 def measured_diff(reference: Path, port: Path) -> list[Any]:
-    """Seconds on the wall, seconds of the processor, MB at the most, verdict, pairs; of a process
-    of its own.
+    """Return wall seconds, processor seconds, peak MB, verdict and pairs, measured in a child
+    process.
     """
     command = [sys.executable, "-c", _MEASURED_DIFF, str(reference), str(port)]
     found: list[Any] = json.loads(
@@ -176,7 +174,7 @@ def measured_diff(reference: Path, port: Path) -> list[Any]:
 
 
 def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
-    """Seconds of the processor for reading the files."""
+    """Return the processor seconds for reading the files."""
     start = time.process_time()
     for path in paths:
         reader(path)
@@ -184,8 +182,8 @@ def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
 
 
 def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figure], float]:
-    """Write two recordings of that length: how diff does on them beside the readers, and its
-    seconds a record.
+    """Write two recordings of that length; return the figures of `diff` and the readers, and the
+    seconds a record of `diff`.
     """
     paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
     fewest = min(
@@ -214,7 +212,7 @@ def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figu
 
 
 def linearity(spent: dict[int, float]) -> Figure:
-    """How the time a record grows with the recording; 1 where it does not."""
+    """Return the growth of the time a record with the length; 1 is none."""
     few, many = min(spent), max(spent)
     shown = "; ".join(f"{records:,}: {1e6 * seconds:.1f} µs" for records, seconds in spent.items())
     return Figure(
@@ -226,7 +224,7 @@ def linearity(spent: dict[int, float]) -> Figure:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

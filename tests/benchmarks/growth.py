@@ -1,17 +1,17 @@
-"""How agent and gateway grow with the ranks: what a record costs in each of them, what is on the
-wire, what waits, what is lost, and at how many ranks the first thing has no more to give.
+"""Measures how agent and gateway scale with ranks: cost of a record, bytes on the wire, queues,
+losses, and the number of ranks at which the first component saturates.
 
     python -m tests.benchmarks.growth [--ranks 1,2,4,8,16,32] [--records 1020] [--steps 10]
     [--period 1] [--json -]
                                       [--page docs/growth.md]
 
-Real Collectors run from the shipped `collector-agent.yaml` and `collector-gateway.yaml`, as they
-are. A rank is a process of its own: recorder, sinks, queue and exporters are those of a session,
-and of a rank's environment; only the tensors are missing, whose statistics are random numbers of
-full length. All ranks end their steps at the same time. Behind the gateway a receiver stands for
-Jaeger, Prometheus and Loki, and counts what arrives from each rank. Then ranks send to the real
-Prometheus, Loki and Jaeger, with their shipped files, each alone. Processor time and memory are of
-the processes themselves (`/proc`), bytes those that a Collector read from its sockets.
+The Collectors are real and run the shipped `collector-agent.yaml` and `collector-gateway.yaml`. A
+rank is a separate process with the recorder, sinks, queue and exporters of a session; only the
+tensors are missing, and their statistics are random numbers of full length. All ranks end their
+steps at the same time. After the gateway, a receiver replaces Jaeger, Prometheus and Loki, and
+counts what arrives from each rank. Then ranks export to the real Prometheus, Loki and Jaeger, one
+at a time, with their shipped files. Processor time and memory are those of the processes (`/proc`),
+bytes those that a Collector read from its sockets.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ AS_SHIPPED = {
 
 
 def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
-    """A step's records as the default statistics make them, under the names of a large
-    transformer's modules.
+    """Return the records of a step, with the default statistics and the module names of a large
+    transformer.
     """
     from otel_torch.records import Record
 
@@ -100,7 +100,7 @@ def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
 
 
 def be_a_rank(records: int, steps: int, period: float) -> None:
-    """The child: say that it is ready, begin when told to, and print what it made, lost and used."""
+    """Run a rank (child process): print `ready`, wait for a line, then print counts, losses, usage."""
     from otel_torch.console import say
     from otel_torch.job import this_job
     from otel_torch.recorder import Recorder
@@ -109,7 +109,7 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
     from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
     class Here:
-        """Records whose numbers are on the host already."""
+        """Return records whose numbers are already on the host."""
 
         def __init__(self, pending: list[Any]) -> None:
             self._pending = pending
@@ -162,8 +162,8 @@ def be_a_rank(records: int, steps: int, period: float) -> None:
 
 
 def be_the_backends() -> None:
-    """The child: a receiver that says, for each line of its input, how many of each kind arrived
-    from each rank.
+    """Run the receiver (child process): for each input line, print how many items of each kind
+    arrived from each rank.
     """
     from tests.otlp_receiver import Receiver
 
@@ -181,9 +181,7 @@ def be_the_backends() -> None:
 
 
 def counted(signal: str, request: Any) -> Iterator[tuple[str, int, int]]:
-    """(kind, rank, how many) of what a request holds of our records, by the words that losses are
-    counted in.
-    """
+    """Yield (kind, rank, count) of our items in a request; kinds are those of counted losses."""
     for resource in getattr(request, f"resource_{'spans' if signal == 'traces' else signal}"):
         ranks = [
             pair.value.int_value for pair in resource.resource.attributes if pair.key == "dl.rank"
@@ -203,7 +201,7 @@ def counted(signal: str, request: Any) -> Iterator[tuple[str, int, int]]:
 
 
 def made_by_each(signals: str, records: int, steps: int) -> dict[str, int]:
-    """What of each kind a rank's records are sent as, the one with which it begins included."""
+    """Return how many items of each kind a rank exports, its first record included."""
     kinds = {
         "span_events": ("span_event", 1),
         "log_events": ("log_event", 1),
@@ -221,7 +219,7 @@ def made_by_each(signals: str, records: int, steps: int) -> dict[str, int]:
 
 
 class Child:
-    """One of the two above, in a process of its own, spoken to by lines."""
+    """A rank or receiver in a child process, driven by lines of text."""
 
     def __init__(self, *arguments: object, **variables: str) -> None:
         command = module_command("growth", *map(str, arguments))
@@ -231,7 +229,7 @@ class Child:
         )
 
     def read(self) -> str:
-        """Its next line. Raises RuntimeError where there is none."""
+        """Return its next line. Raise RuntimeError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -248,7 +246,7 @@ class Child:
         return json.loads(self.read())
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.kill()
@@ -260,19 +258,19 @@ class Child:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used, in user mode and in the kernel."""
+    """Return the processor time of a process, user and kernel."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def idle_and_all() -> tuple[int, int]:
-    """Ticks that this machine's cores have been idle, and all that there were."""
+    """Return the idle and the total ticks of all cores."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
 
 
 def most_memory(pid: int) -> float:
-    """The largest resident size so far, MB."""
+    """Return the peak resident memory in MB."""
     return (
         int(re.findall(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)[0])
         * 1024
@@ -281,12 +279,12 @@ def most_memory(pid: int) -> float:
 
 
 def bytes_read(pid: int) -> int:
-    """By read calls, from sockets: a Collector's queue on disk is mapped and not read."""
+    """Return the bytes read from sockets; the queue on disk is mapped and never read."""
     return int(re.findall(r"^rchar: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.M)[0])
 
 
 def own_metrics(address: str) -> dict[str, float]:
-    """What a Collector says of itself, summed over labels; queue sizes are bytes."""
+    """Return a Collector's own metrics, summed over labels; queue sizes are in bytes."""
     found: dict[str, float] = defaultdict(float)
     with urllib.request.urlopen(address, timeout=30) as answer:
         for line in answer.read().decode().splitlines():
@@ -312,9 +310,7 @@ def refused(metrics: dict[str, float]) -> float:
 
 
 class Watch:
-    """Looks at a Collector several times a second: when it took the last item, and how much waited
-    at most.
-    """
+    """Polls a Collector several times a second for the time of the last item and the peak queue."""
 
     def __init__(self, collector: Any, pid: int) -> None:
         self.address, self._pid = collector.url("COLLECTOR_METRICS_PORT", "/metrics"), pid
@@ -336,7 +332,7 @@ class Watch:
             self.queue_bytes = max(self.queue_bytes, metrics["otelcol_exporter_queue_size"])
 
     def end(self, records: int, start: float) -> Collected:
-        """What it has cost since this began to look."""
+        """Return the cost since polling began."""
         self._over.set()
         self._thread.join()
         metrics = own_metrics(self.address)
@@ -352,9 +348,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Collected:
-    """A Collector in one run. rate: records a second, from the first to the last. cpu: processor
-    seconds for a million records. memory: MB at most. wire: bytes that came in, for a record.
-    queue: MB that waited at most. refused: items.
+    """A Collector in one run.
+
+    Attributes:
+        rate: Records a second, from the first to the last.
+        cpu: Processor seconds a million records.
+        memory: Peak, in MB.
+        wire: Bytes received a record.
+        queue: Peak, in MB.
+        refused: Items.
     """
 
     rate: float
@@ -367,12 +369,18 @@ class Collected:
 
 @dataclass(frozen=True)
 class Run:
-    """One number of ranks. offered: records a second that the ranks were to make. late: seconds
-    that a rank's step came too late at most. drained: seconds from the last record made to the last
-    one arrived. lost: what did not arrive, of what records were sent as; uncounted: what of it the
-    rank itself did not count as lost; twice: what came more often. *_cpu: processor seconds for a
-    million records. stand_in_cores: how many cores the receiver kept busy. idle: the share of the
-    machine's processor time that nobody used, others included.
+    """The measurements with one number of ranks.
+
+    Attributes:
+        offered: Records a second that the ranks were supposed to make.
+        late: The largest delay of a rank's step, in seconds.
+        drained: Seconds from the last record made to the last arrival.
+        lost: Items that did not arrive.
+        uncounted: Lost items that the rank did not count as lost.
+        twice: Items that arrived more than once.
+        *_cpu: Processor seconds a million records.
+        stand_in_cores: Cores that the receiver kept busy.
+        idle: Unused share of the machine's processor time.
     """
 
     ranks: int
@@ -391,8 +399,8 @@ class Run:
     idle: float
 
     def saturated(self, period: float) -> list[str]:
-        """What has no more to give, in words, the causes first; empty while everything keeps up. A
-        loss is none of them: there may be one only where something is.
+        """Return what is saturated, causes first; empty while everything keeps up. Losses are not
+        listed: they are a consequence.
         """
         # a queue on disk holds what comes in a flush interval; more than three of them is a backlog
         second = self.offered * self.agent.wire / 1e6
@@ -415,10 +423,10 @@ class Run:
 
 @contextmanager
 def shape() -> Iterator[tuple[Any, Any, Child]]:
-    """Agent, gateway and what is behind it, all new.
+    """Start a fresh agent, gateway and receiver.
 
     Raises:
-        tests.e2e.build.Missing: the Collector has not been built.
+        tests.e2e.build.Missing: If the Collector has not been built.
     """
     from tests.e2e.stack import Running
 
@@ -448,7 +456,7 @@ def shape() -> Iterator[tuple[Any, Any, Child]]:
 
 
 def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Run:
-    """So many ranks at once, from their first step to the last arrival."""
+    """Run this many ranks at once, and measure from the first step to the last arrival."""
     with shape() as (agent, gateway, behind), ExitStack() as stack:
         variables = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": agent.url("COLLECTOR_GRPC_PORT"), "OTEL_SERVICE_NAME": "growth",
@@ -533,10 +541,14 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
 
 @dataclass(frozen=True)
 class Kind:
-    """How ranks send to a backend. signals: what it takes. variable: where it is, as the standard
-    says; port, path: that address. metrics: the port where it says what it has; counts: the one of
-    its own metrics that grows with what it is sent, and what that is; None for a backend of which
-    nothing but memory and time is known.
+    """How ranks export to a backend.
+
+    Attributes:
+        signals: The signals it accepts.
+        variable: The standard's variable for its address.
+        port, path: That address.
+        metrics: The port of its own metrics.
+        counts: The metric that grows with received data, and its unit; None if there is none.
     """
 
     signals: str
@@ -559,8 +571,12 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A backend after so many records. count: of its own unit. memory: bytes of resident memory
-    more than before. cpu: seconds for a million records.
+    """The measurements of a backend.
+
+    Attributes:
+        count: In the backend's own unit.
+        memory: Growth of resident memory, in bytes.
+        cpu: Processor seconds a million records.
     """
 
     backend: str
@@ -572,16 +588,16 @@ class Stored:
 
 
 def resident(pid: int) -> int:
-    """Bytes."""
+    """Return the resident memory in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def store(name: str, ranks: int, records: int, steps: int, period: float) -> Stored:
-    """Ranks that send straight to a backend.
+    """Run ranks that export directly to a backend.
 
     Raises:
-        tests.e2e.build.Missing: it has not been built.
-        RuntimeError: it lost something, so that nothing can be said of a record.
+        tests.e2e.build.Missing: If the backend has not been built.
+        RuntimeError: If it lost data, which makes costs a record meaningless.
     """
     from tests.e2e.stack import Running
 
@@ -638,7 +654,7 @@ def store(name: str, ranks: int, records: int, steps: int, period: float) -> Sto
 
 
 def backends_table(found: Sequence[Stored]) -> str:
-    """What the backends take, as Markdown."""
+    """Return the costs of the backends as a Markdown table."""
     lines = [
         "| backend | ranks | records | it counts | | memory more, MB | B of memory for a record (of Prometheus: a series) | "
         "CPU s a million records |",
@@ -665,7 +681,7 @@ def backends_table(found: Sequence[Stored]) -> str:
 
 
 def growth_table(runs: Sequence[Run], period: float) -> str:
-    """The runs as Markdown, a line a number of ranks."""
+    """Return the runs as a Markdown table, one line for each number of ranks."""
     lines = [
         "| ranks | offered, records/s | through the agent | through the gateway | "
         "agent, CPU s a million | gateway, CPU s a million | a rank's exporters, CPU s a million | "
@@ -686,8 +702,8 @@ def growth_table(runs: Sequence[Run], period: float) -> str:
 
 
 def signals_table(found: dict[str, Run], jsonl: tuple[int, int]) -> str:
-    """What a record is as each signal, as Markdown: bytes from a rank to the agent, which does not
-    compress, and from the agent to the gateway, which does; and what it costs in both.
+    """Return bytes and costs of a record as each signal, as a Markdown table. Bytes from a rank to
+    the agent are uncompressed, from the agent to the gateway gzip.
     """
     lines = [
         "| a record as | B | B, gzip | agent, CPU s a million | gateway, CPU s a million |",
@@ -702,7 +718,7 @@ def signals_table(found: dict[str, Run], jsonl: tuple[int, int]) -> str:
 
 
 def jsonl_bytes(records: int) -> tuple[int, int]:
-    """Bytes of a record in a recording, as it is and compressed."""
+    """Return the bytes of a record in a recording, uncompressed and compressed."""
     import gzip
 
     from otel_torch.recording.rows import encode_rows
@@ -712,7 +728,7 @@ def jsonl_bytes(records: int) -> tuple[int, int]:
 
 
 def figures(options: argparse.Namespace) -> list[Figure]:
-    """Runs all of it, and writes the tables into a page where that was asked for."""
+    """Run all measurements, and write the tables into the page if one was given."""
     from tests.benchmarks.__main__ import machine, rewritten
     from tests.e2e.build import Missing
 
@@ -770,7 +786,7 @@ def figures(options: argparse.Namespace) -> list[Figure]:
 
 
 def summed_up(runs: Sequence[Run], period: float) -> list[Figure]:
-    """The lines of the table of all benchmarks."""
+    """Return the lines for the table of all benchmarks."""
     first, last = runs[0], runs[-1]
     keeps_up = [one for one in runs if not one.saturated(period)]
     best = keeps_up[-1] if keeps_up else first
@@ -799,7 +815,7 @@ def summed_up(runs: Sequence[Run], period: float) -> list[Figure]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure and print."""
+    """Run the benchmark and print its figures."""
     if argv[:1] == ["--as-rank"]:
         be_a_rank(int(argv[1]), int(argv[2]), float(argv[3]))
         return 0
@@ -812,10 +828,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--ranks", default="", help=f"comma list, instead of {','.join(map(str, RANKS))}"
     )
-    parser.add_argument("--records", type=int, default=1020, help="a step of a rank")
+    parser.add_argument("--records", type=int, default=1020, help="records of a rank in a step")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--period", type=float, default=1.0, help="seconds from step to step")
-    parser.add_argument("--page", help="the page that the tables are written into")
+    parser.add_argument("--period", type=float, default=1.0, help="seconds between steps")
+    parser.add_argument("--page", help="page to write the tables into")
     parser.add_argument(
         "--json",
         help="write {'figures': […]} to this file, or print it (-), instead of lines for people",

@@ -20,8 +20,8 @@ def statistics_around_finding(report: Report) -> list[str]:
     """Return the section for the finding's pair, or the worst pair if nothing was found, and the
     pairs around it.
     """
-    found = pair_of_finding(report, report.first)
-    center = found or worst_pair(report.compared)
+    pair_of_first = pair_of_finding(report, report.first)
+    center = pair_of_first or worst_pair(report.compared)
     if center is None:
         return []
     same_step = [
@@ -29,7 +29,7 @@ def statistics_around_finding(report: Report) -> list[str]:
     ]
     same_step.sort(key=lambda pair: pair.depth)
     index = next(index for index, pair in enumerate(same_step) if pair is center)
-    title = "finding" if found else "pair furthest from its floor"
+    title = "finding" if pair_of_first else "pair furthest from its floor"
     lines = [f"<h2>Statistics of the {title} and its neighbors</h2>"]
     for pair in same_step[max(index - NEIGHBORS, 0) : index + NEIGHBORS + 1]:
         if pair is center or pair.statistics or pair.port_statistics:
