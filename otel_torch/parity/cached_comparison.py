@@ -560,27 +560,26 @@ class PairPlan:
         error = float(checked.error[index])
         record = columns[0].forward.record(key.row)
         port_record = columns[1].forward.record(port_key.row)
+        # by position: keywords are slower, and this runs for every retained pair
         return ComparedPair(
-            model=key.module_path[0],
-            module=key.module_path[1],
-            tensor=key.tensors,
-            side=key.side,
-            loop=record.loop,
-            step=record.step,
-            call=record.call,
-            port_model=port_key.module_path[0],
-            port_module=port_key.module_path[1],
-            port_tensor=port_key.tensors,
-            port_side=port_key.side,
-            port_loop=port_record.loop,
-            port_step=port_record.step,
-            port_call=port_record.call,
-            depth=index,
-            error=None if math.isnan(error) else error,
-            floor=float(checked.limit[index]),
-            state=state,
-            statistics=_shown_statistics(record) if with_statistics else {},
-            port_statistics=_shown_statistics(port_record) if with_statistics else {},
+            *key.module_path,
+            key.tensors,
+            key.side,
+            record.loop,
+            record.step,
+            record.call,
+            *port_key.module_path,
+            port_key.tensors,
+            port_key.side,
+            port_record.loop,
+            port_record.step,
+            port_record.call,
+            index,
+            None if math.isnan(error) else error,
+            float(checked.limit[index]),
+            state,
+            _shown_statistics(record) if with_statistics else {},
+            _shown_statistics(port_record) if with_statistics else {},
         )
 
 

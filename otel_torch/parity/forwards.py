@@ -78,18 +78,17 @@ class ForwardRows:
 
     def record(self, index: int) -> RowRecord:
         """Return one of its rows, decoded at each access."""
-        batch, position = self._locate(index)
-        return batch.record(position)
+        for batch, start, stop in self.parts:
+            if index < stop - start:
+                return batch.record(start + index)
+            index -= stop - start
+        raise IndexError(index)
 
     def row(self, index: int) -> Row:
         """Return one of its rows as a dict."""
-        batch, position = self._locate(index)
-        return batch.rows(position, position + 1)[0]
-
-    def _locate(self, index: int) -> tuple[RowBatch, int]:
         for batch, start, stop in self.parts:
             if index < stop - start:
-                return batch, start + index
+                return batch.rows(start + index, start + index + 1)[0]
             index -= stop - start
         raise IndexError(index)
 
