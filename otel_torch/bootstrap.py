@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_torch import at_fork, session
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say, say_once
-from otel_torch.job import name_run, this_job
-from otel_torch.process_exit import stop_at_exit, stop_on_sigterm
+from otel_torch import session
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say, say_once
+from otel_torch.process.exit_hooks import stop_at_exit, stop_on_sigterm
+from otel_torch.process.import_hooks import after_import
+from otel_torch.process.job import name_run, this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses
 from otel_torch.settings import Settings, UnusableSelection, find_misspelled
 from otel_torch.sources.source import Source
-from otel_torch.startup.import_hooks import after_import
 
 if TYPE_CHECKING:
     from otel_torch.sources.events import RunEvents

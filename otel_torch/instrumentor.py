@@ -10,8 +10,8 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from otel_torch.process.import_hooks import after_import
 from otel_torch.startup import OFF, name_this_run, report_failed_start
-from otel_torch.startup.import_hooks import after_import
 
 try:
     from opentelemetry.instrumentation.instrumentor import (  # type: ignore[attr-defined]

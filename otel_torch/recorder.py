@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
-from otel_torch.console import say, say_once
+from otel_torch.process.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.regions.closer import RegionCloser, RegionSpans
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from otel_torch.job import Job
-from otel_torch.recorder import Recorder
-from otel_torch.records import Losses
-from otel_torch.settings import Settings
-
 if TYPE_CHECKING:
+    from otel_torch.process.job import Job
+    from otel_torch.recorder import Recorder
+    from otel_torch.records import Losses
     from otel_torch.regions.closer import RegionLabel
+    from otel_torch.settings import Settings
     from otel_torch.sources.steps import StepTracker
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch import session
-from otel_torch.job import Job, name_run
+from otel_torch.process.job import Job, name_run
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Record, Scope
 from tests.interpreters import run_group, run_script

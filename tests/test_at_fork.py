@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch import at_fork
-from otel_torch.at_fork import ForkOrder
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
 from tests.support import run_python
 
 PACKAGE = Path(at_fork.__file__).parent
 
 FORKED = """
 import os, sys
-from otel_torch import at_fork
-from otel_torch.at_fork import ForkOrder
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
 
 calls = []
 for order in reversed(ForkOrder):
@@ -40,7 +40,7 @@ print(*calls, sep="\\n")
 RECORDED = """
 from otel_torch.telemetry import export_queue, ids  # before the rooms that come first in a child
 import otel_torch, torch
-from otel_torch import at_fork
+from otel_torch.process import at_fork
 
 for _ in range(2):
     with otel_torch.region("training_step"):

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from otel_torch import console
+from otel_torch.process import console
 from otel_torch.records import Record
 from otel_torch.sources import compiled
 from otel_torch.torch_private import TORCH_AT_LEAST_2_13

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_torch.job import Job, name_run, this_job
+from otel_torch.process.job import Job, name_run, this_job
 from otel_torch.recording.reader import load_recording
 from tests.support import PROGRAMS, environment, lines, metadata, run_python
 
@@ -101,8 +101,8 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
     "SIGTERM in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGTERM"), -signal.SIGTERM, WHOLE_STEP, True),
     "SIGTERM while the device hangs": (
         """
-        import otel_torch.process_exit
-        otel_torch.process_exit.SIGTERM_S = 0.2
+        import otel_torch.process.exit_hooks
+        otel_torch.process.exit_hooks.SIGTERM_S = 0.2
         run(4)
         with otel_torch.session.current().recorder._lock:
             send(signal.SIGTERM)

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader
 
 from otel_torch import session
-from otel_torch.job import this_job
+from otel_torch.process.job import this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses, Scope
 from otel_torch.regions import record_function as ranges

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from otel_torch import console
+from otel_torch.process import console
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.recording import rows
 from otel_torch.recording.disk_budget import DiskBudget

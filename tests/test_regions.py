@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from otel_torch import session
-from otel_torch.job import this_job
+from otel_torch.process.job import this_job
 from otel_torch.recorder import Recorder, Sink
 from otel_torch.records import Losses, Scope
 from otel_torch.regions import entry, registry

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from otel_torch.job import Job
+from otel_torch.process.job import Job
 from otel_torch.records import Losses
 from otel_torch.settings import Settings
 from otel_torch.telemetry.exporters import exporters_by_signal

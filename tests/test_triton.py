@@ -208,7 +208,7 @@ def test_what_measures_on_a_gpu_is_named(no_kernels, monkeypatch):
 
 def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, monkeypatch, capsys):
     device = torch.device("cuda", 7)
-    monkeypatch.setattr("otel_torch.console._printed", {})
+    monkeypatch.setattr("otel_torch.process.console._printed", {})
     monkeypatch.setitem(sys.modules, "triton", None)  # as if there were none
     monkeypatch.delitem(sys.modules, "otel_torch.statistics.triton_kernel", raising=False)
     for _ in range(2):

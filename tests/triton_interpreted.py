@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from otel_torch import console
+from otel_torch.process import console
 from otel_torch.statistics import cpu_kernel, gpu_kernel, triton_kernel
 from otel_torch.statistics.cpu_kernel import HISTOGRAM, SKETCH
 from otel_torch.statistics.histogram import histogram

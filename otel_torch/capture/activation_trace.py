@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from otel_torch import session
-from otel_torch.console import say, say_once
-from otel_torch.job import this_job
+from otel_torch.process.console import say, say_once
+from otel_torch.process.job import this_job
 from otel_torch.recording.run_file import resolve_path
 from otel_torch.records import json_safe
 from otel_torch.settings import NumberSet, Settings, UnusableSelection

@@ -23,7 +23,7 @@ from otel_torch.capture.hook_names import unique_hook_name
 from otel_torch.capture.module_choice import ModuleChoice, choose_modules
 from otel_torch.capture.module_paths import without_root
 from otel_torch.capture.tensor_structure import join_tensors, replace_leaves
-from otel_torch.gc_pause import gc_paused
+from otel_torch.process.gc_pause import gc_paused
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.module_names import named_modules

@@ -18,7 +18,7 @@ from otel_torch.capture.cache import Cache
 from otel_torch.capture.disable_compile import disable_compile
 from otel_torch.capture.hook_names import unique_hook_name
 from otel_torch.capture.interleave_error import InterleaveError
-from otel_torch.gc_pause import gc_paused
+from otel_torch.process.gc_pause import gc_paused
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.module_names import first_names
 

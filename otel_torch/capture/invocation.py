@@ -14,7 +14,7 @@ from otel_torch.capture.interleaved_run import InterleavedRun
 from otel_torch.capture.module_paths import describe_missing_module, find_module_name
 from otel_torch.capture.tensor_structure import first_argument
 from otel_torch.capture.thread_state import bind_thread_state
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources.module_names import named_modules
 
 _ASSIGNABLE = frozenset({"output", "input", "inputs", "grad"})

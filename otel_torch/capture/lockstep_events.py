@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from otel_torch import bootstrap, console, session
+from otel_torch import bootstrap, session
 from otel_torch.parity.compare import compare
 from otel_torch.parity.map_file import load_map
 from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.process import console
 from otel_torch.recording.isolation_pairing import Pairing
 from otel_torch.recording.reader import RecordingError, iterate_rows
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from otel_torch.capture.offloaded_layer import LayerwiseOffloadHook, LayerwiseOffloadState
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources.hooks import ModuleHookManager
 
 

@@ -23,7 +23,7 @@ from otel_torch.capture.gradient_watch import GradientWatch
 from otel_torch.capture.hook_names import unique_hook_name
 from otel_torch.capture.stash import Event, NamePattern, Stash, StashFn, StashValueFn, get_stash_fn
 from otel_torch.capture.tensor_structure import join_tensors
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.module_names import first_names

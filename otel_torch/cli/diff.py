@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from otel_torch.console import say
 from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
+from otel_torch.process.console import say
 from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import supports_color, write_line

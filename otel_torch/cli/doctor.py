@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from otel_torch.job import this_job
+from otel_torch.process.job import this_job
 from otel_torch.recording.run_file import fill_placeholders
 from otel_torch.settings import Settings, UnusableSelection, find_misspelled
 from otel_torch.telemetry.answer import show_endpoint

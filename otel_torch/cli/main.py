@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from otel_torch import __version__
-from otel_torch.console import say
+from otel_torch.process.console import say
 
 # name -> (module with `add_arguments(parser)` and `run(arguments) -> exit status`, description)
 COMMANDS = {

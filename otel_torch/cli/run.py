@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from otel_torch.cli.main import BadInput
-from otel_torch.job import name_run
+from otel_torch.process.job import name_run
 
 # contains a sitecustomize.py that starts recording
 STARTUP_SITE = str(Path(__file__).parents[1] / "startup" / "site")

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from otel_torch.console import say
+from otel_torch.process.console import say
 from otel_torch.rendering.table import supports_color, write_line
 from otel_torch.scanning.scan import Scan, read_settings, scan
 

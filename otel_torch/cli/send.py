@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from otel_torch.console import say
+from otel_torch.process.console import say
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.table import escape
 from otel_torch.telemetry.replay import ReplayOutcome, find_files, replay_file

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from otel_torch.console import say
+from otel_torch.process.console import say
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.progress import Progress
 from otel_torch.rendering.writable import check_writable

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources import steps
 
 _Method = Callable[..., Any]

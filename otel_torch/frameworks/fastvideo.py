@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_torch import session
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
 from otel_torch.sources import steps
@@ -151,7 +151,7 @@ class _Generation:
             step_tracker.denoising.end_pipeline(error)
 
 
-class _ThreadState(threading.local):
+class _GenerationState(threading.local):
     """The generation and the denoising stage that run in this thread."""
 
     generation: _Generation | None = None
@@ -159,7 +159,7 @@ class _ThreadState(threading.local):
     step_counter: _StepCounter | None = None
 
 
-_state = _ThreadState()
+_state = _GenerationState()
 _generations = 0
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from otel_torch.console import say_once
-from otel_torch.job import Job
+from otel_torch.process.console import say_once
+from otel_torch.process.job import Job
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.run_file import claim_path, replace_metadata, resolve_path

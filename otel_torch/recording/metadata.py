@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from otel_torch.job import Job
+from otel_torch.process.job import Job
 
 # name and version of a recording's format, in its metadata
 RECORDING_SCHEMA = "otel_torch.recording/1"

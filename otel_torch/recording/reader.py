@@ -1,8 +1,8 @@
 """Reads a recording: ours, or the file of FastVideo's own trace.
 
-A recording may end in the middle of a line, because its process was killed, and may json_safe NaN and
-Inf as bare tokens (FastVideo) or as strings (ours); both are read. A file that is not a recording
-is an error of one line that names the file and the position.
+A recording may end in the middle of a line, because its process was killed, and may write NaN
+and Inf as bare tokens (FastVideo) or as strings (ours); both are read. A file that is not a
+recording is an error of one line that names the file and the position.
 """
 
 from __future__ import annotations

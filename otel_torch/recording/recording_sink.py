@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from otel_torch.console import say, say_once
-from otel_torch.job import Job
+from otel_torch.process.console import say, say_once
+from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.append_file import AppendFile
 from otel_torch.recording.disk_budget import DiskBudget

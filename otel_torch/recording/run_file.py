@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from otel_torch.console import say
-from otel_torch.job import Job
+from otel_torch.process.console import say
+from otel_torch.process.job import Job
 from otel_torch.recording.metadata import metadata_path, replace_file
 
 

@@ -9,8 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from otel_torch.console import say
-from otel_torch.job import Job
+from otel_torch.process.console import say
+from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Record

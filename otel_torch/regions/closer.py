@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_torch import at_fork
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say_once
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say_once
 from otel_torch.records import Losses, Scope
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from typing import Any, Protocol
 
 import torch
 
-from otel_torch import at_fork, torch_private
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say_once
+from otel_torch import torch_private
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say_once
 from otel_torch.statistics.graph_capture import thread_local_capture_mode
 
 # free events of a device that are kept for later timers

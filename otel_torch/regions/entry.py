@@ -15,14 +15,14 @@ from collections.abc import Callable
 from threading import get_ident
 from time import time_ns
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch.compiler import is_compiling
 
-from otel_torch import at_fork, session
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say_once
-from otel_torch.recorder import Recorder
+from otel_torch import session
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import device_time
 from otel_torch.regions.closer import RegionEntry, RegionLabel
@@ -37,6 +37,9 @@ from otel_torch.regions.registry import (
 )
 from otel_torch.session import Session
 from otel_torch.settings import RegionSelection
+
+if TYPE_CHECKING:
+    from otel_torch.recorder import Recorder
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 
 from otel_torch import session
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.settings import Settings
 
 

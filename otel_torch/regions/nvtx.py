@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from otel_torch import session
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.regions.fallback_settings import read_environment
 
 

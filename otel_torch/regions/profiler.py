@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from otel_torch import at_fork, job
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say, say_once
+from otel_torch.process import at_fork, job
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say, say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry as _regions
 from otel_torch.regions.fallback_settings import find_settings, read_environment

@@ -11,16 +11,18 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from otel_torch import session
-from otel_torch.console import say_once
-from otel_torch.recorder import Recorder
+from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions.entry import pop_last_of_thread
 from otel_torch.regions.registry import bounded_span_name, clear_unregistered_names
+
+if TYPE_CHECKING:
+    from otel_torch.recorder import Recorder
 
 # marks that the profiler's controller sets; the region's span has the same information
 _PROFILER_MARKS = ("fastvideo.region::", "fastvideo.profiler.")

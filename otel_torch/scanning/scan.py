@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.scanning.cost import Cost, cost_of_forward, cost_of_parameters
 from otel_torch.scanning.scan_report import CostEstimate, format_report
 from otel_torch.scanning.scanned_forward import ScannedCall, ScannedForward, ScannedModule

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from otel_torch.console import say
+from otel_torch.process.console import say
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS, json_safe

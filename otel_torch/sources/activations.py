@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from otel_torch.console import say, say_once
+from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
 from otel_torch.sources import compiled
 from otel_torch.sources.current_calls import CurrentCalls

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
+from otel_torch.process.import_hooks import after_import
 from otel_torch.sources.module_names import core
 from otel_torch.sources.values import walk, walk_inputs
-from otel_torch.startup.import_hooks import after_import
 from otel_torch.torch_private import is_exporting, unobserved
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import unobserved
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, ModuleSite
 

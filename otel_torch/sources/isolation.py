@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from otel_torch.console import say, say_once
+from otel_torch.process.console import say, say_once
 from otel_torch.recording.isolation_pairing import Pairing, Slot
 from otel_torch.recording.tensor_files import StoredTensor, TensorFolder, tensor_key
 from otel_torch.session import Session

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source

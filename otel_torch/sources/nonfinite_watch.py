@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
-from otel_torch.console import say, say_once
+from otel_torch.process.console import say, say_once
 from otel_torch.sources import modules
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook, remove_hooks

@@ -26,7 +26,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import session
-from otel_torch.console import say
+from otel_torch.process.console import say
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.regions import entry

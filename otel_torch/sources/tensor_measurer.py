@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from otel_torch import torch_private
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.session import Session
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.identity import Identity

@@ -24,9 +24,9 @@ class RecordedCall:
     """One call of a module, to which the records of its tensors belong.
 
     The indices count the entries and exits of all calls, in order; they are None outside of parity
-    recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's call
-    stack. is_recorded: False for a call of a shared module by a name that is not selected. inputs:
-    the identities of its input tensors.
+    recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's
+    call stack. is_recorded: False for a call of a shared module by a name that is not selected.
+    inputs: the identities of its input tensors.
     """
 
     model: str

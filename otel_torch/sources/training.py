@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from otel_torch import torch_private
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents

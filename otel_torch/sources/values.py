@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 
 # bound the walk over self-referencing containers; no model needs as much
 _MAX_DEPTH = 32

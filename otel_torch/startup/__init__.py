@@ -34,7 +34,7 @@ def main() -> None:
 
 def name_this_run() -> None:
     """Put the run id into the environment, for this process and those that it starts."""
-    from otel_torch.job import name_run
+    from otel_torch.process.job import name_run
 
     os.environ["OTEL_TORCH_RUN_ID"] = name_run(os.environ)
 
@@ -45,7 +45,7 @@ def report_failed_start(error: Exception) -> None:
 
 
 def _record_after_import() -> None:
-    from otel_torch.startup.import_hooks import after_import
+    from otel_torch.process.import_hooks import after_import
 
     after_import("torch", _start)
 
@@ -69,6 +69,6 @@ def _reject_switch() -> None:
 
 
 def _say(message: str) -> None:
-    from otel_torch.console import say_once
+    from otel_torch.process.console import say_once
 
     say_once(message)

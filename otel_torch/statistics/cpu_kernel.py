@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift
 from otel_torch.statistics.sketch_format import SIZE

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.cpu_kernel import HISTOGRAM, SKETCH, KernelUnusable
 from otel_torch.statistics.device_rows import allocate_row

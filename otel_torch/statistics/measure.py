@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.statistics import cpu_kernel, gpu_kernel
 from otel_torch.statistics.cpu_kernel import CpuKernel
 from otel_torch.statistics.device_rows import allocate_row

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.torch_private import is_fake, shard_offset
 

@@ -28,9 +28,9 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol
 
-from otel_torch import at_fork
-from otel_torch.at_fork import ForkOrder
-from otel_torch.console import say_once
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
+from otel_torch.process.console import say_once
 from otel_torch.records import Losses
 from otel_torch.telemetry.answer import Answer
 from otel_torch.telemetry.queue_items import QueueItem

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.settings import split_list
 
 OTEL_SIGNALS = ("traces", "metrics", "logs")

@@ -11,8 +11,8 @@ import random
 
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from otel_torch import at_fork
-from otel_torch.at_fork import ForkOrder
+from otel_torch.process import at_fork
+from otel_torch.process.at_fork import ForkOrder
 
 private = random.Random(os.urandom(16))
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.records import Batch, Record
 from otel_torch.telemetry.attributes import gauge_values, series_attributes
 

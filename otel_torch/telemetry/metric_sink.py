@@ -29,7 +29,7 @@ from opentelemetry.sdk.metrics import (
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 
 import otel_torch
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings

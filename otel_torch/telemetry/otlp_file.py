@@ -19,8 +19,8 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from otel_torch.console import say, say_once
-from otel_torch.job import Job
+from otel_torch.process.console import say, say_once
+from otel_torch.process.job import Job
 from otel_torch.recording.append_file import AppendFile
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.metadata import describe_process

@@ -15,8 +15,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import otel_torch
-from otel_torch.console import say_once
-from otel_torch.job import Job
+from otel_torch.process.console import say_once
+from otel_torch.process.job import Job
 from otel_torch.records import Losses
 from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
 from otel_torch.telemetry.otlp_file import OtlpFiles

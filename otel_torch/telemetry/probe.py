@@ -73,7 +73,7 @@ def _send(signal: str, name: str) -> ProbeResult:
     from opentelemetry.trace import SpanContext, TraceFlags
 
     from otel_torch import __version__
-    from otel_torch.job import this_job
+    from otel_torch.process.job import this_job
     from otel_torch.telemetry.answer import Answer, explain
     from otel_torch.telemetry.ids import PrivateIds
     from otel_torch.telemetry.queue_items import GaugeItem, LogItem, QueueItem, SpanItem

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from opentelemetry.sdk.resources import Resource
 
-from otel_torch.job import Job
+from otel_torch.process.job import Job
 
 # added by OpenTelemetry's process detector if a user enables it
 _PRIVATE = frozenset({"process.command", "process.command_line", "process.command_args"})

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from otel_torch.job import Job
+from otel_torch.process.job import Job
 
 
 def run_trace_id(job: Job, environ: Mapping[str, str] = os.environ) -> str:

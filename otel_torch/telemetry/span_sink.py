@@ -45,7 +45,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import otel_torch
-from otel_torch.job import Job
+from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.regions.closer import RegionCloser, RegionLabel, RegionSpans

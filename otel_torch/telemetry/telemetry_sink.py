@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from otel_torch.console import say, say_once
-from otel_torch.job import Job
+from otel_torch.process.console import say, say_once
+from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Scope

@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util._importlib_metadata import entry_points
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 from otel_torch.telemetry import ids, otlp_protobuf
 from otel_torch.telemetry.answer import Answer, AnswerKind, explain, name_endpoint
 

@@ -101,8 +101,8 @@ def records_of(step: int, count: int, numbers: random.Random) -> list[Any]:
 
 def be_a_rank(records: int, steps: int, period: float) -> None:
     """Run a rank (child process): print `ready`, wait for a line, then print counts, losses, usage."""
-    from otel_torch.console import say
-    from otel_torch.job import this_job
+    from otel_torch.process.console import say
+    from otel_torch.process.job import this_job
     from otel_torch.recorder import Recorder
     from otel_torch.records import Losses, Scope
     from otel_torch.settings import Settings

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
-from otel_torch.gc_pause import gc_paused
+from otel_torch.process.gc_pause import gc_paused
 
 # entered before a side is measured and left afterwards; gives what is then called and timed
 Side = Callable[[], AbstractContextManager[Callable[[], object]]]

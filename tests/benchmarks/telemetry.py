@@ -167,7 +167,7 @@ def make_loop(modules: int, take: Take | None) -> Loop:
 @contextmanager
 def through_sinks(signals: str, elsewhere: Elsewhere, modules: int) -> Iterator[Loop]:
     """Send records through the sinks of a session."""
-    from otel_torch.job import this_job
+    from otel_torch.process.job import this_job
     from otel_torch.records import Losses
     from otel_torch.settings import Settings
     from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks

@@ -7,8 +7,8 @@ Some imports are for what they append.
 import os
 import time
 
-from otel_torch.console import say
-from otel_torch.job import this_job
+from otel_torch.process.console import say
+from otel_torch.process.job import this_job
 from otel_torch.recorder import Recorder
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings

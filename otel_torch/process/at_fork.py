@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
-from otel_torch.console import say_once
+from otel_torch.process.console import say_once
 
 _Callback = Callable[[], None]
 _CallbackReference = Callable[[], _Callback | None]
