@@ -24,7 +24,7 @@ _CallbackReference = Callable[[], _Callback | None]
 
 
 class ForkOrder(IntEnum):
-    """Order of the callbacks: ascending in the child and in the parent, descending before the fork."""
+    """Order of the callbacks: ascending in child and parent, descending before the fork."""
 
     DEVICE_TIME = 1
     REGION_CLOSERS = 2
