@@ -1,6 +1,4 @@
-"""What keeps tests apart that run in one process: one that leaves torch changed fails itself, and
-not those after it.
-"""
+"""Fixtures for every test: a test that leaves torch changed fails itself, not the tests after it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 
 
 def torch_state() -> list[Any] | None:
-    """What torch keeps for the whole process; None while nothing has loaded it."""
+    """Return torch's settings of the process, or None while torch is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -39,7 +37,7 @@ def torch_stays_as_it_is() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """The compiler has nothing from tests before, and nothing of this one stays."""
+    """Start with an empty compiler, and leave it empty."""
     import torch
     from torch._dynamo.utils import counters
 

@@ -1,5 +1,5 @@
-"""What OTLP messages hold, item by item, read with protobuf's own JSON and nothing of ours, so that
-what arrives can be compared with what was written.
+"""Reads OTLP messages item by item, with protobuf's own JSON instead of this package's, so that
+received data can be compared with written files.
 """
 
 from __future__ import annotations
@@ -29,36 +29,39 @@ _LISTS = {
 
 
 def items(signal: str, requests: Iterable[Any]) -> Counter[str]:
-    """Every span, log record or data point, with all that it says, its resource and its scope."""
-    found: Counter[str] = Counter()
-    resources, scopes, things = _LISTS[signal]
+    """Count the spans, log records or data points, each as JSON with its resource and scope."""
+    counts: Counter[str] = Counter()
+    resources, scopes, entries = _LISTS[signal]
     for request in requests:
         for resource in json_format.MessageToDict(request).get(resources, []):
             for scope in resource.get(scopes, []):
-                who = [resource.get("resource"), scope.get("scope")]
-                for thing in scope.get(things, []):
-                    found.update(
-                        json.dumps([*who, part], sort_keys=True) for part in _parts(signal, thing)
+                origin = [resource.get("resource"), scope.get("scope")]
+                for entry in scope.get(entries, []):
+                    counts.update(
+                        json.dumps([*origin, item], sort_keys=True)
+                        for item in _items(signal, entry)
                     )
-    return found
+    return counts
 
 
-def _parts(signal: str, thing: Any) -> Iterable[Any]:
+def _items(signal: str, entry: Any) -> Iterable[Any]:
     if signal != "metrics":
-        return [thing]
+        return [entry]
     kind = next(
-        (key for key, value in thing.items() if isinstance(value, dict) and "dataPoints" in value),
+        (key for key, value in entry.items() if isinstance(value, dict) and "dataPoints" in value),
         "",
     )
-    data = thing.get(kind, {})
+    data = entry.get(kind, {})
     rest = {key: value for key, value in data.items() if key != "dataPoints"}
-    about = {key: value for key, value in thing.items() if key != kind}
-    return [[about, kind, rest, point] for point in data.get("dataPoints", [])]
+    metric = {key: value for key, value in entry.items() if key != kind}
+    return [[metric, kind, rest, point] for point in data.get("dataPoints", [])]
 
 
 def parse(signal: str, line: str | bytes) -> Any:
-    """A line as protobuf's own JSON reads it, ids aside, which are hexadecimal in OTLP. Strict: no
-    bare NaN, no unknown field.
+    """Parse a line of an OTLP file with protobuf's own JSON.
+
+    Its ids are hexadecimal, and base64 in protobuf's JSON. A bare NaN or an unknown field is an
+    error.
     """
 
     def refuse(token: str) -> Any:
@@ -70,18 +73,20 @@ def parse(signal: str, line: str | bytes) -> Any:
 
 def _with_base64_ids(value: Any) -> Any:
     if isinstance(value, list):
-        return [_with_base64_ids(one) for one in value]
+        return [_with_base64_ids(item) for item in value]
     if not isinstance(value, dict):
         return value
     ids = ("traceId", "spanId", "parentSpanId")
     return {
-        key: base64.b64encode(bytes.fromhex(one)).decode() if key in ids else _with_base64_ids(one)
-        for key, one in value.items()
+        key: base64.b64encode(bytes.fromhex(item)).decode()
+        if key in ids
+        else _with_base64_ids(item)
+        for key, item in value.items()
     }
 
 
 def read(folder: Path, name: str = "{}.jsonl") -> dict[str, list[Any]]:
-    """The requests in a folder's files, by signal."""
+    """Return the requests in a folder's files, by signal."""
     paths = {signal: folder / name.format(signal) for signal in CLASSES}
     return {
         signal: [parse(signal, line) for line in path.read_bytes().splitlines()]

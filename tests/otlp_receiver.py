@@ -1,13 +1,12 @@
-"""A real OTLP receiver for tests: gRPC with the usual 4 MiB limit, and HTTP, in this process, on
-free ports.
+"""An OTLP receiver in this process, on free ports: gRPC with the usual limit of 4 MiB, and HTTP.
 
     with Receiver() as receiver:
         run_the_program(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.grpc_endpoint)
     receiver.spans()
 
-What it received is read as plain dicts. It can misbehave: `Receiver("reject")` accepts in part
-(`rejecting` says how much), `"unavailable"` answers UNAVAILABLE or 503, `"refuse"` INVALID_ARGUMENT
-or 400, `"never"` does not answer until it is closed. `mode` can be changed while it runs.
+Received data is read as plain dicts. The receiver can fail in four ways: `Receiver("reject")` rejects
+`rejecting` items of each request, `"unavailable"` answers UNAVAILABLE or 503, `"refuse"` answers
+INVALID_ARGUMENT or 400, `"never"` does not answer until it is closed. `mode` may change at run time.
 """
 
 from __future__ import annotations
@@ -41,15 +40,17 @@ _HTTP_ERRORS = {"unavailable": 503, "refuse": 400}
 
 
 class Receiver:
-    """Collects the requests of all three signals. modes: see the module. rejecting: how many items
-    of each request a receiver in mode `reject` says it left out.
+    """Collects the requests of all three signals.
+
+    Args:
+        mode: `accept`, or a failure: see the module.
+        rejecting: in mode `reject`, the number of items rejected in each request.
     """
 
     def __init__(self, mode: str = "accept", *, rejecting: int = 1) -> None:
         self.mode, self.rejecting = mode, rejecting
-        self.recover_after_failures: int | None = (
-            None  # so many requests are answered as `mode` says, then it accepts
-        )
+        # after this number of requests in `mode`, accept
+        self.recover_after_failures: int | None = None
         self.requests: dict[str, list[Any]] = {signal: [] for signal in _SIGNALS}
         self.sizes: list[int] = []
         self.headers: list[dict[str, str]] = []
@@ -58,7 +59,7 @@ class Receiver:
 
     def __enter__(self) -> Receiver:
         self._pool = ThreadPoolExecutor(8)
-        self._grpc = grpc.server(self._pool)  # receives up to 4 MiB, as everywhere
+        self._grpc = grpc.server(self._pool)
         for signal, (service, request, response, _) in _SIGNALS.items():
             handler = grpc.unary_unary_rpc_method_handler(
                 lambda message, context, signal=signal: self._answer_grpc(signal, message, context),
@@ -93,7 +94,7 @@ class Receiver:
         self._pool.shutdown(wait=False)
 
     def environment(self, protocol: str = "grpc") -> dict[str, str]:
-        """The standard variables that lead here by `grpc` or `http`."""
+        """Return the standard variables that export to this receiver over `grpc` or `http`."""
         if protocol == "grpc":
             return {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": self.grpc_endpoint,
@@ -105,18 +106,17 @@ class Receiver:
         }
 
     def wait_for(self, condition: Any, timeout: float = 60) -> bool:
-        """Wait until `condition()` is true of what was received; False when it never came true."""
+        """Wait until `condition()` is true; return whether it was within `timeout` seconds."""
         with self._changed:
             return bool(self._changed.wait_for(condition, timeout))
 
-    # -- what was received
-    # ----------------------------------------------------------------------------------------------
+    # -- received data
 
     def spans(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Spans with name, trace_id, span_id, parent_id (hex), start, end (ns), attributes, events,
+        """Return the spans with name, trace_id, span_id, parent_id (hex), start, end (ns), attributes, events,
         links, status, message, resource and scope.
         """
-        found = [
+        spans = [
             {
                 "name": span.name,
                 "trace_id": span.trace_id.hex(),
@@ -137,14 +137,14 @@ class Receiver:
                 "status": ("UNSET", "OK", "ERROR")[span.status.code],
                 "message": span.status.message,
                 "dropped_events": span.dropped_events_count,
-                **who,
+                **origin,
             }
-            for who, span in self._each("traces", "resource_spans", "scope_spans", "spans")
+            for origin, span in self._each("traces", "resource_spans", "scope_spans", "spans")
         ]
-        return [span for span in found if name is None or span["name"] == name]
+        return [span for span in spans if name is None or span["name"] == name]
 
     def events(self, name: str = "torch.module.activation") -> list[dict[str, Any]]:
-        """The attributes of all span events of a name, in order of arrival."""
+        """Return the attributes of all span events with this name, in order of arrival."""
         return [
             event["attributes"]
             for span in self.spans()
@@ -153,7 +153,7 @@ class Receiver:
         ]
 
     def log_records(self) -> list[dict[str, Any]]:
-        """Log records with event_name, body, time, attributes, trace_id, span_id, severity,
+        """Return the log records with event_name, body, time, attributes, trace_id, span_id, severity,
         resource and scope.
         """
         return [
@@ -165,18 +165,18 @@ class Receiver:
                 "trace_id": record.trace_id.hex(),
                 "span_id": record.span_id.hex(),
                 "severity": record.severity_number,
-                **who,
+                **origin,
             }
-            for who, record in self._each("logs", "resource_logs", "scope_logs", "log_records")
+            for origin, record in self._each("logs", "resource_logs", "scope_logs", "log_records")
         ]
 
     def metric_points(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Data points with name, unit, kind (gauge, sum, histogram, exponential_histogram), time,
+        """Return the data points with name, unit, kind (gauge, sum, histogram, exponential_histogram), time,
         attributes, resource, scope, and value (gauge, sum) or count, sum, min, max (histograms), in
         order of arrival.
         """
-        found = []
-        for who, metric in self._each("metrics", "resource_metrics", "scope_metrics", "metrics"):
+        rows = []
+        for origin, metric in self._each("metrics", "resource_metrics", "scope_metrics", "metrics"):
             kind = metric.WhichOneof("data")
             for point in getattr(metric, kind).data_points:
                 row = {
@@ -185,7 +185,7 @@ class Receiver:
                     "kind": kind,
                     "time": point.time_unix_nano,
                 }
-                row |= {"attributes": _attributes(point.attributes), **who}
+                row |= {"attributes": _attributes(point.attributes), **origin}
                 if kind in ("gauge", "sum"):
                     row["value"] = getattr(point, point.WhichOneof("value"))
                 else:
@@ -195,24 +195,23 @@ class Receiver:
                         "min": point.min,
                         "max": point.max,
                     }
-                found.append(row)
-        return [row for row in found if name is None or row["name"] == name]
+                rows.append(row)
+        return [row for row in rows if name is None or row["name"] == name]
 
     def _each(self, signal: str, *fields: str) -> Iterator[tuple[dict[str, Any], Any]]:
         for request in list(self.requests[signal]):
             for resource in getattr(request, fields[0]):
                 for scope in getattr(resource, fields[1]):
-                    who = {
+                    origin = {
                         "resource": _attributes(resource.resource.attributes),
                         "scope": scope.scope.name,
                     }
                     for item in getattr(scope, fields[2]):
-                        yield who, item
+                        yield origin, item
 
-    # -- answering
-    # ----------------------------------------------------------------------------------------------
+    # -- answers
 
-    def _keep(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+    def _store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
         with self._changed:
             self.requests[signal].append(request)
             self.sizes.append(request.ByteSize())
@@ -226,46 +225,46 @@ class Receiver:
             response.partial_success.error_message = "not all of it"
         return response
 
-    def _take_turn(self) -> None:
+    def _count_failure(self) -> None:
         if self.recover_after_failures is not None and self.mode != "accept":
             if not self.recover_after_failures:
                 self.mode = "accept"
             self.recover_after_failures -= 1
 
     def _answer_grpc(self, signal: str, request: Any, context: Any) -> Any:
-        self._take_turn()
+        self._count_failure()
         if self.mode in _GRPC_ERRORS:
-            context.abort(_GRPC_ERRORS[self.mode], "told to")
+            context.abort(_GRPC_ERRORS[self.mode], "in this mode")
         if self.mode == "never":
             self._closed.wait()
-        self._keep(
+        self._store(
             signal, request, {key: str(value) for key, value in context.invocation_metadata()}
         )
         return self._respond(signal)
 
     def _answer_http(self, handler: BaseHTTPRequestHandler) -> None:
-        self._take_turn()
+        self._count_failure()
         body = handler.rfile.read(int(handler.headers["content-length"]))
-        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(
+        decompress = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(
             handler.headers.get("content-encoding", ""), bytes
         )
         signal = handler.path.rsplit("/", 1)[-1]
         if self.mode == "never":
             self._closed.wait()
         status = _HTTP_ERRORS.get(self.mode, 200) if signal in _SIGNALS else 404
-        answer = b""
+        response = b""
         if status == 200:
-            self._keep(
+            self._store(
                 signal,
-                _SIGNALS[signal][1].FromString(unpack(body)),
+                _SIGNALS[signal][1].FromString(decompress(body)),
                 {k.lower(): v for k, v in handler.headers.items()},
             )
-            answer = self._respond(signal).SerializeToString()
+            response = self._respond(signal).SerializeToString()
         handler.send_response(status)
         handler.send_header("content-type", "application/x-protobuf")
-        handler.send_header("content-length", str(len(answer)))
+        handler.send_header("content-length", str(len(response)))
         handler.end_headers()
-        handler.wfile.write(answer)
+        handler.wfile.write(response)
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:

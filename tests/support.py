@@ -1,4 +1,4 @@
-"""What tests share: child processes as a user would start them, and sessions that record into a
+"""Runs programs in child processes as a user would, and sessions in this process that record into a
 list.
 """
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ TURNS_NAN = PROGRAMS / "weights_turn_nan.py"
 
 
 class Arrived:
-    """Records that are on the host already; `arrived` says whether that is known."""
+    """Pending records that are on the host; `arrived` is what `ready` returns."""
 
     def __init__(self, pending: list[Any], arrived: bool = True) -> None:
         self.pending, self.arrived = pending, arrived
@@ -37,7 +38,7 @@ class Arrived:
 
 
 class ListSink(Sink):
-    """Keeps what it is given."""
+    """Keeps all scopes and records in lists."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -55,24 +56,22 @@ class ListSink(Sink):
         self.batches.append(batch)
         self.records += batch.records
 
-    def rows(self, *fields: str, **where: Any) -> list[Any]:
-        """The named fields of the records for which every given field has the given value."""
-        chosen = [
-            r
-            for r in self.records
-            if all(getattr(r, name) == value for name, value in where.items())
-        ]
+    def rows(self, *fields: str, **conditions: Any) -> list[Any]:
+        """Return the named fields of the records that have all given values: tuples, or bare values
+        for one field.
+        """
+        get = attrgetter(*fields)
         return [
-            getattr(r, fields[0]) if len(fields) == 1 else tuple(getattr(r, f) for f in fields)
-            for r in chosen
+            get(record)
+            for record in self.records
+            if all(getattr(record, name) == value for name, value in conditions.items())
         ]
 
 
-# the end of a rank's script: the functions of `atexit`, as an interpreter that ends would run them,
-# and nothing after them. A thread of gloo may hold its last collective, and with it a Python
-# object, a moment longer than the program; when it lets go of that while the interpreter ends,
-# torch aborts: bare programs, nothing of ours running, in some 1 of 50 runs on busy cores
-LEAVE = """
+# Ends a rank's script with the functions of `atexit` and without finalizing the interpreter. A
+# thread of gloo may free its last collective, a Python object, while the interpreter finalizes, and
+# then torch aborts: without this package too, in about 1 of 50 runs on busy cores.
+EXIT_RANK = """
 import atexit, os, sys
 atexit._run_exitfuncs()
 sys.stdout.flush()
@@ -82,17 +81,15 @@ os._exit(0)
 
 @contextmanager
 def recording(**settings: str) -> Iterator[ListSink]:
-    """A session in this process whose records go into a list; stopped, with everything removed, at
-    the end.
-    """
+    """Run a session in this process that records into a list; stop it and remove it at the end."""
     from otel_torch import bootstrap
 
     assert session.current() is None, "a session of an earlier test is still running"
     sink = ListSink()
     assert bootstrap.start(**({"jsonl": "off"} | settings))
-    running = session.current()
-    assert running is not None
-    running.recorder.add_sink(sink)
+    current = session.current()
+    assert current is not None
+    current.recorder.add_sink(sink)
     try:
         yield sink
     finally:
@@ -100,14 +97,20 @@ def recording(**settings: str) -> Iterator[ListSink]:
 
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
-    """An environment with tracing on and nothing else of ours or OpenTelemetry's set."""
-    keep = {
+    """Return an environment that switches recording on, without any other variable of ours or
+    OpenTelemetry's.
+    """
+    inherited = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
     }
-    keep |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OTEL_TORCH_ENABLED": "1"}
-    return keep | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
+    inherited |= {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OTEL_TORCH_ENABLED": "1",
+    }
+    return inherited | {"OTEL_TORCH_JSONL": str(tmp_path / "run.jsonl")} | variables
 
 
 def run_python(
@@ -163,7 +166,7 @@ def run_ranks(
     script = tmp_path / "ranks.py"
     if isinstance(code, Path):
         code = f"import runpy\nrunpy.run_path({str(code)!r}, run_name='__main__')\n"
-    script.write_text(code + LEAVE)
+    script.write_text(code + EXIT_RANK)
     argv, env = [str(script), *arguments], environment(tmp_path, **variables)
     run_id = {"OTEL_TORCH_RUN_ID": name_run(env)}
     done = None if fresh else run_group(argv, env | run_id, tmp_path, timeout=240, ranks=ranks)
@@ -174,7 +177,10 @@ def run_ranks(
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a recording; strict JSON or an error."""
+    """Return the rows of a recording.
+
+    Raises: ValueError, where a line is not strict JSON.
+    """
 
     def refuse(token: str) -> Any:
         raise ValueError(f"{token} is not strict JSON")
@@ -183,11 +189,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def metadata(path: Path) -> dict[str, Any]:
-    """What lies beside a recording."""
-    found: dict[str, Any] = json.loads(
-        path.with_name(path.name.removesuffix(".jsonl") + ".meta.json").read_text()
-    )
-    return found
+    """Return the metadata of a recording."""
+    path = path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+    contents: dict[str, Any] = json.loads(path.read_text())
+    return contents
 
 
 JOB = Job("run-test", rank=0, local_rank=0, world_size=1, host="host", pid=1)

@@ -1,6 +1,4 @@
-"""What the tests of OpenTelemetry share: records and scopes without torch, driven through the sinks
-in a child process.
-"""
+"""Records without torch, and child processes that pass them through the sinks to OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 from otel_torch.records import Record
 from tests.support import PROGRAMS, run_python
 
-# a child's program begins with this: a recorder whose sinks are those of the environment
+# the beginning of a child's program
 DRIVER = (PROGRAMS / "sinks_without_torch.py").read_text()
 
 
@@ -27,7 +25,7 @@ def drive(
 
 
 def make_record(module: str = "layer", **changes: Any) -> Record:
-    """A record of this process."""
+    """Return a record of an output, with the given fields changed."""
     fields: dict[str, Any] = {
         "module": module, "tensor": "out", "step": 0, "call": 0, "loop": 0, "model": "Net", "phase": "forward", "branch": None,
         "stats": {"abs_mean": 0.5, "nonfinite": 0, "shape": [2, 3], "dtype": "float32"}, "time_ns": 1_700_000_000_000_000_001,

@@ -147,7 +147,7 @@ WITH_COMMANDS = [
 
 
 # blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server
-# or a checkout, or ranks of gloo, which may abort when they end (`LEAVE` in support.py)
+# or a checkout, or ranks of gloo, which may abort when they end (`EXIT_RANK` in support.py)
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import LEAVE
+from tests.support import EXIT_RANK
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
@@ -122,7 +122,7 @@ def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
     if ranks > 1:
         folder.mkdir(exist_ok=True)
         (folder / "rank.py").write_text(
-            f"import runpy, sys\nrunpy.run_module(sys.argv.pop(1), {{}}, '__main__', True)\n{LEAVE}"
+            f"import runpy, sys\nrunpy.run_module(sys.argv.pop(1), {{}}, '__main__', True)\n{EXIT_RANK}"
         )
         program = [
             "-m",
