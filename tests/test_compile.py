@@ -505,24 +505,24 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
     def facts(records: list[Record]) -> dict[tuple[object, ...], object]:
         found = {}
         for r in records:
-            assert r.place is not None
+            assert r.position is not None
             # a compiled program uses memory again as it likes: there every tensor is a value of its
             # own, with a sketch
             found[r.module, r.tensor, r.step, r.call, r.phase] = (
-                r.place.class_name, r.place.argument, r.stats["shape"], pytest.approx(r.stats["mean"], rel=1e-5, abs=1e-6),
+                r.position.class_name, r.position.argument, r.stats["shape"], pytest.approx(r.stats["mean"], rel=1e-5, abs=1e-6),
             )  # fmt: skip
         return found
 
     assert facts(sink.records) == facts(eager.records)
     assert all("sketch" in r.stats for r in sink.records if r.tensor == "out" and r.module)
     entered = {
-        r.place.order[0]: r.module
+        r.position.order[0]: r.module
         for r in sink.records
-        if r.place is not None and r.phase == "forward"
+        if r.position is not None and r.phase == "forward"
     }
     for r in sink.records:
-        if r.phase == "forward" and r.place is not None:
-            assert r.place.order[1] is None or r.place.order[0] < r.place.order[1]
+        if r.phase == "forward" and r.position is not None:
+            assert r.position.order[1] is None or r.position.order[0] < r.position.order[1]
             holder = (
                 None
                 if r.module == ""
@@ -530,7 +530,7 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
                 if r.module.count(".") < 2
                 else r.module.rpartition(".")[0]
             )
-            assert (None if r.place.parent is None else entered[r.place.parent]) == holder
+            assert (None if r.position.parent is None else entered[r.position.parent]) == holder
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])

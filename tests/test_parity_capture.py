@@ -40,7 +40,7 @@ def named(sink: ListSink, phase: str = "forward", **where: Any) -> dict[tuple[st
 
 
 def values(sink: ListSink, **where: Any) -> dict[tuple[str, str], int]:
-    return {place: record.place.value for place, record in named(sink, **where).items()}
+    return {place: record.position.value for place, record in named(sink, **where).items()}
 
 
 class Mixed(nn.Module):
@@ -77,7 +77,7 @@ def test_a_tensor_has_one_number_and_one_sketch_until_it_is_changed_in_place(
     )
     sketched: dict[int, list[str]] = {}
     for record in sink.records:
-        sketched.setdefault(record.place.value, []).extend(
+        sketched.setdefault(record.position.value, []).extend(
             name for name in record.stats if name == "sketch"
         )
     assert sorted(sketched) == list(range(len(sketched)))  # in order of first sight
@@ -93,7 +93,7 @@ def test_a_tensor_has_one_number_and_one_sketch_until_it_is_changed_in_place(
 def test_views_share_their_storage(mode: Callable[[], Any]) -> None:
     with parity() as sink, mode():
         Mixed()(torch.randn(5, 6))
-    storages = {place: record.place.storage for place, record in named(sink).items()}
+    storages = {place: record.position.storage for place, record in named(sink).items()}
     places = [("fused", "out"), ("relu", "out"), ("left", "in[0]"), ("right", "in[0]")]
     assert len({storages[place] for place in places}) == 1
     assert (
@@ -132,7 +132,7 @@ def test_memory_that_is_used_again_is_another_tensor(mode: Callable[[], Any]) ->
         Looping()(torch.ones(1))
     inner = [r for r in sink.records if (r.module, r.tensor) == ("inner", "in[0]")]
     assert [r.stats["max"] for r in inner] == list(range(30))
-    assert len({r.place.value for r in inner}) == len({r.place.storage for r in inner}) == 30
+    assert len({r.position.value for r in inner}) == len({r.position.storage for r in inner}) == 30
 
 
 def test_tensors_that_live_on_are_one_over_steps_and_measured_anew() -> None:
@@ -143,7 +143,7 @@ def test_tensors_that_live_on_are_one_over_steps_and_measured_anew() -> None:
         buffer.data.mul_(2)  # which torch does not count
         net(buffer)
     entering = [r for r in sink.records if r.tensor == "in[0]"]
-    assert [r.place.value for r in entering] == [0, 0, 1]
+    assert [r.position.value for r in entering] == [0, 0, 1]
     assert [r.stats["sum"] for r in entering] == [3.0, 3.0, 6.0]
     assert ["sketch" in r.stats for r in entering] == [True, False, True]
 
@@ -192,7 +192,9 @@ def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
 def tree(sink: ListSink) -> list[tuple[str, str | None]]:
     """(module, enclosing module) in order of entering."""
     calls = {
-        r.place.order[0]: (r.module, r.place.parent) for r in sink.records if r.phase == "forward"
+        r.position.order[0]: (r.module, r.position.parent)
+        for r in sink.records
+        if r.phase == "forward"
     }
     return [
         (module, None if parent is None else calls[parent][0])
@@ -205,7 +207,7 @@ def test_order_and_parent_are_the_tree_of_calls() -> None:
     with parity() as sink:
         net(torch.ones(2))
     assert tree(sink) == [("", None), ("0", ""), ("0.0", "0"), ("0.1", "0"), ("1", "")]
-    orders = {r.module: r.place.order for r in sink.records}
+    orders = {r.module: r.position.order for r in sink.records}
     assert orders == {"": (0, 9), "0": (1, 6), "0.0": (2, 3), "0.1": (4, 5), "1": (7, 8)}
 
 
@@ -246,7 +248,7 @@ def test_the_tree_survives_a_forward_that_raised_and_was_caught() -> None:
     once += [("slow", ""), ("slow.0", "slow")]
     alone = [("fast", None), ("fast.0", "fast"), ("fast.0.0", "fast.0"), ("fast.0.1", "fast.0")]
     assert tree(sink) == once + alone + once
-    raised = {r.module for r in sink.records if r.place.order[1] is None}
+    raised = {r.module for r in sink.records if r.position.order[1] is None}
     assert raised == {"fast", "fast.0", "fast.0.1"}
 
 
@@ -268,7 +270,7 @@ def test_two_models_of_a_pipeline_are_one_tree() -> None:
     with parity() as sink:
         outer(encoder(torch.ones(1, 2)))
     calls = {
-        r.place.order[0]: (r.model, r.module, r.place.parent)
+        r.position.order[0]: (r.model, r.module, r.position.parent)
         for r in sink.records
         if r.phase == "forward"
     }
@@ -283,7 +285,9 @@ def test_two_models_of_a_pipeline_are_one_tree() -> None:
         ("Outer", "after", ("Outer", "")),
     ]  # fmt: skip
     passed = [
-        r.place.value for r in sink.records if (r.module, r.tensor) in (("", "out"), ("", "in[0]"))
+        r.position.value
+        for r in sink.records
+        if (r.module, r.tensor) in (("", "out"), ("", "in[0]"))
     ]
     assert passed[1] == passed[2]  # what the first model returns is what the second gets
 
@@ -303,11 +307,11 @@ def test_arguments_are_called_what_the_signature_calls_them() -> None:
     one = torch.ones(1)
     with parity() as sink:
         Net()(one, {"key": one}, one, mask=one, other=(one,))
-    found = {r.tensor: r.place.fields().get("argument") for r in sink.records}
+    found = {r.tensor: r.position.fields().get("argument") for r in sink.records}
     assert found == {
         "in[0]": "x", "in[1].key": "cache.key", "in[2]": None, "in.mask": "mask", "in.other[0]": "other[0]", "out": None,
     }  # fmt: skip
-    assert {r.place.class_name for r in sink.records} == {"Net"}
+    assert {r.position.class_name for r in sink.records} == {"Net"}
 
 
 # -- parameters
@@ -340,14 +344,19 @@ def test_parameters_and_buffers_are_recorded_at_attach_and_shared_ones_once() ->
         ("unused", "param.weight"), ("unused", "param.bias"), ("", "buffer.table"),
     }  # fmt: skip
     assert len(sink.rows("tensor", phase="attach")) == len(found)
-    assert found["embed", "param.weight"].place.value == found["head", "param.weight"].place.value
+    assert (
+        found["embed", "param.weight"].position.value
+        == found["head", "param.weight"].position.value
+    )
     assert (
         "sketch" in found["embed", "param.weight"].stats
         and "sketch" not in found["head", "param.weight"].stats
     )
     assert all(("row_sketch" in r.stats) == ("sketch" in r.stats) for r in found.values())
-    assert len({r.place.value for r in found.values()}) == len(found) - 1
-    assert all(r.place.order == (None, None) and r.place.parent is None for r in found.values())
+    assert len({r.position.value for r in found.values()}) == len(found) - 1
+    assert all(
+        r.position.order == (None, None) and r.position.parent is None for r in found.values()
+    )
     assert not any("row_sketch" in r.stats for r in named(sink).values())
 
 
@@ -365,8 +374,10 @@ def test_a_buffer_that_a_module_is_given_is_known_again() -> None:
     with parity() as sink:
         for _ in range(2):
             net(torch.ones(4))
-    (buffer,) = [r.place.value for r in sink.records if r.tensor == "buffer.table"]
-    assert [r.place.value for r in sink.records if (r.module, r.tensor) == ("inner", "in[0]")] == [
+    (buffer,) = [r.position.value for r in sink.records if r.tensor == "buffer.table"]
+    assert [
+        r.position.value for r in sink.records if (r.module, r.tensor) == ("inner", "in[0]")
+    ] == [
         buffer,
         buffer,
     ]
@@ -461,7 +472,7 @@ def test_a_model_whose_mapping_cannot_be_read_is_recorded_all_the_same(
 def test_training_is_bit_identical_with_parity_on() -> None:
     records = assert_neutral(train, capture="parity,gradients", stats=f"{ALL_STATS},histogram")
     assert any("sketch" in record.stats for record in records)
-    assert any(record.phase == "backward" and record.place is not None for record in records)
+    assert any(record.phase == "backward" and record.position is not None for record in records)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
@@ -524,16 +535,16 @@ def test_compiled_models_have_parity_records_and_no_further_graph() -> None:
     found, wanted = named(sink, step=1), named(plain, step=1)
     assert set(found) == set(wanted)
     for place, record in found.items():
-        assert record.place.class_name == wanted[place].place.class_name
-        assert record.place.argument == wanted[place].place.argument
+        assert record.position.class_name == wanted[place].position.class_name
+        assert record.position.argument == wanted[place].position.argument
     # inside a graph no tensor is known again; which calls there were is
     inside = [r for (module, _), r in found.items() if module]
-    assert len({r.place.value for r in inside}) == len(inside) and all(
-        r.place.storage is None for r in inside
+    assert len({r.position.value for r in inside}) == len(inside) and all(
+        r.position.storage is None for r in inside
     )
     assert all("sketch" in r.stats for r in inside)
     assert tree(sink) == tree(plain)
-    one = {r.place.order[0] for (module, _), r in found.items() if module == "0.0"}
+    one = {r.position.order[0] for (module, _), r in found.items() if module == "0.0"}
     assert len(one) == 1  # input and output are of one call
 
 

@@ -301,10 +301,10 @@ def test_operations_of_one_module_only() -> None:
     out = next(row for row in sink.records if (row.module, row.tensor) == ("second", "out"))
     assert (
         last.stats["sketch"] == out.stats["sketch"]
-        and last.place is not None
-        and out.place is not None
+        and last.position is not None
+        and out.position is not None
     )
-    assert last.place.order == out.place.order
+    assert last.position.order == out.position.order
 
 
 def test_an_operation_belongs_to_the_innermost_watched_module() -> None:
