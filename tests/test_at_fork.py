@@ -89,7 +89,8 @@ def test_a_method_is_forgotten_with_its_object(monkeypatch: pytest.MonkeyPatch) 
     del owner, callback
     gc.collect()
     assert calls == ["reset"] and list(at_fork.child_callbacks()) == []
-    assert at_fork._in_child[ForkOrder.SESSION] == []
+    at_fork.register(ForkOrder.SESSION, in_child=gc.collect)
+    assert len(at_fork._in_child[ForkOrder.SESSION]) == 1
 
 
 def test_nothing_else_registers_with_the_interpreter() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import os
 import platform
@@ -68,10 +67,10 @@ def find_versions(environ: Environ) -> Iterator[CheckResult]:
 def _describe_kernels(environ: Environ) -> str:
     """Return what would compute the statistics of tensors on a CPU, and on a GPU."""
     try:
-        gpu = importlib.import_module("otel_torch.statistics.gpu")
-        native = importlib.import_module("otel_torch.statistics.native")
-        native.choose(Settings.from_env(environ).kernel)
-        return f"{native.describe()}; on a GPU: {gpu.try_out()}"
+        from otel_torch.statistics import cpu_kernel, gpu_kernel  # these import torch
+
+        cpu_kernel.choose(Settings.from_env(environ).kernel)
+        return f"{cpu_kernel.describe()}; on a GPU: {gpu_kernel.try_out()}"
     except (ImportError, UnusableSelection) as error:
         return f"nothing: {error}"
 
@@ -206,7 +205,7 @@ def find_delivery(environ: Environ) -> Iterator[CheckResult]:
     that OTEL_TORCH_SIGNALS does not select cannot be at fault.
     """
     try:
-        probe = importlib.import_module("otel_torch.telemetry.probe").probe
+        from otel_torch.telemetry.probe import probe
     except ImportError as error:
         yield CheckResult("delivery", False, f"not tried: {error}")
         return

@@ -60,10 +60,10 @@ def child_callbacks() -> Iterator[_Callback]:
 
 
 def _add(references: list[_CallbackReference], callback: _Callback) -> None:
-    if hasattr(callback, "__self__"):
-        references.append(weakref.WeakMethod(callback, references.remove))
-    else:
-        references.append(lambda: callback)
+    references[:] = [reference for reference in references if reference() is not None]
+    references.append(
+        weakref.WeakMethod(callback) if hasattr(callback, "__self__") else lambda: callback
+    )
 
 
 def _live(callbacks: _Callbacks) -> Iterator[_Callback]:
