@@ -211,7 +211,8 @@ class Receiver:
 
     # -- answers
 
-    def _store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+    def store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+        """Keep an accepted request; subclasses override this."""
         with self._changed:
             self.requests[signal].append(request)
             self.sizes.append(request.ByteSize())
@@ -225,25 +226,26 @@ class Receiver:
             response.partial_success.error_message = "not all of it"
         return response
 
-    def _count_failure(self) -> None:
+    def choose_mode(self) -> None:
+        """Set `mode` for the next request; subclasses override this."""
         if self.recover_after_failures is not None and self.mode != "accept":
             if not self.recover_after_failures:
                 self.mode = "accept"
             self.recover_after_failures -= 1
 
     def _answer_grpc(self, signal: str, request: Any, context: Any) -> Any:
-        self._count_failure()
+        self.choose_mode()
         if self.mode in _GRPC_ERRORS:
             context.abort(_GRPC_ERRORS[self.mode], "in this mode")
         if self.mode == "never":
             self._closed.wait()
-        self._store(
+        self.store(
             signal, request, {key: str(value) for key, value in context.invocation_metadata()}
         )
         return self._respond(signal)
 
     def _answer_http(self, handler: BaseHTTPRequestHandler) -> None:
-        self._count_failure()
+        self.choose_mode()
         body = handler.rfile.read(int(handler.headers["content-length"]))
         decompress = {"gzip": gzip.decompress, "deflate": zlib.decompress}.get(
             handler.headers.get("content-encoding", ""), bytes
@@ -254,7 +256,7 @@ class Receiver:
         status = _HTTP_ERRORS.get(self.mode, 200) if signal in _SIGNALS else 404
         response = b""
         if status == 200:
-            self._store(
+            self.store(
                 signal,
                 _SIGNALS[signal][1].FromString(decompress(body)),
                 {k.lower(): v for k, v in handler.headers.items()},

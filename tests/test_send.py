@@ -115,8 +115,8 @@ def all_of(number: int) -> Counter[str]:
 
 
 class Flaky(Receiver):
-    """Accepts so many requests, and is then as `then` says, until somebody changes `mode`. `bad`:
-    refuses requests with it.
+    """Accepts `accepts` requests and then changes to mode `then`; refuses requests that contain
+    `bad`.
     """
 
     def __init__(self, accepts: int, then: str, *, bad: bytes = b"") -> None:
@@ -124,7 +124,7 @@ class Flaky(Receiver):
         self.accepts, self.then, self.bad = accepts, then, bad
         self.stuck = threading.Event()
 
-    def _take_turn(self) -> None:
+    def choose_mode(self) -> None:
         if self.accepts == 0:
             self.mode = self.then
         self.accepts -= 1

@@ -170,7 +170,7 @@ def be_the_backends() -> None:
     counts: Counter[str] = Counter()
 
     class Counting(Receiver):
-        def _keep(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+        def store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
             for kind, rank, number in counted(signal, request):
                 counts[f"{kind} {rank}"] += number
 

@@ -267,8 +267,8 @@ class Choosy(Receiver):
         self._logs = collector.url("COLLECTOR_HTTP_PORT", "/v1/logs")
         self.left_out = 0
 
-    def _keep(self, signal: str, request: Any, headers: dict[str, str]) -> None:
-        super()._keep(signal, request, headers)
+    def store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+        super().store(signal, request, headers)
         self.rejecting = 0
         for resource in request.resource_logs:
             for scope in resource.scope_logs:

@@ -1,6 +1,6 @@
-"""What a scored comparison is: two programs, a fault or none, and the place where it first shows.
+"""A case for the scoreboard: two programs, and the place where a planted fault first shows, if any.
 
-A corpus is any tuple of `Case`; the scoreboard needs nothing else of it.
+A corpus is a tuple of `Case`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where a wrong tensor is first seen.
+    """The place where a wrong tensor is first seen.
 
-    side: "output": `module` made it; "input": it entered `module` already wrong, so the glue in
-    front is at fault; "parameter": a weight of `module` differs before any forward.
+    side: "output" of `module`, which computed it; "input" of `module`, so the code that calls the
+    module is at fault; "parameter" of `module`, which differs before any forward.
     """
 
     side: str
@@ -27,14 +27,16 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Two programs, each run once by `python PROGRAM *ARGUMENTS --dtype DTYPE`.
+    """Two programs, each run once as `python PROGRAM *ARGUMENTS --dtype DTYPE`.
 
-    expected: the places in the port's names that are exactly right, the best one first; empty for a
-    clean pair. expected_reference: likewise in the reference's names, where these are others.
-    error: relative L2 at that place in fp32, of the faulty port against the clean one; inf where
-    there is no such number. final: relative L2 of the final output against the reference, by dtype.
-    above_rounding: whether `error` is more than 3 times what bf16 alone does to that tensor.
-    environment: what the programs themselves need set.
+    Args:
+        expected: the right places by the port's names, best first; empty for a clean pair.
+        expected_reference: the right places by the reference's names, if those differ.
+        error: relative L2 of the faulty port against the clean port in fp32 at the first place;
+            inf if the tensor is missing there.
+        final: relative L2 of the final output against the reference, by dtype.
+        above_rounding: whether `error` is more than 3 times the error of bf16 at that place.
+        environment: variables that the programs need.
     """
 
     name: str
@@ -56,9 +58,7 @@ class Case:
 
     @property
     def noise(self) -> tuple[str, ...]:
-        """Arguments of the recording that measures the floor: the reference once more, under
-        OTEL_TORCH_NOISE.
-        """
+        """Arguments of the recording that measures noise: those of the reference."""
         return self.reference
 
     @property

@@ -1,19 +1,20 @@
-"""How often the comparison names a known fault, beside what FastVideo's own rule says of the same
-recordings.
+"""Scores how often the comparison names a known fault, and how often FastVideo's own rule does on
+the same recordings.
 
-    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER] [--corpus MODULE]
-    [--seed N] [--together] python -m tests.parity.scoreboard --faults COUNT [--seed N] [--corpus
-    tests.fastvideo.ports.cases]
+    python -m tests.parity.scoreboard [--dtype fp32] [--only WORD] [--keep FOLDER]
+        [--corpus MODULE] [--seed N] [--together]
+    python -m tests.parity.scoreboard --faults COUNT [--seed N]
+        [--corpus tests.fastvideo.ports.cases]
 
-Each side of a case is a process of its own that knows nothing of us: environment variables alone
-make it record. `--together` records them one after the other in this process instead, ten times
-faster. `--keep` keeps the recordings for the next time; throw the folder away when recording
-changes.
+Each side of a case is an unmodified program in a child process that environment variables switch
+on. `--together` records all of them in this process instead, ten times faster. `--keep` keeps the
+recordings for the next time; delete the folder when recording changes.
 
-A module of a corpus holds `CASES`, or under the name after a colon, a tuple of cases or a function
-that returns one; for `--together`, `program(arguments, dtype, seed)`, a context in which the built
-program is a function of nothing; for `--faults`, `drawn(count, seed, only)`, faults planted by a
-machine, `count` for each pair.
+A module of a corpus has
+- `CASES`, or under the name after a colon, a tuple of cases or a function that returns one;
+- for `--together`, `program(arguments, dtype, seed)`: a context manager that yields the built
+  program as a function without arguments;
+- for `--faults`, `drawn(count, seed, only)`: `count` random faults for each pair.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from otel_torch.recording.reader import load_recording
 from tests.interpreters import run_script
 from tests.parity.case import Case, Place
 
-# from the best to the worst; a clean pair is `silent` or `false`
+# best first; a clean pair is `silent` or `false`
 OUTCOMES = ("exact", "adjacent", "late", "missed", "false", "error")
 TIMEOUT_S = 300
-# the rule that FastVideo's documents give for its own traces
+# the rule in FastVideo's documentation of its traces
 RULE_STATISTICS = ("abs_mean", "max")
 RULE_TOLERANCE = 0.005
 
@@ -51,9 +52,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Recordings:
-    """The files of one case and dtype; noise is the reference, recorded under jitter, None where
-    that was not asked for.
-    """
+    """The recordings of one case and dtype; `noise` is the reference with noise added, or None."""
 
     reference: Path
     port: Path
@@ -62,9 +61,7 @@ class Recordings:
 
 @dataclass(frozen=True)
 class Named:
-    """The first fault that a judge named, in each program's names; None where that program has no
-    such place.
-    """
+    """The first fault that a judge named, by each program's names; None if a program lacks it."""
 
     reference: Place | None
     port: Place | None
@@ -77,14 +74,13 @@ class Named:
 
 
 Judge = Callable[[Recordings], Named | None]
-# a program built with these arguments, dtype and seed, ready to be run, and everything as it was
-# when it is left
+# builds a program with arguments, dtype and seed; undoes all patches on exit
 Program = Callable[[Sequence[str], str, int], AbstractContextManager[Callable[[], object]]]
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one judge made of one case. both: exact, and so in either program's names."""
+    """The outcome of one judge on one case; `both`: it is exact by both programs' names."""
 
     case: Case
     dtype: str
@@ -99,23 +95,27 @@ class Score:
 
 
 class Recorder:
-    """Makes recordings, each once: the reference of many cases is one program.
+    """Makes recordings, each once: many cases share a reference.
 
-    fresh: whether each program gets a new interpreter (see `tests/interpreters.py`).
+    Args:
+        fresh: start each program in a new interpreter (see `tests/interpreters.py`).
     """
 
     def __init__(self, folder: Path, seed: int = 0, fresh: bool = True) -> None:
         self.folder, self._seed, self._fresh = folder, seed, fresh
 
     def record(self, case: Case, dtype: str, noise: bool = True) -> Recordings:
-        """Run what has not been run yet; RuntimeError with the program's output where one fails."""
+        """Return the recordings of a case; run the programs that have not run yet.
+
+        Raises: RuntimeError, with the program's output, if one fails.
+        """
         return Recordings(
-            self._made(case, case.reference, dtype),
-            self._made(case, case.port, dtype),
-            self._made(case, case.noise, dtype, noise="1") if noise else None,
+            self._recording(case, case.reference, dtype),
+            self._recording(case, case.port, dtype),
+            self._recording(case, case.noise, dtype, noise="1") if noise else None,
         )
 
-    def _made(self, case: Case, arguments: Sequence[str], dtype: str, noise: str = "") -> Path:
+    def _recording(self, case: Case, arguments: Sequence[str], dtype: str, noise: str = "") -> Path:
         seed = ("--seed", str(self._seed)) if self._seed else ()
         name = "-".join(
             [case.program.parent.name, *arguments, dtype, *seed, *(["noise"] if noise else [])]
@@ -133,14 +133,14 @@ class Recorder:
     def _run(
         self, case: Case, arguments: Sequence[str], dtype: str, recording: Path, noise: str
     ) -> None:
-        """As a process of its own, switched on by environment variables alone."""
-        kept = {
+        """Run a program in a child process that environment variables switch on."""
+        inherited = {
             k: v
             for k, v in os.environ.items()
             if not k.startswith(("OTEL_", "FASTVIDEO_", "RANK", "WORLD_SIZE", "TRACEPARENT"))
         }
         environment = {
-            **kept, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **case.environment,
+            **inherited, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **case.environment,
             "OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(recording),
             **({"OTEL_TORCH_NOISE": noise} if noise else {}),
         }  # fmt: skip
@@ -155,11 +155,12 @@ class Recorder:
 
 
 class RecorderInProcess(Recorder):
-    """Makes the same recordings in this process, for importing a framework takes ten times longer
-    than a tiny model.
+    """Makes the same recordings in this process: importing a framework takes ten times longer than
+    running a tiny model.
 
-    alone: whether the process is there for nothing else, so that garbage from before its first
-    recording may stay.
+    Args:
+        alone: the process does nothing else, so objects that exist at its first recording may be
+            frozen.
     """
 
     def __init__(self, folder: Path, program: Program, seed: int = 0, alone: bool = False) -> None:
@@ -183,8 +184,7 @@ class RecorderInProcess(Recorder):
         if not recording.exists():
             raise RuntimeError(f"{' '.join(arguments)} {dtype}: nothing was recorded")
         if self._freeze:
-            # what the frameworks' imports made, half a million objects, is looked through at the
-            # start of each recording
+            # importing the frameworks makes half a million objects, which each recording would scan
             gc.collect()
             gc.freeze()
             self._freeze = False
@@ -194,7 +194,7 @@ class RecorderInProcess(Recorder):
 
 
 def our_diff(recordings: Recordings) -> Named | None:
-    """`otel_torch.diff` with the noise of the reference and no map."""
+    """Judge by `otel_torch.diff`, with the noise of the reference and without a map."""
     import otel_torch
 
     report = otel_torch.diff(recordings.reference, recordings.port, noise=recordings.noise)
@@ -210,13 +210,15 @@ def our_diff(recordings: Recordings) -> Named | None:
 
 
 def fastvideo_rule(recordings: Recordings) -> Named | None:
-    """The first output, in the reference's order, whose shape, abs_mean or max is 0.5 % off; rows
-    by (module, step, tensor) in order of occurrence; rows of one side only are passed over.
+    """Judge by FastVideo's rule: the first output, in the reference's order, whose shape, abs_mean or
+    max differs by more than 0.5 %.
+
+    Rows pair by (module, step, tensor) and occurrence; unpaired rows are skipped.
     """
     port = dict(_outputs(recordings.port))
     for key, row in _outputs(recordings.reference):
-        other = port.get(key)
-        if other is not None and _outside(row, other):
+        port_row = port.get(key)
+        if port_row is not None and _is_outside(row, port_row):
             place = Place("output", row["module"])
             return Named(place, place)
     return None
@@ -235,15 +237,15 @@ def _outputs(recording: Path) -> Iterable[tuple[tuple[Any, ...], Row]]:
             seen[key] += 1
 
 
-def _outside(row: Row, other: Row) -> bool:
-    if row["shape"] != other["shape"]:
+def _is_outside(row: Row, port_row: Row) -> bool:
+    if row["shape"] != port_row["shape"]:
         return True
     values = [
-        (row[name], other[name])
+        (row[name], port_row[name])
         for name in RULE_STATISTICS
-        if row.get(name) is not None and other.get(name) is not None
+        if row.get(name) is not None and port_row.get(name) is not None
     ]
-    # written so that a NaN of one side alone is outside
+    # `not … <=`, so that a NaN on one side is outside
     return any(
         not abs(a - b) <= RULE_TOLERANCE * abs(a) for a, b in values if not (a != a and b != b)
     )
@@ -256,40 +258,39 @@ JUDGES: dict[str, Judge] = {"otel_torch": our_diff, "FastVideo 0.5 %": fastvideo
 
 
 def score(case: Case, dtype: str, recordings: Recordings, judge: str) -> Score:
-    """What a judge says of a case, and what that is worth."""
+    """Ask a judge about a case, and score the answer."""
     begin = time.perf_counter()
     try:
         named = JUDGES[judge](recordings)
     except Exception as error:
-        # a judge that breaks is a result, and must not end the others
+        # a judge that fails is an outcome too
         seconds = time.perf_counter() - begin
         return Score(
             case, dtype, judge, "error", f"{type(error).__name__}: {error}".splitlines()[0], seconds
         )
     seconds = time.perf_counter() - begin
-    worth = outcomes(case, named, recordings)
+    results = outcomes(case, named, recordings)
     return Score(
-        case, dtype, judge, best(worth), str(named or ""), seconds, both=set(worth) == {"exact"}
+        case, dtype, judge, best(results), str(named or ""), seconds, both=set(results) == {"exact"}
     )
 
 
 def outcome(case: Case, named: Named | None, recordings: Recordings) -> str:
-    """exact: an expected place, in either program's names. adjacent: one step off, its parent or
-    child or the event before or after. late: behind it. false: in front of it, or anything at all
-    in a clean pair. missed: nothing.
+    """Return the better outcome of both programs' names.
+
+    exact: an expected place. adjacent: its parent, its child, or the event before or after it.
+    late: downstream of it. false: upstream of it, or any place in a clean pair. missed: no place.
     """
     return best(outcomes(case, named, recordings))
 
 
-def best(worth: Sequence[str]) -> str:
-    """The best of several outcomes."""
-    return min(worth, key=(*OUTCOMES, "silent").index)
+def best(results: Sequence[str]) -> str:
+    """Return the best of several outcomes."""
+    return min(results, key=(*OUTCOMES, "silent").index)
 
 
 def outcomes(case: Case, named: Named | None, recordings: Recordings) -> list[str]:
-    """The outcome in the port's names and in the reference's, as far as it is known there what is
-    right.
-    """
+    """Return the outcome by the port's names and, if its right places are known, by the reference's."""
     if case.clean:
         return ["false" if named else "silent"]
     if named is None:
@@ -308,29 +309,28 @@ def outcomes(case: Case, named: Named | None, recordings: Recordings) -> list[st
 def _rank(place: Place | None, kind: str, expected: Sequence[Place], recording: Path) -> str:
     if place is None:
         return "false"
-    # that a call is missing is the finding's kind; its side says only what would have come of it
+    # a missing call is a kind of finding; its side is that of the tensor that is missing
     if place in expected or (kind == "missing" and Place("missing", place.module) in expected):
         return "exact"
     order = {event: position for position, event in enumerate(timeline(recording))}
     for right in expected:
-        related = _related(place.module, right.module)
-        if related or (place in order and right in order and abs(order[place] - order[right]) == 1):
+        if _is_related(place.module, right.module):
             return "adjacent"
-    # a wrong weight shows where its module is entered; one that is never called, at the very end
+        if place in order and right in order and abs(order[place] - order[right]) == 1:
+            return "adjacent"
+    # a wrong weight shows when its module is called, or at the end if it never is
     position = order.get(place, order.get(Place("input", place.module), len(order)))
     due = min((order[right] for right in expected if right in order), default=0)
     return "late" if position > due else "false"
 
 
-def _related(one: str, other: str) -> bool:
-    """Whether they are one module, or parent and child."""
-    return one == other or one.rpartition(".")[0] == other or other.rpartition(".")[0] == one
+def _is_related(a: str, b: str) -> bool:
+    """Return whether two modules are the same, or parent and child."""
+    return a == b or a.rpartition(".")[0] == b or b.rpartition(".")[0] == a
 
 
 def timeline(recording: Path) -> list[Place]:
-    """The modules' enterings and leavings in order of time, each place once, when it is first
-    passed.
-    """
+    """Return the inputs and outputs of all modules in time order, each place once."""
     moments: dict[Place, int] = {}
     for row in load_recording(recording).rows:
         for side, moment in zip(("input", "output"), row.get("order") or (None, None), strict=True):
@@ -344,13 +344,13 @@ def timeline(recording: Path) -> list[Place]:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """A line a case and dtype, what each judge made of it; then the totals."""
+    """Return a line for each case and dtype with the outcome of each judge, then the totals."""
     judges = list(dict.fromkeys(s.judge for s in scores))
     lines: dict[tuple[str, str], dict[str, Score]] = {}
     for s in scores:
         lines.setdefault((s.case.name, s.dtype), {})[s.judge] = s
     width = max((len(name) for name, _ in lines), default=0)
-    said = []
+    rows = []
     for (name, dtype), by_judge in lines.items():
         verdicts = "  ".join(f"{by_judge[judge].outcome:<{len(judge)}}" for judge in judges)
         ours = next(iter(by_judge.values()))
@@ -358,16 +358,16 @@ def table(scores: Sequence[Score]) -> str:
         below = " (below rounding)" if dtype == "bf16" and not case.above_rounding else ""
         right = "" if case.clean or ours.outcome == "exact" else f" · expected {case.expected[0]}"
         named = f" · named {ours.named}" if ours.named else ""
-        said.append(
+        rows.append(
             f"{name:<{width}}  {dtype}  {verdicts}  {ours.seconds:5.1f} s{below}{right}{named}"
         )
     header = f"{'':<{width}}        " + "  ".join(judges)
-    return "\n".join([header, *said, "", *totals(scores)])
+    return "\n".join([header, *rows, "", *totals(scores)])
 
 
 def totals(scores: Sequence[Score]) -> list[str]:
-    """A line a judge and dtype."""
-    said = []
+    """Return a line for each judge and dtype."""
+    rows = []
     for judge, dtype in dict.fromkeys((s.judge, s.dtype) for s in scores):
         chosen = [s for s in scores if (s.judge, s.dtype) == (judge, dtype)]
         bugs, clean = [s for s in chosen if not s.case.clean], [s for s in chosen if s.case.clean]
@@ -380,14 +380,14 @@ def totals(scores: Sequence[Score]) -> list[str]:
         if dtype == "bf16":
             above = [s for s in bugs if s.case.above_rounding]
             line += f" ({sum(s.outcome == 'exact' for s in above)} exact of {len(above)} above rounding)"
-        said.append(
+        rows.append(
             f"{line}; {len(clean)} clean: {sum(s.outcome == 'silent' for s in clean)} silent"
         )
-    return said
+    return rows
 
 
 def not_exact(scores: Sequence[Score]) -> list[str]:
-    """A line for each case that our comparison did not get right: what was said instead."""
+    """Return a line for each case in which our comparison is wrong, with the place that it named."""
     return [
         f"{s.outcome}: {s.case.name} {s.dtype}: {s.named or 'nothing'}; expected {next(iter(s.case.expected), 'nothing')}"
         for s in scores
@@ -395,8 +395,8 @@ def not_exact(scores: Sequence[Score]) -> list[str]:
     ]
 
 
-def plain(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """The scores as JSON has them."""
+def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """Return the scores for JSON."""
     return [
         {
             "case": s.case.name, "clean": s.case.clean, "above_rounding": s.case.above_rounding, "dtype": s.dtype,
@@ -407,7 +407,7 @@ def plain(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 class Summary:
-    """A plugin of pytest that prints what was scored below pytest's own summary."""
+    """A pytest plugin that prints lines below pytest's summary."""
 
     def __init__(self, title: str, lines: Sequence[str]) -> None:
         self._title, self._lines = title, lines
@@ -421,9 +421,7 @@ class Summary:
 def score_all(
     work: Sequence[tuple[Case, str]], recorder: Recorder, judges: Sequence[str] = tuple(JUDGES)
 ) -> list[Score]:
-    """Record what is not recorded yet, and let every judge say what it says. A program that fails
-    is a result, too.
-    """
+    """Record every case and ask every judge. A program that fails is an outcome too."""
     scores = []
     for number, (case, dtype) in enumerate(work, 1):
         if sys.stderr.isatty():
@@ -436,8 +434,8 @@ def score_all(
         try:
             recordings = recorder.record(case, dtype)
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[-1]
-            scores += [Score(case, dtype, judge, "error", said, 0.0) for judge in judges]
+            reason = f"{type(error).__name__}: {error}".splitlines()[-1]
+            scores += [Score(case, dtype, judge, "error", reason, 0.0) for judge in judges]
             continue
         scores += [score(case, dtype, recordings, judge) for judge in judges]
     return scores
@@ -445,69 +443,74 @@ def score_all(
 
 def main() -> None:
     arguments = argparse.ArgumentParser(
-        description="Score the comparison on programs whose faults are known."
+        description="Score the comparison on programs with known faults."
     )
     arguments.add_argument(
         "--dtype",
         choices=["fp32", "bf16"],
         action="append",
-        help="both, unless given; faults: fp32",
+        help="default: both; with --faults, fp32",
     )
-    arguments.add_argument("--only", default="", help="cases whose name holds this")
-    arguments.add_argument("--keep", type=Path, help="folder of recordings, made once")
+    arguments.add_argument("--only", default="", help="only cases with this in their name")
+    arguments.add_argument("--keep", type=Path, help="folder that keeps the recordings")
     arguments.add_argument(
-        "--corpus", action="append", help="module that holds CASES; tests.parity.cases unless given"
+        "--corpus", action="append", help="module with CASES (default: tests.parity.cases)"
     )
     arguments.add_argument(
         "--together",
         action="store_true",
-        help="record in this process, not each program in its own",
+        help="record in this process",
     )
     arguments.add_argument(
         "--faults",
         type=int,
         metavar="COUNT",
-        help="instead of CASES, so many faults drawn for each pair",
+        help="random faults for each pair, in place of CASES",
     )
     arguments.add_argument(
-        "--seed", type=int, default=0, help="of weights and inputs; with --faults, of the drawing"
+        "--seed",
+        type=int,
+        default=0,
+        help="of weights and inputs; with --faults, of the random choice",
     )
-    arguments.add_argument("--json", type=Path, help="write the scores there")
-    given = arguments.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sums are then always taken in the same order
+    arguments.add_argument("--json", type=Path, help="write the scores to this file")
+    options = arguments.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for one order of summation
     scores = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (given.keep or Path(temporary)).resolve()
-        for corpus_name in given.corpus or [
-            "tests.parity.cases" if given.faults is None else "tests.fastvideo.ports.cases"
+        folder = (options.keep or Path(temporary)).resolve()
+        for corpus_name in options.corpus or [
+            "tests.parity.cases" if options.faults is None else "tests.fastvideo.ports.cases"
         ]:
             module, _, name = corpus_name.partition(":")
             corpus = importlib.import_module(module)
-            if given.faults is None:
+            if options.faults is None:
                 cases, dtypes, seed = (
                     getattr(corpus, name or "CASES"),
-                    given.dtype or ["fp32", "bf16"],
-                    given.seed,
+                    options.dtype or ["fp32", "bf16"],
+                    options.seed,
                 )
                 cases = cases() if callable(cases) else cases
             else:
                 cases, dtypes, seed = (
-                    corpus.drawn(given.faults, given.seed, given.only),
-                    given.dtype or ["fp32"],
+                    corpus.drawn(options.faults, options.seed, options.only),
+                    options.dtype or ["fp32"],
                     0,
                 )
-            together = given.together or given.faults is not None
+            together = options.together or options.faults is not None
             recorder = (
                 RecorderInProcess(folder, corpus.program, seed, alone=True)
                 if together
                 else Recorder(folder, seed)
             )
-            work = [(case, dtype) for dtype in dtypes for case in cases if given.only in case.name]
+            work = [
+                (case, dtype) for dtype in dtypes for case in cases if options.only in case.name
+            ]
             scores += score_all(work, recorder)
     print(table(scores))
     print(*["", *not_exact(scores)], sep="\n")
-    if given.json:
-        given.json.write_text(json.dumps(plain(scores), indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(as_json(scores), indent=1) + "\n")
 
 
 if __name__ == "__main__":

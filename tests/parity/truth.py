@@ -1,10 +1,10 @@
-"""Where a planted fault really begins: the clean and the faulty port in one process, every tensor
-of every module compared.
+"""Measures where a planted fault begins: runs the clean and the faulty port in one process and
+compares every tensor of every module.
 
     python -m tests.parity.truth [--only WORD] [--seed N]
 
-prints for each case the first event in time order that is not bit for bit the same, and the figures
-of the case table. A score is worth nothing if the place that it counts as right was guessed.
+prints for each case the first event in time order that is not bit-identical, and the figures of the
+case table. Without this, a score would only compare with a guess.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from tests.parity.cases.bugs import BUGS, Patches
 
 
 class Event(NamedTuple):
-    """A tensor that enters or leaves a module: `call` counts the module's calls, `slot` the tensors
-    of one.
-    """
+    """A tensor that enters or leaves a module; `slot` names it within the module's call `call`."""
 
     side: str
     module: str
@@ -40,8 +38,8 @@ Events = dict[Event, torch.Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first event, in the clean run's order, that the other run has not, or has with another
-    value; and the parameters and buffers that are others.
+    """The first event of the clean run that the faulty run lacks or has with another value, and the
+    names of the parameters and buffers that differ.
     """
 
     place: Place
@@ -51,19 +49,19 @@ class Difference:
 
 
 def events(family: str, model: nn.Module, dtype: str, seed: int = 0) -> tuple[Events, torch.Tensor]:
-    """Every tensor that enters or leaves a module in one run, in time order, and the final output."""
-    seen: Events = {}
+    """Run a model; return all tensors that enter or leave a module, in time order, and the output."""
+    tensors: Events = {}
     calls: Counter[str] = Counter()
     handles = []
     for name, module in model.named_modules():
 
         def entering(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             for slot, tensor in _tensors((args, kwargs)):
-                seen[Event("input", name, calls[name], slot)] = tensor.detach().clone()
+                tensors[Event("input", name, calls[name], slot)] = tensor.detach().clone()
 
         def leaving(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
             for slot, tensor in _tensors(output):
-                seen[Event("output", name, calls[name], slot)] = tensor.detach().clone()
+                tensors[Event("output", name, calls[name], slot)] = tensor.detach().clone()
             calls[name] += 1
 
         handles += [
@@ -73,15 +71,13 @@ def events(family: str, model: nn.Module, dtype: str, seed: int = 0) -> tuple[Ev
     final = families.run(family, model, dtype, seed)
     for handle in handles:
         handle.remove()
-    return seen, final
+    return tensors, final
 
 
 def port(
     case: str, dtype: str, *, bug: bool, seed: int = 0
 ) -> tuple[Events, torch.Tensor, dict[str, torch.Tensor]]:
-    """The events, the final output, and the parameters and buffers of a case's port, with its fault
-    or without.
-    """
+    """Run a case's port; return its events, its final output, and its parameters and buffers."""
     family, patches = case.partition("_")[0], Patches()
     model = families.load(family, "port", dtype, seed)
     try:
@@ -94,33 +90,33 @@ def port(
 
 
 def first_difference(case: str, dtype: str = "fp32", seed: int = 0) -> Difference:
-    """What the fault of a case changes first; LookupError if it changes nothing."""
+    """Return the first difference that a case's fault makes.
+
+    Raises: LookupError, if it makes none.
+    """
     clean, _, weights = port(case, dtype, bug=False, seed=seed)
     faulty, _, faulty_weights = port(case, dtype, bug=True, seed=seed)
     changed = tuple(
         name for name, tensor in weights.items() if not torch.equal(tensor, faulty_weights[name])
     )
     for event, tensor in clean.items():
-        other = faulty.get(event)
-        if other is None or not _same(tensor, other):
-            return Difference(
-                Place(event.side, event.module), event, relative(other, tensor), changed
-            )
+        faulty_tensor = faulty.get(event)
+        if faulty_tensor is None or not _is_identical(tensor, faulty_tensor):
+            error = relative(faulty_tensor, tensor)
+            return Difference(Place(event.side, event.module), event, error, changed)
     raise LookupError(f"{case} changes nothing")
 
 
 def relative(value: torch.Tensor | None, truth: torch.Tensor) -> float:
-    """|value - truth| / |truth|; inf where there is nothing to subtract."""
+    """Return |value - truth| / |truth|, or inf if the value is missing or has another shape."""
     if value is None or value.shape != truth.shape:
         return math.inf
     return float((value.double() - truth.double()).norm() / truth.double().norm())
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and bool(((one == other) | (one != one) & (other != other)).all())
+        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
     )
 
 
@@ -140,12 +136,12 @@ def _tensors(value: Any, slot: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="Measure where the planted faults begin.")
-    arguments.add_argument("--only", default="", help="cases whose name holds this")
+    arguments.add_argument("--only", default="", help="only cases with this in their name")
     arguments.add_argument(
-        "--seed", type=int, default=0, help="other weights and inputs; the table is of seed 0"
+        "--seed", type=int, default=0, help="of weights and inputs; the table has seed 0"
     )
-    given = arguments.parse_args()
-    only, seed = given.only, given.seed
+    options = arguments.parse_args()
+    only, seed = options.only, options.seed
     expected = {case.name: case for case in CASES}
     references = {}
     for name in [*families.FAMILIES, *BUGS]:
@@ -164,16 +160,16 @@ def main() -> None:
         if name not in BUGS:
             print(f"{name}: clean, final {finals}", flush=True)
             continue
-        found = first_difference(name, seed=seed)
+        first = first_difference(name, seed=seed)
         exact, rounded = (
-            port(name, dtype, bug=False, seed=seed)[0][found.event] for dtype in families.DTYPES
+            port(name, dtype, bug=False, seed=seed)[0][first.event] for dtype in families.DTYPES
         )
         rounding = relative(rounded, exact)
-        agrees = name in expected and found.place == expected[name].expected[0]
+        agrees = name in expected and first.place == expected[name].expected[0]
         print(
-            f"{name}: {found.place}{found.event.slot} call {found.event.call}, error {found.error:.2g}, rounding in bf16"
-            f" {rounding:.2g}, above it: {found.error > 3 * rounding}, final {finals},"
-            f" weights {', '.join(found.weights[:3]) or 'none'}, as the table says: {agrees}",
+            f"{name}: {first.place}{first.event.slot} call {first.event.call}, error {first.error:.2g}, rounding in bf16"
+            f" {rounding:.2g}, above it: {first.error > 3 * rounding}, final {finals},"
+            f" weights {', '.join(first.weights[:3]) or 'none'}, as the table says: {agrees}",
             flush=True,
         )
 
