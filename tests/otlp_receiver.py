@@ -153,8 +153,8 @@ class Receiver:
         ]
 
     def log_records(self) -> list[dict[str, Any]]:
-        """Return the log records with event_name, body, time, attributes, trace_id, span_id, severity,
-        resource and scope.
+        """Return the log records with event_name, body, time, attributes, trace_id, span_id,
+        severity, resource and scope.
         """
         return [
             {
@@ -171,9 +171,9 @@ class Receiver:
         ]
 
     def metric_points(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Return the data points with name, unit, kind (gauge, sum, histogram, exponential_histogram), time,
-        attributes, resource, scope, and value (gauge, sum) or count, sum, min, max (histograms), in
-        order of arrival.
+        """Return the data points with name, unit, kind (gauge, sum, histogram,
+        exponential_histogram), time, attributes, resource, scope, and value (gauge, sum) or count,
+        sum, min, max (histograms), in order of arrival.
         """
         rows = []
         for origin, metric in self._each("metrics", "resource_metrics", "scope_metrics", "metrics"):

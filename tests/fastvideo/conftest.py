@@ -1,4 +1,4 @@
-"""Each run of FastVideo takes 10 to 25 seconds, so each runs once and is read by many tests."""
+"""Runs of FastVideo, which take 10 to 25 seconds each and are shared by many tests."""
 
 from __future__ import annotations
 
@@ -10,32 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.fastvideo.runs import HERE, Run, generate, run, train, train_anew
+from tests.fastvideo.runs import HERE, Run, generate, run, train, train_with_yaml
 from tests.otlp_receiver import Receiver
 
-# programs for child processes; looking for doctests in them would run them here
+# programs for child processes: importing them to look for doctests would run them
 collect_ignore_glob = ["cpu/*", "programs/*"]
 
 
 @pytest.fixture(scope="session")
 def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny Wan model in `model` and a data set in `data`."""
+    """Make a folder with a tiny Wan model in `model` and a data set in `data`."""
     if importlib.util.find_spec("fastvideo") is None:
         pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
     folder = tmp_path_factory.mktemp("wan")
-    making = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model')); tiny_wan.make_dataset(Path('data'))"
+    program = "from pathlib import Path; import tiny_wan; tiny_wan.make_model(Path('model')); tiny_wan.make_dataset(Path('data'))"
     environ = {**os.environ, "PYTHONPATH": str(HERE), "OTEL_TORCH_ENABLED": "0"}
     subprocess.run(
-        [sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True
+        [sys.executable, "-c", program], cwd=folder, env=environ, check=True, capture_output=True
     )
     return folder
 
 
 @pytest.fixture(scope="session")
 def generation(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """Two videos of three steps with guidance, one worker, nothing set but the master switch and
-    where to send to.
-    """
+    """Generate with one worker; only the master switch and the endpoint are set."""
     with Receiver() as receiver:
         run = generate(
             tmp_path_factory.mktemp("generation") / "run", wan, **receiver.environment("grpc")
@@ -46,13 +44,13 @@ def generation(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def unrecorded(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The same with the master switch off."""
+    """Generate with the master switch off."""
     return generate(tmp_path_factory.mktemp("unrecorded") / "run", wan, OTEL_TORCH_ENABLED="0")
 
 
 @pytest.fixture(scope="session")
 def own_variables(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The same with FastVideo's own trace and profiler asked for, by its own variables."""
+    """Generate with FastVideo's own trace and profiler, switched on by its own variables."""
     return generate(
         tmp_path_factory.mktemp("own_variables") / "run",
         wan,
@@ -68,14 +66,14 @@ def own_variables(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The same with the sequence shared by two workers."""
+    """Generate with the sequence split over two workers."""
     return generate(tmp_path_factory.mktemp("two_workers") / "run", wan, gpus=2)
 
 
 @pytest.fixture(scope="session")
 def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The same, but the transformer's fifth forward, the first one of step 2, raises between two of
-    its blocks.
+    """Generate, but the transformer's fifth forward, the first of step 2, raises between two
+    blocks.
     """
     with Receiver() as receiver:
         run = generate(
@@ -90,7 +88,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def families(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """Denoising stages as other model families write them."""
+    """Run the denoise stages of other model families."""
     return run(
         tmp_path_factory.mktemp("families") / "run", wan, [str(HERE / "programs" / "families.py")]
     )
@@ -98,7 +96,7 @@ def families(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def start_and_stop(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """A program that starts us by hand after it has imported FastVideo, and stops us again."""
+    """Run a program that starts and stops recording itself, after importing FastVideo."""
     program = str(HERE / "programs" / "start_and_stop.py")
     return run(
         tmp_path_factory.mktemp("start_and_stop") / "run", wan, [program], OTEL_TORCH_ENABLED="0"
@@ -107,19 +105,17 @@ def start_and_stop(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
 
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The classic trainer, one process."""
+    """Run the classic trainer in one process."""
     return train(tmp_path_factory.mktemp("training") / "run", wan)
 
 
 @pytest.fixture(scope="session")
 def training_in_two_ranks(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The classic trainer under torchrun, its weights sharded over two ranks, with DataLoader
-    workers.
-    """
+    """Run the classic trainer under torchrun: weights sharded over two ranks, DataLoader workers."""
     return train(tmp_path_factory.mktemp("training_in_two_ranks") / "run", wan, ranks=2)
 
 
 @pytest.fixture(scope="session")
 def new_training(tmp_path_factory: pytest.TempPathFactory, wan: Path) -> Run:
-    """The newer trainer, one process."""
-    return train_anew(tmp_path_factory.mktemp("new_training") / "run", wan)
+    """Run the newer trainer in one process."""
+    return train_with_yaml(tmp_path_factory.mktemp("new_training") / "run", wan)

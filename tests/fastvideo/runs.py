@@ -1,6 +1,4 @@
-"""Runs of the real FastVideo, its files unmodified, in child processes that are told of us by
-environment variables alone.
-"""
+"""Runs the unmodified FastVideo in child processes; environment variables switch recording on."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ TIMEOUT_S = 180
 
 @dataclass
 class Run:
-    """What one run of a program left behind."""
+    """The exit status, output and files of one run."""
 
     status: int
     output: str
     folder: Path
-    receiver: Any = None  # the OTLP receiver that it sent to, if it had one
+    receiver: Any = None  # the OTLP receiver that it exported to, if any
 
     def recordings(self) -> list[Path]:
         return sorted((self.folder / "otel-torch").glob("*.jsonl"))
@@ -53,19 +51,17 @@ def free_port() -> int:
 
 
 def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
-    """Run `python COMMAND` in `folder` with recording switched on; settings of the test process
-    itself do not reach it.
-    """
+    """Run `python COMMAND` in `folder` with recording on, without the settings of this process."""
     folder.mkdir(exist_ok=True)
     for name in ("model", "data"):
         (folder / name).symlink_to(wan / name)
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OTEL_", "FASTVIDEO_", "TRACEPARENT"))
     }
     env = {
-        **kept,
+        **inherited,
         "OTEL_TORCH_ENABLED": "1",
         "PYTHONPATH": str(HERE / "cpu"),
         "CUDA_VISIBLE_DEVICES": "",
@@ -93,7 +89,7 @@ def run(folder: Path, wan: Path, command: list[str], **environ: str) -> Run:
 
 
 def generate(folder: Path, wan: Path, gpus: int = 1, **environ: str) -> Run:
-    """Two videos of three steps with guidance."""
+    """Generate two videos of three steps with guidance."""
     return run(
         folder,
         wan,
@@ -103,7 +99,7 @@ def generate(folder: Path, wan: Path, gpus: int = 1, **environ: str) -> Run:
 
 
 def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
-    """FastVideo's classic trainer: 3 steps of 2 accumulated batches, activation checkpointing,
+    """Run FastVideo's classic trainer: 3 steps of 2 accumulated batches, activation checkpointing,
     FSDP.
     """
     arguments = {
@@ -145,8 +141,8 @@ def train(folder: Path, wan: Path, ranks: int = 1, **environ: str) -> Run:
     return run(folder, wan, program, WANDB_MODE="offline", **alone, **environ)
 
 
-def train_anew(folder: Path, wan: Path, **environ: str) -> Run:
-    """FastVideo's newer trainer, configured by a YAML file."""
+def train_with_yaml(folder: Path, wan: Path, **environ: str) -> Run:
+    """Run FastVideo's newer trainer, configured by a YAML file."""
     folder.mkdir(exist_ok=True)
     shutil.copy(HERE / "programs" / "finetune.yaml", folder)
     alone = {

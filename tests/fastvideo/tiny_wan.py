@@ -1,5 +1,5 @@
-"""Makes what a FastVideo run needs and a network would have to bring: a Wan 2.1 model folder with
-random weights, and a parquet set of ready-made latents for its trainers.
+"""Makes the files that FastVideo would download: the folder of a Wan 2.1 model with random weights,
+and a parquet data set of latents for its trainers.
 """
 
 from __future__ import annotations
