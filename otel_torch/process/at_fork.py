@@ -15,6 +15,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from types import MethodType
 from typing import Any
 
 from otel_torch.process.console import say_once
@@ -62,7 +63,7 @@ def child_callbacks() -> Iterator[_Callback]:
 def _add(references: list[_CallbackReference], callback: _Callback) -> None:
     references[:] = [reference for reference in references if reference() is not None]
     references.append(
-        weakref.WeakMethod(callback) if hasattr(callback, "__self__") else lambda: callback
+        weakref.WeakMethod(callback) if isinstance(callback, MethodType) else lambda: callback
     )
 
 
