@@ -389,7 +389,7 @@ def test_show_lists_operations_and_diff_passes_over_them(reference: Path) -> Non
 
 def test_neither_costs_anything_where_nobody_asked(tmp_path: Path) -> None:
     program = (
-        PROGRAM
+        PROGRAM.read_text()
         + "\nprint([name for name in sys.modules if name.endswith(('sources.operations', 'sources.isolation'))])\n"
     )
     done = run_python(tmp_path, program, "port", OTEL_TORCH_CAPTURE="parity")
