@@ -1,9 +1,10 @@
-"""Pair the parameters of two programs: what both load shows best what corresponds.
+"""Pair the parameters of two programs.
 
-Equal numbers pair, whatever the names. A fused weight pairs with the parts that add up to it. What
-is left (a weight loaded wrong equals nothing) pairs by the patterns that the names of the other
-pairs show. For example, `blocks.0.q = layers.0.wq`, equal by numbers, teaches the rule
-`blocks.*.q = layers.*.wq`, which pairs `blocks.1.q` with the wrong `layers.1.wq`.
+Loaded weights are the best evidence of which modules correspond. Parameters with equal numbers
+pair, whatever their names. A fused weight pairs with the parts that add up to it. The remaining
+parameters, such as weights that were loaded incorrectly, pair by name patterns learned from the
+pairs so far. For example, `blocks.0.q = layers.0.wq`, equal by numbers, teaches the rule
+`blocks.*.q = layers.*.wq`, which pairs `blocks.1.q` with the incorrect `layers.1.wq`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,19 +25,22 @@ from otel_torch.statistics.sketch_format import TURNS
 
 How = Literal["map", "equal", "transposed", "fused", "name"]
 
-# no fused weight has more parts (q, k, v and the MLP's gate and up)
+# the largest fused weights consist of q, k, v and the gate and up projections of the MLP
 _MOST_PARTS = 5
+
+# the parts of a fused weight are sought among at most this many siblings or cousins
+_MOST_SIBLINGS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterPair:
-    """Parameters that correspond: one to one, or the parts of a fused one, in order.
+    """Two parameters that correspond, or a fused parameter and its parts in order.
 
     Attributes:
-        how: What paired them.
-        error: Relative L2 distance, 0 for transposed ones, None if unknown.
-        equal: Whether they hold the same numbers.
-        rivals: Parameters of the port that match as well.
+        how: The evidence that paired them.
+        error: Relative L2 distance; 0 for a transposed parameter, None if unknown.
+        equal: Whether both sides hold the same numbers.
+        rivals: Further parameters of the port that match equally well.
     """
 
     reference: tuple[Parameter, ...]
@@ -51,30 +55,41 @@ def pair_parameters(
     reference: Sequence[Parameter],
     port: Sequence[Parameter],
     tolerance: Tolerance,
-    named: Callable[[Parameter], list[str]] = lambda parameter: [],
+    loader_names: Callable[[Parameter], list[str]] = lambda parameter: [],
     mapped: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]] = (),
-    reordered: Callable[[Parameter], bool] = lambda parameter: False,
+    is_reordered: Callable[[Parameter], bool] = lambda parameter: False,
 ) -> list[ParameterPair]:
-    """Pair parameters, the surest pairs first.
+    """Pair parameters, starting with the strongest evidence.
 
     Args:
-        named: Returns the names of a reference's parameter in the port, by the port's loader.
+        loader_names: Returns the names that the port's loader gives to a parameter of the
+            reference.
         mapped: Pairs of the user's map; the parts of a fused parameter are in order.
-        reordered: Returns whether the port, by the map, stores a parameter in another order.
+        is_reordered: Returns whether, by the user's map, the port stores a parameter of the
+            reference in another order.
     """
     pairing = _Pairing(reference, port, tolerance)
-    pairing.by_map(mapped, reordered)
-    pairing.by_loader(named)
-    pairing.by_equality()
-    pairing.by_transposition()
-    pairing.by_fusion()
-    pairing.take_back_misplaced()
-    pairing.by_patterns()
+    pairing.pair_mapped(mapped, is_reordered)
+    pairing.pair_by_loader(loader_names)
+    pairing.pair_equal()
+    pairing.pair_transposed()
+    pairing.pair_fused()
+    pairing.undo_misplaced()
+    pairing.pair_by_names()
     return pairing.pairs
 
 
+class _SimilarPair(NamedTuple):
+    """A candidate pair with equal numbers, and the similarity of its names."""
+
+    similarity: float
+    reference: Parameter
+    port: Parameter
+    error: float
+
+
 class _Pairing:
-    """The pairs so far, and the remaining parameters of either side."""
+    """The pairs so far, and the unpaired parameters of the reference [0] and of the port [1]."""
 
     def __init__(
         self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance
@@ -83,7 +98,7 @@ class _Pairing:
         self._remaining = [list(_without_aliases(reference)), list(_without_aliases(port))]
         self._tolerance = tolerance
 
-    def _take(
+    def _add(
         self,
         reference: Sequence[Parameter],
         port: Sequence[Parameter],
@@ -96,339 +111,388 @@ class _Pairing:
         self.pairs.append(
             ParameterPair(tuple(reference), tuple(port), how, error, equal, tuple(rivals))
         )
-        taken = {id(one) for one in (*reference, *port)}
+        paired = {id(parameter) for parameter in (*reference, *port)}
         self._remaining = [
-            [one for one in side if id(one) not in taken] for side in self._remaining
+            [parameter for parameter in side if id(parameter) not in paired]
+            for side in self._remaining
         ]
 
-    def by_map(
+    def _add_fused(
+        self,
+        whole_side: int,
+        whole: Parameter,
+        parts: Sequence[Parameter],
+        how: How,
+        error: float | None,
+    ) -> None:
+        """Add a pair whose whole is on `whole_side`: 0 for the reference, 1 for the port."""
+        if whole_side == 1:
+            self._add(parts, [whole], how, error)
+        else:
+            self._add([whole], parts, how, error)
+
+    def pair_mapped(
         self,
         mapped: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]],
-        reordered: Callable[[Parameter], bool],
+        is_reordered: Callable[[Parameter], bool],
     ) -> None:
-        """Pair what the map pairs, whatever the numbers."""
-        for reference, port in mapped:
-            one, other = reference[0], port[0]
-            if len(reference) > 1 or len(port) > 1:
-                error = (
-                    _fused_error(reference, other) if len(port) == 1 else _fused_error(port, one)
-                )
-            elif reordered(one):
-                error = (
-                    0.0
-                    if _alike(one.row, other.row, self._tolerance.of_parameters([one, other]))
-                    else _distance(one, other)
-                )
+        """Add the pairs of the user's map, whatever their numbers."""
+        for references, ports in mapped:
+            if len(ports) > 1:
+                error = _fused_error(ports, references[0])
+            elif len(references) > 1:
+                error = _fused_error(references, ports[0])
             else:
-                transposed = self._transposed(one, other)
-                padded = one.shape != other.shape and _padded(one, other)
-                error = 0.0 if transposed is not None or padded else _distance(one, other)
-            self._take(reference, port, "map", error)
+                reference = references[0]
+                error = self._mapped_error(reference, ports[0], is_reordered(reference))
+            self._add(references, ports, "map", error)
 
-    def by_loader(self, named: Callable[[Parameter], list[str]]) -> None:
-        """Pair what the port's own loader maps, whatever the numbers."""
-        targets: dict[str, list[Parameter]] = defaultdict(list)
-        for one in self._remaining[0]:
-            for name in named(one):
-                targets[name].append(one)
-        ports = {one.full_name: one for one in self._remaining[1]}
-        for name, parts in targets.items():
+    def _mapped_error(
+        self, reference: Parameter, port: Parameter, is_reordered: bool
+    ) -> float | None:
+        if is_reordered:
+            limit = self._tolerance.of_parameters([reference, port])
+            is_same = _has_equal_statistics(reference.row, port.row, limit)
+        elif self._transposed_error(reference, port) is not None:
+            is_same = True
+        else:
+            is_same = reference.shape != port.shape and _is_padded(reference, port)
+        return 0.0 if is_same else _parameter_distance(reference, port)
+
+    def pair_by_loader(self, loader_names: Callable[[Parameter], list[str]]) -> None:
+        """Pair parameters as the port's loader maps them, whatever their numbers."""
+        parts_by_name: dict[str, list[Parameter]] = defaultdict(list)
+        for parameter in self._remaining[0]:
+            for name in loader_names(parameter):
+                parts_by_name[name].append(parameter)
+        ports = {parameter.full_name: parameter for parameter in self._remaining[1]}
+        for name, parts in parts_by_name.items():
             whole = ports.get(name)
-            if whole is None:
+            if whole is None or sum(part.numel for part in parts) != whole.numel:
                 continue
             if len(parts) == 1:
-                if parts[0].numel == whole.numel:
-                    self._take(parts, [whole], "map", _distance(parts[0], whole))
-            elif sum(part.numel for part in parts) == whole.numel:
-                ordered = _in_order(parts, whole) or parts
-                self._take(ordered, [whole], "map", _fused_error(ordered, whole))
+                self._add(parts, [whole], "map", _parameter_distance(parts[0], whole))
+            else:
+                ordered = _ordered_parts(parts, whole) or parts
+                self._add(ordered, [whole], "map", _fused_error(ordered, whole))
 
-    def by_equality(self) -> None:
-        """Pair equal numbers; of several (norms of ones, zero biases), the most similar names."""
-        self._greedily(self._equal, "equal")
+    def pair_equal(self) -> None:
+        """Pair equal numbers; among several (unit norms, zero biases), the most similar names."""
+        self._pair_greedily(self._equal_error, "equal")
 
-    def by_transposition(self) -> None:
-        """Pair equal statistics in another order: a weight that one program stores transposed."""
-        # a square one of the same name may be a fault: that it is transposed is then for the name
-        # to say
-        self._greedily(self._transposed, "transposed")
+    def pair_transposed(self) -> None:
+        """Pair weights with equal statistics and transposed shapes."""
+        # a transposed square weight may be a fault, so its name decides
+        self._pair_greedily(self._transposed_error, "transposed")
 
-    def _greedily(self, same: Callable[[Parameter, Parameter], float | None], how: How) -> None:
-        """Pair parameters of one size and norm that are `same`, the most similar names first."""
-        ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
-        for one in self._remaining[1]:
-            ports[one.numel, _magnitude(one)].append(one)
-        found: list[tuple[float, int, Parameter, Parameter, float]] = []
-        for one in self._remaining[0]:
-            near = [
-                other
-                for step in (-1, 0, 1)
-                for other in ports.get((one.numel, _magnitude(one) + step), ())
-            ]
-            for other in near:
-                error = same(one, other)
-                if error is not None:
-                    found.append(
-                        (-similarity(one.full_name, other.full_name), len(found), one, other, error)
-                    )
-        taken: set[int] = set()
-        for _, equals in itertools.groupby(
-            sorted(found, key=lambda item: item[:2]), key=lambda item: item[0]
-        ):
+    def _pair_greedily(
+        self, error_of: Callable[[Parameter, Parameter], float | None], how: How
+    ) -> None:
+        """Pair the candidates that have an error, the most similar names first."""
+        candidates = sorted(self._similar_pairs(error_of), key=lambda pair: -pair.similarity)
+        paired: set[int] = set()
+        for _, ties in itertools.groupby(candidates, key=lambda pair: pair.similarity):
             group = [
-                item[2:] for item in equals if id(item[2]) not in taken and id(item[3]) not in taken
+                pair
+                for pair in ties
+                if id(pair.reference) not in paired and id(pair.port) not in paired
             ]
-            rivals: dict[int, list[Parameter]] = defaultdict(list)
-            for one, other, _ in group:
-                rivals[id(one)].append(other)
-            for one, other, error in group:
-                if id(one) not in taken and id(other) not in taken:
-                    taken |= {id(one), id(other)}
-                    self._take(
-                        [one],
-                        [other],
-                        how,
-                        error,
-                        [rival for rival in rivals[id(one)] if rival is not other],
-                    )
+            ports: dict[int, list[Parameter]] = defaultdict(list)
+            for pair in group:
+                ports[id(pair.reference)].append(pair.port)
+            for _, reference, port, error in group:
+                if id(reference) not in paired and id(port) not in paired:
+                    paired |= {id(reference), id(port)}
+                    rivals = [rival for rival in ports[id(reference)] if rival is not port]
+                    self._add([reference], [port], how, error, rivals)
 
-    def _equal(self, one: Parameter, other: Parameter) -> float | None:
-        error = _distance(one, other)
-        return (
-            error
-            if error is not None and error <= self._tolerance.of_parameters([one, other])
-            else None
-        )
+    def _similar_pairs(
+        self, error_of: Callable[[Parameter, Parameter], float | None]
+    ) -> list[_SimilarPair]:
+        """Return the pairs of equal size and norm for which `error_of` returns an error."""
+        ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
+        for parameter in self._remaining[1]:
+            ports[parameter.numel, _magnitude(parameter)].append(parameter)
+        pairs = []
+        for reference in self._remaining[0]:
+            magnitude = _magnitude(reference)
+            for step in (-1, 0, 1):
+                for port in ports.get((reference.numel, magnitude + step), ()):
+                    error = error_of(reference, port)
+                    if error is not None:
+                        closeness = similarity(reference.full_name, port.full_name)
+                        pairs.append(_SimilarPair(closeness, reference, port, error))
+        return pairs
 
-    def _transposed(self, one: Parameter, other: Parameter) -> float | None:
-        if one.shape == other.shape or sorted(_squeezed(one.shape)) != sorted(
-            _squeezed(other.shape)
-        ):
+    def _equal_error(self, reference: Parameter, port: Parameter) -> float | None:
+        """Return the error of equal parameters, None if they differ."""
+        error = _parameter_distance(reference, port)
+        if error is None or error > self._tolerance.of_parameters([reference, port]):
             return None
-        limit = self._tolerance.of_parameters([one, other])
-        return 0.0 if _alike(one.row, other.row, limit) else None
+        return error
 
-    def by_fusion(self) -> None:
-        """Pair a weight with the parts whose size, squares and row sketches add up to it."""
+    def _transposed_error(self, reference: Parameter, port: Parameter) -> float | None:
+        """Return 0 if one parameter may be the other transposed, else None."""
+        if reference.shape == port.shape:
+            return None
+        if sorted(_squeezed(reference.shape)) != sorted(_squeezed(port.shape)):
+            return None
+        limit = self._tolerance.of_parameters([reference, port])
+        return 0.0 if _has_equal_statistics(reference.row, port.row, limit) else None
+
+    def pair_fused(self) -> None:
+        """Pair fused weights with parts whose size, squares and row sketches add up to them."""
         for whole_side in (1, 0):
             for whole in list(self._remaining[whole_side]):
-                parts = self._parts_of(whole, self._remaining[1 - whole_side])
+                parts = self._find_parts(whole, self._remaining[1 - whole_side])
                 if parts is not None:
-                    sides = (parts, [whole]) if whole_side == 1 else ([whole], parts)
-                    self._take(*sides, "fused", _fused_error(parts, whole))
+                    self._add_fused(whole_side, whole, parts, "fused", _fused_error(parts, whole))
 
-    def _parts_of(self, whole: Parameter, candidates: list[Parameter]) -> list[Parameter] | None:
+    def _find_parts(self, whole: Parameter, candidates: list[Parameter]) -> list[Parameter] | None:
         if not whole.shape or whole.row_sketch is None:
             return None
-        leaf, width = whole.name, whole.shape[1:]
         fitting = [
-            one
-            for one in candidates
-            if one.name == leaf and one.shape[1:] == width and 0 < one.numel < whole.numel
+            candidate
+            for candidate in candidates
+            if candidate.name == whole.name
+            and candidate.shape[1:] == whole.shape[1:]
+            and 0 < candidate.numel < whole.numel
         ]
-        groups: dict[str, list[Parameter]] = defaultdict(list)
-        for one in fitting:
-            for depth in (1, 2):  # siblings, or cousins: `attn.to_q` with `mlp.fc1`
-                groups["/".join([one.model, *one.module.split(".")[:-depth], str(depth)])].append(
-                    one
-                )
         limit = self._tolerance.of_parameters([whole, *fitting]) * 10
-        for group in sorted(groups.values(), key=len):
-            if len(group) > 12:
-                continue
+        for relatives in _group_relatives(fitting):
             for count in range(2, _MOST_PARTS + 1):
-                for chosen in itertools.combinations(group, count):
-                    if sum(one.numel for one in chosen) == whole.numel and _adds_up(
-                        chosen, whole, limit
-                    ):
-                        ordered = _in_order(chosen, whole)
-                        if ordered is not None:
-                            return ordered
+                for parts in itertools.combinations(relatives, count):
+                    if sum(part.numel for part in parts) != whole.numel:
+                        continue
+                    ordered = (
+                        _ordered_parts(parts, whole) if _can_add_up(parts, whole, limit) else None
+                    )
+                    if ordered is not None:
+                        return ordered
         return None
 
-    def take_back_misplaced(self) -> None:
-        """Undo equal pairs that contradict the names of all others.
+    def undo_misplaced(self) -> None:
+        """Remove equal pairs whose names contradict the names of all other pairs.
 
-        A weight loaded into the wrong place (q and k exchanged, a block with the next block's
-        weights) should be compared with the one that belongs there.
+        A weight that was loaded into the wrong place (q and k exchanged, a block with the weights
+        of the next block) is then compared with its counterpart by name.
         """
-        learned: dict[str, Counter[str]] = defaultdict(Counter)
         singles = [
             pair
             for pair in self.pairs
             if len(pair.reference) == len(pair.port) == 1 and pair.how == "equal"
         ]
+        learned: dict[str, Counter[str]] = defaultdict(Counter)
         for pair in singles:
             learned[pattern(pair.reference[0].full_name)][pattern(pair.port[0].full_name)] += 1
-        ports = {pair.port[0].full_name: pair.port[0] for pair in singles} | {
-            one.full_name: one for one in self._remaining[1]
-        }
-        references = {pair.reference[0].full_name for pair in singles} | {
-            one.full_name for one in self._remaining[0]
-        }
-        misplaced = []
-        for pair in singles:
-            one, other = pair.reference[0], pair.port[0]
-            if one.full_name == other.full_name:
-                continue
-            expected = (
-                one.full_name if one.full_name in ports and other.full_name in references else None
-            )
-            if expected is None:
-                best, _ = learned[pattern(one.full_name)].most_common(1)[0]
-                expected = fill(best, indices(one.full_name))
-            there = ports.get(expected)
-            if (
-                there is not None
-                and there is not other
-                and there.shape == one.shape
-                and self._equal(one, there) is None
-            ):
-                misplaced.append(pair)
-        # numbering that begins elsewhere, or one program's norm2 being the other's norm3, moves all
-        # of a name, not some
+        references = {pair.reference[0].full_name for pair in singles}
+        references |= {parameter.full_name for parameter in self._remaining[0]}
+        ports = {pair.port[0].full_name: pair.port[0] for pair in singles}
+        ports |= {parameter.full_name: parameter for parameter in self._remaining[1]}
+
+        misplaced = [
+            pair for pair in singles if self._is_misplaced(pair, learned, references, ports)
+        ]
+        # Different numbering, or norm2 of one program being norm3 of the other, moves all
+        # parameters of a pattern. A fault moves only some of them.
         moved = Counter(pattern(pair.reference[0].full_name) for pair in misplaced)
         for pair in misplaced:
-            one, other = pair.reference[0], pair.port[0]
-            exchanged = (
-                pattern(one.full_name) == pattern(other.full_name) or other.full_name in references
+            reference, port = pair.reference[0], pair.port[0]
+            reference_pattern = pattern(reference.full_name)
+            is_exchanged = (
+                reference_pattern == pattern(port.full_name) or port.full_name in references
             )
-            if exchanged or moved[pattern(one.full_name)] < sum(
-                learned[pattern(one.full_name)].values()
-            ):
+            if is_exchanged or moved[reference_pattern] < sum(learned[reference_pattern].values()):
                 self.pairs.remove(pair)
-                self._remaining[0].append(one)
-                self._remaining[1].append(other)
+                self._remaining[0].append(reference)
+                self._remaining[1].append(port)
 
-    def by_patterns(self) -> None:
-        """Pair by the name patterns of the pairs so far, then by similar names and equal shapes."""
-        for how in (self._by_exact_names, self._by_learned_names, self._by_similar_names):
-            how()
+    def _is_misplaced(
+        self,
+        pair: ParameterPair,
+        learned: dict[str, Counter[str]],
+        references: set[str],
+        ports: dict[str, Parameter],
+    ) -> bool:
+        """Return whether the names suggest another port parameter, which has other numbers.
 
-    def _by_exact_names(self) -> None:
-        ports = {one.full_name: one for one in self._remaining[1]}
-        for one in list(self._remaining[0]):
-            other = ports.get(one.full_name)
-            if other is not None and other.shape == one.shape:
-                self._take([one], [other], "name", _distance(one, other))
-            elif other is not None and _padded(one, other):
-                self._take([one], [other], "name", 0.0)
+        Args:
+            learned: How often each pattern of the reference pairs with each pattern of the port.
+            references: Names of all parameters of the reference.
+            ports: All parameters of the port by name.
+        """
+        reference, port = pair.reference[0], pair.port[0]
+        name = reference.full_name
+        if name == port.full_name:
+            return False
+        if name in ports and port.full_name in references:
+            expected_name = name
+        else:
+            usual_pattern, _ = learned[pattern(name)].most_common(1)[0]
+            expected_name = fill(usual_pattern, indices(name))
+        expected = ports.get(expected_name)
+        if expected is None or expected is port or expected.shape != reference.shape:
+            return False
+        return self._equal_error(reference, expected) is None
 
-    def _by_learned_names(self) -> None:
-        learned = _learn(self.pairs)
-        for side in (1, 0):
-            for whole in list(self._remaining[side]):
-                for rule in learned[side].get(pattern(whole.full_name), ()):
-                    names = [part.apply(indices(whole.full_name)) for part in rule]
-                    chosen = [
-                        one
-                        for name in names
-                        for one in self._remaining[1 - side]
-                        if one.full_name == name
-                    ]
-                    if (
-                        chosen
-                        and len(chosen) == len(names)
-                        and sum(part.numel for part in chosen) == whole.numel
-                    ):
+    def pair_by_names(self) -> None:
+        """Pair equal names, then names that follow learned rules, then similar names."""
+        self._pair_equal_names()
+        self._pair_by_learned_rules()
+        self._pair_similar_names()
+
+    def _pair_equal_names(self) -> None:
+        ports = {parameter.full_name: parameter for parameter in self._remaining[1]}
+        for reference in list(self._remaining[0]):
+            port = ports.get(reference.full_name)
+            if port is None:
+                continue
+            if port.shape == reference.shape:
+                self._add([reference], [port], "name", _parameter_distance(reference, port))
+            elif _is_padded(reference, port):
+                self._add([reference], [port], "name", 0.0)
+
+    def _pair_by_learned_rules(self) -> None:
+        rules = _learn(self.pairs)
+        for whole_side in (1, 0):
+            for whole in list(self._remaining[whole_side]):
+                for rule in rules[whole_side].get(pattern(whole.full_name), ()):
+                    parts = self._parts_by_rule(whole, rule, 1 - whole_side)
+                    if parts:
                         error = (
-                            _distance(chosen[0], whole)
-                            if len(chosen) == 1
-                            else _fused_error(chosen, whole)
+                            _parameter_distance(parts[0], whole)
+                            if len(parts) == 1
+                            else _fused_error(parts, whole)
                         )
-                        self._take(
-                            *((chosen, [whole]) if side == 1 else ([whole], chosen)), "name", error
-                        )
+                        self._add_fused(whole_side, whole, parts, "name", error)
                         break
 
-    def _by_similar_names(self) -> None:
+    def _parts_by_rule(
+        self, whole: Parameter, rule: tuple[_Renaming, ...], part_side: int
+    ) -> list[Parameter]:
+        """Return the parts that a rule names for a whole; [] if any is missing or misfits."""
+        names = [renaming.apply(indices(whole.full_name)) for renaming in rule]
+        parts = [
+            parameter
+            for name in names
+            for parameter in self._remaining[part_side]
+            if parameter.full_name == name
+        ]
+        is_complete = len(parts) == len(names)
+        return parts if is_complete and sum(part.numel for part in parts) == whole.numel else []
+
+    def _pair_similar_names(self) -> None:
+        """Pair parameters with equal shapes, leaf names and indices, the most similar first."""
         ports: dict[tuple[int, ...], list[Parameter]] = defaultdict(list)
-        for one in self._remaining[1]:
-            ports[_squeezed(one.shape)].append(one)
-        found: list[tuple[float, int, Parameter, Parameter]] = []
-        for one in self._remaining[0]:
-            for other in ports[_squeezed(one.shape)]:
-                if one.name == other.name and not one.is_buffer and not other.is_buffer:
-                    closeness = similarity(one.full_name, other.full_name)
-                    if closeness > 0.6 and indices(one.full_name) == indices(other.full_name):
-                        found.append((-closeness, len(found), one, other))
-        taken: set[int] = set()
-        for _, _, one, other in sorted(found, key=lambda item: item[:2]):
-            if id(one) not in taken and id(other) not in taken:
-                taken |= {id(one), id(other)}
-                self._take([one], [other], "name", _distance(one, other))
+        for parameter in self._remaining[1]:
+            ports[_squeezed(parameter.shape)].append(parameter)
+        candidates: list[tuple[float, Parameter, Parameter]] = []
+        for reference in self._remaining[0]:
+            for port in ports[_squeezed(reference.shape)]:
+                if reference.name != port.name or reference.is_buffer or port.is_buffer:
+                    continue
+                closeness = similarity(reference.full_name, port.full_name)
+                if closeness > 0.6 and indices(reference.full_name) == indices(port.full_name):
+                    candidates.append((closeness, reference, port))
+        paired: set[int] = set()
+        for _, reference, port in sorted(candidates, key=lambda candidate: -candidate[0]):
+            if id(reference) not in paired and id(port) not in paired:
+                paired |= {id(reference), id(port)}
+                self._add([reference], [port], "name", _parameter_distance(reference, port))
+
+
+def _group_relatives(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Group siblings (`attn.to_q`, `attn.to_k`) and cousins (`attn.to_q`, `mlp.fc1`).
+
+    The smallest groups come first; groups too large to try all combinations are omitted.
+    """
+    groups: dict[str, list[Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        for depth in (1, 2):
+            ancestors = parameter.module.split(".")[:-depth]
+            groups["/".join([parameter.model, *ancestors, str(depth)])].append(parameter)
+    return [group for group in sorted(groups.values(), key=len) if len(group) <= _MOST_SIBLINGS]
 
 
 @dataclass(frozen=True, slots=True)
 class _Renaming:
-    """How the name of a part follows from the whole's: a pattern, and the source of each index."""
+    """How the name of a part follows from the name of its whole.
 
-    name: str
-    sources: tuple[
-        tuple[int | None, int], ...
-    ]  # (which index of the whole's name or None, what is added to it)
+    Attributes:
+        pattern: The pattern of the part's name.
+        sources: For each index of the part's name, (position, offset): the index at this position
+            of the whole's name plus the offset, or the offset alone where the position is None.
+    """
 
-    def apply(self, numbers: Sequence[int]) -> str:
-        """Return the part's name for the indices of the whole's."""
-        return fill(
-            self.name,
-            [more if source is None else numbers[source] + more for source, more in self.sources],
-        )
+    pattern: str
+    sources: tuple[tuple[int | None, int], ...]
+
+    def apply(self, whole_indices: Sequence[int]) -> str:
+        """Return the part's name for the indices in the whole's name."""
+        part_indices = [
+            offset if position is None else whole_indices[position] + offset
+            for position, offset in self.sources
+        ]
+        return fill(self.pattern, part_indices)
 
 
 _Rules = dict[str, list[tuple[_Renaming, ...]]]
 
 
 def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
-    """Return the renaming rules of pairs, by the whole's pattern, the most frequent first.
+    """Return the renaming rules of pairs by the whole's pattern, the most frequent first.
 
-    [0] has the reference's parameter as the whole, [1] the port's.
+    In [0] the whole is the reference's parameter, in [1] the port's.
     """
-    examples: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = (
-        defaultdict(list),
-        defaultdict(list),
+    return (
+        _rules_of([(pair.reference, pair.port) for pair in pairs]),
+        _rules_of([(pair.port, pair.reference) for pair in pairs]),
     )
-    for pair in pairs:
-        for side, (parts, wholes) in enumerate(
-            ((pair.port, pair.reference), (pair.reference, pair.port))
-        ):
-            if len(wholes) == 1:
-                key = pattern(wholes[0].full_name), tuple(pattern(part.full_name) for part in parts)
-                examples[side][key].append(
-                    (indices(wholes[0].full_name), tuple(indices(part.full_name) for part in parts))
-                )
-    found: tuple[_Rules, _Rules] = {}, {}
-    for side in (0, 1):
-        for (whole, names), seen in sorted(examples[side].items(), key=lambda item: -len(item[1])):
-            rule = tuple(
-                _Renaming(
-                    name,
-                    _sources([numbers for numbers, _ in seen], [parts[index] for _, parts in seen]),
-                )
-                for index, name in enumerate(names)
-            )
-            found[side].setdefault(whole, []).append(rule)
-    return found
+
+
+def _rules_of(pairs: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]]) -> _Rules:
+    """Return the renaming rules of (wholes, parts), without those of several wholes."""
+    examples: dict[tuple[str, tuple[str, ...]], list[tuple[Any, ...]]] = defaultdict(list)
+    for wholes, parts in pairs:
+        if len(wholes) == 1:
+            name = wholes[0].full_name
+            key = pattern(name), tuple(pattern(part.full_name) for part in parts)
+            part_indices = tuple(indices(part.full_name) for part in parts)
+            examples[key].append((indices(name), part_indices))
+    rules: _Rules = {}
+    by_frequency = sorted(examples.items(), key=lambda item: -len(item[1]))
+    for (whole_pattern, part_patterns), pair_indices in by_frequency:
+        whole_indices = [whole for whole, _ in pair_indices]
+        rule = tuple(
+            _Renaming(part_pattern, _sources(whole_indices, [part[i] for _, part in pair_indices]))
+            for i, part_pattern in enumerate(part_patterns)
+        )
+        rules.setdefault(whole_pattern, []).append(rule)
+    return rules
 
 
 def _sources(
     wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]
 ) -> tuple[tuple[int | None, int], ...]:
-    """Return, for each index of the part's name, the whole's index or the constant it follows."""
-    found: list[tuple[int | None, int]] = []
-    for position in range(len(parts[0])):
-        column = [part[position] for part in parts]
-        best: tuple[int | None, int] = (None, column[0])
-        for source in range(len(wholes[0])):
-            differences = Counter(
-                number - whole[source] for number, whole in zip(column, wholes, strict=True)
+    """Return the source of each index of the part's name, as in `_Renaming.sources`.
+
+    >>> _sources(wholes=[(0,), (1,)], parts=[(1, 7), (2, 7)])
+    ((0, 1), (None, 7))
+    """
+    sources: list[tuple[int | None, int]] = []
+    for part_position in range(len(parts[0])):
+        column = [part[part_position] for part in parts]
+        source: tuple[int | None, int] = (None, column[0])
+        for position in range(len(wholes[0])):
+            offsets = Counter(
+                index - whole[position] for index, whole in zip(column, wholes, strict=True)
             )
-            more, count = differences.most_common(1)[0]
-            if count == len(column) and (len(set(column)) > 1 or more == 0):
-                best = source, more
+            offset, count = offsets.most_common(1)[0]
+            if count == len(column) and (len(set(column)) > 1 or offset == 0):
+                source = position, offset
                 break
-        found.append(best)
-    return tuple(found)
+        sources.append(source)
+    return tuple(sources)
 
 
 # -- names
@@ -436,7 +500,7 @@ def _sources(
 
 
 def pattern(name: str) -> str:
-    """Replace the indices of a name by `*`; the 1 of `attn1` is no index.
+    """Replace the indices of a name by `*`; the 1 of `attn1` is not an index.
 
     >>> pattern("blocks.12.attn1.to_q.weight")
     'blocks.*.attn1.to_q.weight'
@@ -445,7 +509,7 @@ def pattern(name: str) -> str:
 
 
 def fill(name: str, numbers: Sequence[int]) -> str:
-    """Put indices into a pattern; return "" if their number differs.
+    """Put indices into a pattern; return "" if the counts differ.
 
     >>> fill("blocks.*.to_q", [3])
     'blocks.3.to_q'
@@ -453,8 +517,8 @@ def fill(name: str, numbers: Sequence[int]) -> str:
     parts = name.split(".")
     if parts.count("*") != len(numbers):
         return ""
-    left = iter(numbers)
-    return ".".join(str(next(left)) if part == "*" else part for part in parts)
+    remaining = iter(numbers)
+    return ".".join(str(next(remaining)) if part == "*" else part for part in parts)
 
 
 def indices(name: str) -> tuple[int, ...]:
@@ -466,26 +530,29 @@ def indices(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".") if part.isdigit())
 
 
-def similarity(one: str, other: str) -> float:
-    """Return how much two names have in common, from 0 to 1.
+def similarity(reference: str, port: str) -> float:
+    """Return the similarity of two names, from 0 to 1.
 
-    Their last components weigh most; equal indices count, too.
+    It depends on common words, equal last components and the first index.
 
     >>> name = "a.0.to_q.weight"
     >>> similarity(name, "b.0.to_q.weight") > similarity(name, "b.1.to_k.weight")
     True
     """
-    if one == other:
+    if reference == port:
         return 1.0
-    left, right = _words(one), _words(other)
-    common = sum((Counter(left) & Counter(right)).values())
+    reference_words, port_words = _words(reference), _words(port)
+    common = sum((Counter(reference_words) & Counter(port_words)).values())
+    word_count = len(reference_words) + len(port_words)
     tail = 0
-    for first, second in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
+    for first, second in zip(
+        reversed(reference.split(".")), reversed(port.split(".")), strict=False
+    ):
         if first != second:
             break
         tail += 1
-    same_index = indices(one)[:1] == indices(other)[:1]
-    return 0.6 * 2 * common / (len(left) + len(right)) + 0.15 * min(tail, 2) / 2 + 0.24 * same_index
+    same_index = indices(reference)[:1] == indices(port)[:1]
+    return 0.6 * 2 * common / word_count + 0.15 * min(tail, 2) / 2 + 0.24 * same_index
 
 
 def _words(name: str) -> list[str]:
@@ -496,64 +563,69 @@ def _words(name: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 
 
-def distance(one: Sketch, other: Sketch) -> float:
-    """Return the estimated L2 distance of two tensors, relative to the first if it is not zero."""
-    difference = float(np.linalg.norm(one - other))
+def distance(reference: Sketch, port: Sketch) -> float:
+    """Return the estimated L2 distance of two tensors, relative to the norm of the reference.
+
+    It is inf if only the reference is zero.
+    """
+    difference = float(np.linalg.norm(reference - port))
     if difference == 0:
         return 0.0
-    size = float(np.linalg.norm(one))
+    size = float(np.linalg.norm(reference))
     return difference / size if size else float("inf")
 
 
-def _distance(one: Parameter, other: Parameter) -> float | None:
-    if one.numel != other.numel:
+def _parameter_distance(reference: Parameter, port: Parameter) -> float | None:
+    if reference.numel != port.numel:
         return None
-    if one.sketch is None or other.sketch is None:
-        return 0.0 if _alike(one.row, other.row, SINGLE) else None
-    return distance(one.sketch, other.sketch)
+    if reference.sketch is None or port.sketch is None:
+        return 0.0 if _has_equal_statistics(reference.row, port.row, SINGLE) else None
+    return distance(reference.sketch, port.sketch)
 
 
-def _alike(one: dict[str, object], other: dict[str, object], limit: float) -> bool:
-    """Return whether the statistics that both have are equal: the same numbers in some order."""
+def _has_equal_statistics(
+    reference: dict[str, object], port: dict[str, object], limit: float
+) -> bool:
+    """Return whether the statistics in both rows are equal, whatever the order of elements."""
     compared = 0
     for name in ("abs_mean", "l2", "min", "max", "sum"):
-        left, right = one.get(name), other.get(name)
-        if isinstance(left, int | float) and isinstance(right, int | float):
+        expected, actual = reference.get(name), port.get(name)
+        if isinstance(expected, int | float) and isinstance(actual, int | float):
             compared += 1
-            # a sum may be nearly nothing, of many that are not
-            scale = max(abs(left), abs(right), _magnitudes(one) if name == "sum" else 0.0)
-            if abs(left - right) > limit * scale:
+            # a sum of large elements may be close to zero
+            abs_sum = _abs_sum(reference) if name == "sum" else 0.0
+            scale = max(abs(expected), abs(actual), abs_sum)
+            if abs(expected - actual) > limit * scale:
                 return False
     return compared > 0
 
 
-def _padded(one: Parameter, other: Parameter) -> bool:
-    """Return whether one is the other with rows of zeros appended (a vocabulary rounded up)."""
-    squares = _squares(one), _squares(other)
-    return one.shape[1:] == other.shape[1:] and abs(squares[0] - squares[1]) <= SINGLE * max(
-        squares
-    )
+def _is_padded(reference: Parameter, port: Parameter) -> bool:
+    """Return whether one is the other with appended rows of zeros (a rounded-up vocabulary)."""
+    squares = _squares(reference), _squares(port)
+    is_same_norm = abs(squares[0] - squares[1]) <= SINGLE * max(squares)
+    return reference.shape[1:] == port.shape[1:] and is_same_norm
 
 
-def _magnitudes(row: dict[str, object]) -> float:
+def _abs_sum(row: dict[str, object]) -> float:
     mean, shape = row.get("abs_mean"), row.get("shape")
     if not isinstance(mean, int | float) or not isinstance(shape, list):
         return 0.0
     return float(mean) * math.sqrt(math.prod(shape))
 
 
-def _magnitude(one: Parameter) -> int:
-    """Return the norm to about 1.5 %, as an integer; equal parameters differ by at most 1."""
-    squares = _squares(one)
+def _magnitude(parameter: Parameter) -> int:
+    """Return the log of the norm in steps of about 1.5 %; equal parameters differ by at most 1."""
+    squares = _squares(parameter)
     return round(32 * math.log(squares)) if squares > 0 and math.isfinite(squares) else -(10**6)
 
 
-def _squares(one: Parameter) -> float:
-    norm = one.row.get("l2")
+def _squares(parameter: Parameter) -> float:
+    norm = parameter.row.get("l2")
     return float(norm) ** 2 if isinstance(norm, int | float) else float("nan")
 
 
-def _adds_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> bool:
+def _can_add_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> bool:
     total = sum(_squares(part) for part in parts)
     return abs(total - _squares(whole)) <= 2 * limit * _squares(whole)
 
@@ -577,16 +649,15 @@ def _fused_error(parts: Sequence[Parameter], whole: Parameter) -> float | None:
     return distance(whole.row_sketch, stacked)
 
 
-def _in_order(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
-    """Return the order in which the parts make the whole, or None."""
-    best = min(
-        itertools.permutations(parts),
-        key=lambda order: (
-            error if (error := _fused_error(order, whole)) is not None else float("inf")
-        ),
-    )
-    error = _fused_error(best, whole)
-    return list(best) if error is not None and error < 0.02 else None
+def _ordered_parts(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
+    """Return the parts in the order in which they make the whole, or None."""
+
+    def error_of(order: Sequence[Parameter]) -> float:
+        error = _fused_error(order, whole)
+        return float("inf") if error is None else error
+
+    best = min(itertools.permutations(parts), key=error_of)
+    return list(best) if error_of(best) < 0.02 else None
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -596,10 +667,10 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _without_aliases(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
     """Yield each tensor once, under its first name."""
     seen: set[tuple[str, int]] = set()
-    for one in parameters:
-        number = one.row.get("value")
-        if isinstance(number, int):
-            if (one.model, number) in seen:
+    for parameter in parameters:
+        value = parameter.row.get("value")
+        if isinstance(value, int):
+            if (parameter.model, value) in seen:
                 continue
-            seen.add((one.model, number))
-        yield one
+            seen.add((parameter.model, value))
+        yield parameter
