@@ -186,7 +186,9 @@ def _fault_of(pair: TensorPair) -> Fault:
 
 def _finding(fault: Fault, explanation: str) -> Finding:
     reference, port = _place(fault.reference), _place(fault.port)
-    sides = [None if at is None else at.side for at in (fault.reference, fault.port)]
+    sides = [
+        None if location is None else location.side for location in (fault.reference, fault.port)
+    ]
     if fault.kind == "weights":
         weight = fault.weights[0]
         reference["tensor"] = f"param.{weight.reference[0].name}"

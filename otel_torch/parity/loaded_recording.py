@@ -67,11 +67,11 @@ class LoadedRecording:
         """Add the modules of the first forward, for recordings without a table of modules."""
         if first is None:
             return
-        known = set(self.modules)
+        seen = set(self.modules)
         for kind in self.kinds.kinds:
             module = kind.model, kind.module
-            if module not in known:
-                known.add(module)
+            if module not in seen:
+                seen.add(module)
                 self.modules.append(module)
 
 

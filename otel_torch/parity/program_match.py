@@ -70,8 +70,8 @@ class ProgramMatch:
         if given is None:
             return Sides(reference, port)
         return Sides(
-            [one for one in reference if not given.forbids(0, one.module_path)],
-            [one for one in port if not given.forbids(1, one.module_path)],
+            [parameter for parameter in reference if not given.forbids(0, parameter.module_path)],
+            [parameter for parameter in port if not given.forbids(1, parameter.module_path)],
         )
 
     def _pair_parameters(self, pairable: Sides[list[Parameter]]) -> list[ParameterPair]:

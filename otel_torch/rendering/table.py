@@ -49,11 +49,11 @@ def escape(text: str) -> str:
 
 
 def format_table(
-    header: Sequence[str], lines: Iterable[Line], *, left: int = 1, color: bool = False
+    header: Sequence[str], lines: Iterable[Line], *, left_columns: int = 1, color: bool = False
 ) -> str:
     """Return a table as text.
 
-    The first `left` columns are aligned to the left, the others to the right.
+    The first `left_columns` columns are left-aligned, the rest right-aligned.
 
     >>> print(format_table(["module", "max"], [Line(["block", "1.5"]), Line(["", "20"])]))
     module  max
@@ -67,7 +67,7 @@ def format_table(
     formatted = []
     for row, cells in zip(rows, texts, strict=True):
         padded = [
-            _pad(cell, width, left=index < left)
+            _pad(cell, width, align_left=index < left_columns)
             for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         formatted.append(paint("  ".join(padded).rstrip(), row.style, color))
@@ -84,9 +84,9 @@ def write_line(stream: TextIO, text: str) -> None:
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
-def _pad(text: str, width: int, *, left: bool) -> str:
+def _pad(text: str, width: int, *, align_left: bool) -> str:
     blanks = " " * (width - _width(text))
-    return text + blanks if left else blanks + text
+    return text + blanks if align_left else blanks + text
 
 
 def _width(text: str) -> int:

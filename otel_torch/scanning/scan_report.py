@@ -139,7 +139,7 @@ def _format_calls(calls: list[ScannedCall], color: bool) -> str:
         rows.append(Line([column.text(call) for column in columns], style))
     names = [column.name for column in columns]
     left_aligned = sum(column.is_left_aligned for column in columns)
-    return format_table(names, rows, left=left_aligned, color=color)
+    return format_table(names, rows, left_columns=left_aligned, color=color)
 
 
 @dataclass(frozen=True, slots=True)

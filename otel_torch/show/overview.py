@@ -160,8 +160,10 @@ class _Overview:
             for line in lines
         ]
         header = [name for name, _ in columns]
-        left = sum(name in _TEXT_COLUMNS for name in header)
-        write_line(sys.stdout, format_table(header, table_lines, left=left, color=color))
+        left_columns = sum(name in _TEXT_COLUMNS for name in header)
+        write_line(
+            sys.stdout, format_table(header, table_lines, left_columns=left_columns, color=color)
+        )
 
     def _heading(self) -> str:
         selection, steps = self.selection, self.selection.seen_steps

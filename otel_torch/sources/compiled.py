@@ -150,7 +150,11 @@ def silent_parts(
             continue
         inner = core(part)
         inside = _ids_of_submodules(part) - {id(part), id(inner)}
-        hooked = [other.name for other in sites if other.key in inside and is_hooked(other)]
+        hooked = [
+            candidate.name
+            for candidate in sites
+            if candidate.key in inside and is_hooked(candidate)
+        ]
         inner_site = model.sites.get(id(inner))
         if not hooked or not observed.isdisjoint(hooked):
             continue
@@ -208,10 +212,10 @@ def _observe(
 
 
 def _observe_in_vmap(
-    info: Any, dims: Any, tensors: list[torch.Tensor], *others: Any
+    info: Any, dims: Any, tensors: list[torch.Tensor], *arguments: Any
 ) -> tuple[None, None]:
     """Observe all samples as one tensor."""
-    torch.ops.otel_torch.observe.default(tensors, *others)
+    torch.ops.otel_torch.observe.default(tensors, *arguments)
     return None, None
 
 

@@ -40,7 +40,7 @@ def conform(reference: torch.Tensor, port: torch.Tensor) -> torch.Tensor:
     return reference.contiguous() if port.is_contiguous() else reference
 
 
-def _have_same_order(shape: torch.Size, other: torch.Size) -> bool:
+def _have_same_order(reference: torch.Size, port: torch.Size) -> bool:
     """Return whether one shape is the other with neighboring axes merged.
 
     The order of elements is then the same.
@@ -50,9 +50,9 @@ def _have_same_order(shape: torch.Size, other: torch.Size) -> bool:
     >>> _have_same_order(torch.Size([2, 6, 8]), torch.Size([6, 2, 8]))
     False
     """
-    products, other_products = _partial_products(shape), _partial_products(other)
-    is_merged = products <= other_products or other_products <= products
-    return math.prod(shape) == math.prod(other) and is_merged
+    reference_products, port_products = _partial_products(reference), _partial_products(port)
+    is_merged = reference_products <= port_products or port_products <= reference_products
+    return math.prod(reference) == math.prod(port) and is_merged
 
 
 def _partial_products(shape: torch.Size) -> set[int]:

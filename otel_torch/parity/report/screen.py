@@ -33,9 +33,13 @@ class Screen:
         """Return the text in a style, if colors are on."""
         return table.paint(text, style, self.color)
 
-    def table(self, header: Sequence[str], lines: Sequence[Line], *, left: int) -> list[str]:
-        """Return the lines of a table; the first `left` columns are aligned to the left."""
-        return table.format_table(header, lines, left=left, color=self.color).splitlines()
+    def table(
+        self, header: Sequence[str], lines: Sequence[Line], *, left_columns: int
+    ) -> list[str]:
+        """Return the lines of a table; the first `left_columns` columns are left-aligned."""
+        return table.format_table(
+            header, lines, left_columns=left_columns, color=self.color
+        ).splitlines()
 
     def shorten(self, name: str, room: int) -> str:
         """Return the end of a name that exceeds its room; the end of a module name says most."""

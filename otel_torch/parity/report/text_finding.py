@@ -73,7 +73,7 @@ def _location_table(finding: Finding, screen: Screen) -> list[str]:
     lines = [
         Line(["–" if cell is None else str(cell) for cell in row]) for row in (reference, port)
     ]
-    return screen.table(header, lines, left=5)
+    return screen.table(header, lines, left_columns=5)
 
 
 def next_step_block(report: Report, screen: Screen) -> list[str]:
@@ -122,7 +122,7 @@ def path_block(report: Report, screen: Screen) -> list[str]:
         lines.insert(1, Line(["", summary, "", "", "", ""], "dim"))
     port_title = "in the port" if any(port_names) else ""
     header = ["", "from the inputs to it", "tensor", port_title, "error", "floor"]
-    return screen.table(header, lines, left=4)
+    return screen.table(header, lines, left_columns=4)
 
 
 def further_findings_block(report: Report, screen: Screen) -> list[str]:
@@ -148,7 +148,7 @@ def further_findings_block(report: Report, screen: Screen) -> list[str]:
         lines.append(Line(cells, "red"))
     if hidden := len(further) - len(lines):
         lines.append(Line(["", f"… {hidden:,} more (--all)", "", "", "", ""], "dim"))
-    return screen.table(["", title, "kind", "step", "error", "floor"], lines, left=3)
+    return screen.table(["", title, "kind", "step", "error", "floor"], lines, left_columns=3)
 
 
 def finding_line(finding: Finding) -> str:
@@ -170,7 +170,7 @@ def _port_name(pair: ComparedPair) -> str:
     return f"{module} {tensor}".strip()
 
 
-def _split_room(left: Sequence[str], right: Sequence[str], room: int) -> tuple[int, int]:
+def _split_room(references: Sequence[str], ports: Sequence[str], room: int) -> tuple[int, int]:
     """Return the widths of two columns of names: what they need, or if that is too much, half of
     the room for the narrower one at most.
 
@@ -179,11 +179,11 @@ def _split_room(left: Sequence[str], right: Sequence[str], room: int) -> tuple[i
     >>> _split_room(["a" * 30], ["b" * 40], 30)
     (15, 15)
     """
-    left_width, right_width = max(map(len, left)), max(map(len, right))
-    if left_width + right_width <= room:
-        return left_width, right_width
-    if left_width <= right_width:
-        left_width = min(left_width, room // 2)
-        return left_width, room - left_width
-    right_width = min(right_width, room // 2)
-    return room - right_width, right_width
+    reference_width, port_width = max(map(len, references)), max(map(len, ports))
+    if reference_width + port_width <= room:
+        return reference_width, port_width
+    if reference_width <= port_width:
+        reference_width = min(reference_width, room // 2)
+        return reference_width, room - reference_width
+    port_width = min(port_width, room // 2)
+    return room - port_width, port_width
