@@ -1,1 +1,1 @@
-"""Two recordings compared: read, aligned, judged, reported. Needs no OpenTelemetry and no torch."""
+"""Compare two recordings: read, align, judge, report. Imports neither OpenTelemetry nor torch."""

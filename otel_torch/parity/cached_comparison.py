@@ -1,4 +1,4 @@
-"""Compare further forwards of a known structure as arrays, with the pairs of an earlier analysis.
+"""Compare forwards of a known structure as arrays, with the pairs of an earlier analysis.
 
 Aligning two forwards is slow and gives the same pairs for each forward of a model. A `PairPlan`
 keeps the pairs as row indices and applies the rules of `rules` to all of them at once. It does not
@@ -158,7 +158,7 @@ class CheckedPairs:
 
     @property
     def pattern(self) -> bytes:
-        """A key for which pairs are wrong."""
+        """A key that identifies the set of wrong pairs."""
         return np.packbits(self.right).tobytes()
 
 
@@ -211,7 +211,7 @@ class _PartGroup:
 
 @dataclass(slots=True)
 class _ValueFacts:
-    """What is known of a value from the analysis that made the plan.
+    """Facts about a value from the analysis that made the plan.
 
     coarse: Limit of the coarsest dtype that took part. reordered: By the user's map.
     """
@@ -368,7 +368,7 @@ class PairPlan:
     def _compare(
         self, reference: Measurements, port: Measurements, floors: Floats | None
     ) -> tuple[CheckedPairs, Flags]:
-        """Return how the pairs compare, and which differ in their numbers."""
+        """Compare the pairs; also return a flag for each pair that differs in its numbers."""
         limit = self._limits(floors, NOISE_FACTOR)
         right, layout = np.ones(self.size, dtype=bool), np.zeros(self.size, dtype=bool)
         checked = CheckedPairs(np.full(self.size, np.nan), limit, right, layout, floors)
@@ -471,7 +471,7 @@ class PairPlan:
         reference: Measurements,
         port: Measurements,
     ) -> None:
-        """Let error grow on its way where no noise was recorded."""
+        """Raise the limits of pairs without recorded noise (see `grow_limits`)."""
         if checked.right.all():
             return
         can_grow = is_different
@@ -515,7 +515,7 @@ class PairPlan:
         pairs: Sequence[TensorPair],
         rows: tuple[list[Any], list[Any]],
     ) -> bool:
-        """Keep a judgment for further forwards in which the same pairs are wrong.
+        """Keep a judgment for later forwards in which the same pairs are wrong.
 
         Args:
             pairs: Of the full analysis, judged.
@@ -552,7 +552,7 @@ class PairPlan:
         states: dict[int, State],
         with_statistics: bool,
     ) -> ComparedPair:
-        """Return a pair of a forward as it is reported."""
+        """Return a pair of a forward in the form of the report."""
         key, port_key = self._keys[index]
         state = states.get(index, "right" if checked.right[index] else "inherited")
         if state == "right" and checked.layout[index]:

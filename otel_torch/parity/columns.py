@@ -28,7 +28,7 @@ _CACHED_SKETCHES, _RECENT_FORWARDS = 4096, 8
 
 
 class IrregularRows(Exception):
-    """Rows that arrays cannot hold: a field that is not a number, sketches of different lengths."""
+    """Raised for rows that arrays cannot hold: a non-numeric field, sketches of other lengths."""
 
 
 class Columns:
@@ -209,7 +209,7 @@ def _from_start(columns: Columns) -> tuple[Indices, Indices]:
 class Structures:
     """The structures seen so far.
 
-    Their number is limited: a model whose forwards are all different never uses one again.
+    Their number is limited, because a model whose forwards all differ never reuses one.
     """
 
     _MOST = 64
@@ -236,8 +236,8 @@ class Structures:
 class Sketches(Mapping[int, bytes]):
     """Sketches of values that were recorded earlier, by the value's number.
 
-    A tensor that lives on (the embedding of a prompt, passed to every step) is sketched only the
-    first time. Those of parameters are kept, of the others the recent ones.
+    A tensor that is passed to every step, such as a prompt embedding, is sketched only the first
+    time. Sketches of parameters are always kept, other sketches only while they are recent.
     """
 
     def __init__(self, of_parameters: Mapping[int, bytes]) -> None:

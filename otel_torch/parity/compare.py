@@ -67,9 +67,9 @@ def compare(
     Args:
         noise: The reference recorded again under OTEL_TORCH_NOISE.
         rtol: Replaces the constants of the dtypes.
-        map: What corresponds; overrides what is found.
-        save_map: Where to write what corresponds.
-        progress: Called with a short text now and then.
+        map: The user's pairs; they override the pairs found automatically.
+        save_map: Where to write the pairs as a map.
+        progress: Called with a short text from time to time.
         thorough: Analyse every forward in full; slower, with the same result.
         pairing: Learns which tensors correspond, for an isolated run of the port.
 
@@ -119,7 +119,7 @@ class _Comparison:
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
         self._unexchanged = unexchanged_slots(port_meta)
-        # plans judge by the end of a run, which says nothing in an isolated one
+        # plans judge by the final outputs of a run, which are no evidence in an isolated run
         self._plans = PlanCache(
             self._recordings.map(lambda recording: recording.parameters),
             off=thorough or self.report.isolated,
@@ -360,7 +360,7 @@ class _Comparison:
                 )
 
     def save_map(self, path: str | Path) -> None:
-        """Write what corresponds as a map."""
+        """Write the pairs as a map."""
         write_map(
             path,
             self._match.modules,

@@ -1,4 +1,4 @@
-"""Keep track of what was compared, to warn about what was not."""
+"""Track which tensors were compared, to warn about those that were not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIDES = Sides("reference", "port")
 
 
 class Coverage:
-    """What was compared so far.
+    """The models, modules and outputs compared so far.
 
     Attributes:
         compared: Modules of which a tensor was compared.
@@ -69,7 +69,7 @@ class Coverage:
     def unpaired_modules(
         self, modules: ModulePairs, recordings: Sides[LoadedRecording]
     ) -> dict[str, list[UncomparedTensor]]:
-        """Return the recorded modules of each side that nothing was compared with."""
+        """Return the recorded modules of each side without a compared tensor."""
         paired = Sides(
             {*modules.matched, *modules.wholes, *_flatten(modules.parts.values())},
             {*modules.matched.values(), *modules.parts, *_flatten(modules.wholes.values())},

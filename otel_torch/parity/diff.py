@@ -36,7 +36,7 @@ def diff(
         map: A TOML file that pairs names.
         save_map: Where to write the pairing that was found.
         rtol: A relative L2 error that replaces the tolerances of the dtypes.
-        progress: Called now and then with a short text.
+        progress: Called from time to time with a short text.
         save_isolation: A folder of the reference's tensors; receives the pairing for a run of the
             port with OTEL_TORCH_ISOLATE.
 

@@ -14,9 +14,9 @@ from otel_torch.parity.evidence import Evidence, is_informative, returns_input, 
 from otel_torch.parity.faults import Fault, Location, kind_of
 from otel_torch.parity.parameters import pattern
 
-# how close to 1 the ratio of two norms is if one value is a rotation of the other
+# distance from 1 up to which the ratio of two norms may be that of a rotation
 _KEEPS_NORM = 1e-5
-# from which distance to 1 the ratio of two norms is another one
+# distance from 1 at which the ratio of two norms counts as different
 _CHANGES_NORM = 1e-3
 
 
@@ -58,7 +58,7 @@ def _differs_from_siblings(evidence: Evidence, role: Role, siblings: Sequence[Ro
 def _breaks_sibling_pattern(evidence: Evidence, role: Role, siblings: Sequence[Role]) -> bool:
     """Return whether a value changes its norm, though all siblings keep theirs.
 
-    Siblings keep the norm in a rotation, and the very value in an identity.
+    A rotation keeps the norm, an identity the value itself.
     """
     if role.side == "output" and role.call in evidence.alignment.partner:
         return False
@@ -126,7 +126,7 @@ def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall | None, unt
 def find_reordered(evidence: Evidence, first: TensorPair) -> Fault | None:
     """Return an earlier value with the right numbers in another order, or None.
 
-    It can be seen only where both programs have the value.
+    This is visible only where both programs have the value.
     """
     values = evidence.alignment.port.values
     until = first.port[0].value.birth.time

@@ -1,4 +1,4 @@
-"""What the judge's rules look up about one aligned forward."""
+"""Index one aligned forward for the rules of the judge."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Evidence:
 
 
 def is_informative(role: Role) -> bool:
-    """Return whether a tensor was computed, so that equality is no chance."""
+    """Return whether a tensor was computed, so that equality is not a coincidence."""
     value = role.value
     return not value.is_constant and not value.is_integer and value.numel > 1
 

@@ -13,7 +13,7 @@ _DIFFERENCES = {
 
 
 def explain(fault: Fault) -> str:
-    """Return what is wrong at a fault, and what is right before it."""
+    """Return one or two sentences: the wrong tensor, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":
         return _explain_missing(fault)

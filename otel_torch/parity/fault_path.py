@@ -1,4 +1,4 @@
-"""Find the way from a model's inputs to the first fault, which a reader follows to check it."""
+"""Find the path from a model's inputs to the first fault, so that a reader can check it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.faults import Fault
 
-# more than a reader follows, and less than a screen
+# keeps the path on one screen
 _LONGEST = 8
 
 
@@ -32,7 +32,7 @@ def path_to(fault: Fault, alignment: Alignment) -> list[TensorPair]:
 
 
 def _source(role: Role) -> Role | None:
-    """Return what a value was made from.
+    """Return the source of a value.
 
     An output was made from the latest input of its call, an input from the latest output before it
     in the enclosing call.

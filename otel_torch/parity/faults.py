@@ -1,4 +1,4 @@
-"""What the judge decides about one forward: faults, harmless differences and inherited ones."""
+"""The judgment of one forward: faults, harmless differences and inherited ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a comparison as plain data, which every report and `--json` are made from."""
+"""The result of a comparison as plain data, the input of every report and of `--json`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Findings:
         self._fed: set[str] = set()
 
     def start_forward(self, reference: ForwardRows, port: ForwardRows) -> None:
-        """Clear the suspects in a new loop: nothing of the last video enters the next one."""
+        """Clear the suspects in a new loop, because no tensor of one video enters the next."""
         loops = Sides(reference.loop, port.loop)
         if loops != self._loops:
             self._loops = loops
@@ -67,7 +67,7 @@ class Findings:
     def trace(self, model: str, diverged: bool) -> None:
         """Note whether a model's outputs are wrong.
 
-        A model that receives others' outputs and is right shows that those were right, too.
+        If a model that receives outputs of other models is right, those outputs were right, too.
         """
         if diverged:
             self.suspects.add(model)

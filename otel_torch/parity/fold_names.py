@@ -21,13 +21,13 @@ from otel_torch.parity.naming import carry, matcher, wildcards
 Pattern = tuple[str, tuple[str, ...]]  # a name and its partners, with wildcards or without
 PartnersByName = Mapping[str, tuple[str, ...]]
 
-_MAX_INDICES = 4  # of a name that can become `*`
+_MAX_INDICES = 4  # indices of a name that can become `*`
 
 
 def fold(
     pairs: PartnersByName, names: Iterable[str], partner_names: Sequence[set[str]]
 ) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Return the lines that say the same as `pairs`, in their order.
+    """Return lines equivalent to `pairs`, in the same order.
 
     Args:
         pairs: Name -> its partners.

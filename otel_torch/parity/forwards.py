@@ -15,7 +15,7 @@ from otel_torch.recording.reader import iterate_attach_rows
 from otel_torch.recording.row_batches import RowBatch, RowKinds, RowRecord, iterate_batches
 from otel_torch.recording.rows import Row
 
-# phases that are no forward, or a forward that was recorded before
+# phases outside of forwards, or of a forward that is already recorded
 SKIPPED_PHASES = frozenset({"attach", "backward", "recompute"})
 # prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
 # operations

@@ -1,4 +1,4 @@
-"""The rules by which a wrong tensor does not matter: something right was computed from it."""
+"""Rules for harmless mismatches: wrong tensors from which right ones were computed."""
 
 from __future__ import annotations
 

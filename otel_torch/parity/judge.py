@@ -16,8 +16,8 @@ For example, in a model `norm -> attn -> add -> mlp`:
 The judgment is one fault, the output of `attn`. If the root's output were within its limit, the
 pairs above would be listed as healed, and the forward would match.
 
-To add a rule: what makes a wrong pair harmless goes to `harmless`, what finds a fault before the
-first wrong pair to `earlier_faults`, both as functions of an `Evidence`.
+Rules that make a wrong pair harmless are in `harmless`, rules that find a fault before the first
+wrong pair in `earlier_faults`. To add one, write a function of an `Evidence`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _judge_once(
 
 
 def _grow_pairs(alignment: Alignment) -> None:
-    """Let error grow on its way where no noise was recorded, in place."""
+    """Raise the limits of pairs without recorded noise, in place (see `grow_limits`)."""
     pairs, floors = alignment.pairs, alignment.comparer.floors
     if all(pair.is_right for pair in pairs):
         return
@@ -131,7 +131,7 @@ def final_outputs(alignment: Alignment) -> Sides[Indices | None]:
 
 
 def _ends_right(alignment: Alignment) -> bool:
-    """Return whether all final outputs of one side are right, so that nothing before matters."""
+    """Return whether all final outputs of one side are right; no earlier mismatch matters then."""
     return any(
         indices is not None
         and bool(_right_at_the_end(alignment, [alignment.pairs[i] for i in indices.tolist()]).all())

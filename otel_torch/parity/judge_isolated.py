@@ -1,8 +1,8 @@
 """Judge an isolated run: a port whose modules computed from the reference's values.
 
 Nothing is inherited, so each wrong tensor is a fault by itself: no first fault explains the others,
-and no difference heals. What is left to tell apart are the few tensors that kept the port's values,
-and what was computed from them before the next module was given the reference's.
+and no difference heals. The exceptions are the few tensors that kept the port's
+values, and the tensors computed from them before the next module received the reference's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _IsolatedJudge:
         return since is not None and since < role.time
 
     def _taint(self, pair: TensorPair) -> None:
-        """Note which code may use a wrong value from now on.
+        """Record which code may use a wrong value from here on.
 
         A module's input is exchanged for that module only, not for the code around it.
         """
@@ -108,7 +108,7 @@ class _IsolatedJudge:
                 self._tainted_since.setdefault(role.call, role.time)
 
     def _taint_from_missing(self, missing: ModuleCall) -> None:
-        """Note that the code around a call that the port does not make has another value."""
+        """Record that the code around a call that the port does not make has another value."""
         container = self._paired_container(missing)
         before = [
             pair.port[0].time for pair in self._alignment.pairs if pair.time < missing.entered

@@ -1,4 +1,4 @@
-"""What is read of a recording before its forwards."""
+"""The part of a recording that is read before its forwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoadedRecording:
 
     Attributes:
         uncalled: Modules that the table of modules has, but that are never called.
-        dtypes: Of the parameters of each module.
+        dtypes: The dtypes of the parameters of each module.
         kinds: The kinds of rows read so far.
         repeated: Tensors repeat within a step, and no calls were recorded.
     """

@@ -31,7 +31,7 @@ _HEAD = """\
 schema = "{}"
 """
 
-# How two modules were paired, for a comment.
+# The comment for each way of pairing two modules.
 _REASONS = {
     "map": "given by a map or the port's loader",
     "equal": "equal parameters",
@@ -40,7 +40,7 @@ _REASONS = {
     "name": "name",
     "different": "name, the parameters differ",
 }
-# What became of a module that only one side has, as the port sees it.
+# The comment for a module of one side only, from the port's point of view.
 _UNPAIRED_LABELS = ("removed", "added")
 _MAX_ALIGNMENT = 88  # columns; comments of longer lines are not aligned
 _SHOWN_RIVALS = 3
@@ -231,7 +231,7 @@ class _MapWriter:
     # -- modules without a pair, and layouts
 
     def _unpaired_table(self) -> str:
-        """Return what the given map keeps unpaired, then, as comments, what found no pair."""
+        """Return the names that the map keeps unpaired, then the unmatched ones as comments."""
         entries = self._given.map.unpaired if self._given else []
         text = "\n[unpaired]\n"
         for side in (0, 1):

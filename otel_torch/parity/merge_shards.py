@@ -1,7 +1,8 @@
 """Merges the recordings of ranks that each hold shards of tensors into one recording.
 
-The row of a rank describes its shard. What adds up (sums, squares, counts, sketches) is added up by
-position to the row that a single process with the whole tensor would have written:
+The row of a rank describes its shard. Additive fields (sums, squares, counts, sketches) are
+added by position, which gives the row that a single process with the whole tensor would have
+written:
 
     rank 0  {"tensor": "out", "numel": 4, "sum": 1.0, "max": 2.0, "shard": {"offset": [0, 0], …}}
     rank 1  {"tensor": "out", "numel": 4, "sum": 3.0, "max": 1.5, "shard": {"offset": [2, 0], …}}
@@ -273,7 +274,7 @@ def _merge_statistics(
 ) -> dict[str, Any]:
     """Return the statistics of the whole tensor that follow from those of its shards.
 
-    Of partial shards only linear statistics follow.
+    Partial shards determine only the linear statistics.
     """
     complete = {name: shards[name] for name in _STATISTICS if None not in shards[name]}
     merged: dict[str, Any] = {"numel": numel}

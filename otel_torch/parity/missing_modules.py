@@ -11,7 +11,7 @@ from otel_torch.parity.modules import ModulePath
 
 
 def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault | None:
-    """Return the fault of the first missing module, of nested ones the outermost, or None."""
+    """Return the fault of the first missing module (the outermost of nested ones), or None."""
     faults: list[tuple[int, int, Fault]] = []
     for module in missing:
         if not _is_missing_with_owners(evidence, module, missing):

@@ -51,7 +51,7 @@ def coarseness(
 ) -> dict[TensorValue, float]:
     """Return, for each value, the limit of the coarsest dtype seen before it in the program.
 
-    Error passes downstream, so a float32 tensor behind a bfloat16 one is no more exact.
+    Error passes downstream, so a float32 tensor downstream of a bfloat16 one is no more exact.
     """
     limits: dict[TensorValue, float] = {}
     coarsest = 0.0

@@ -21,7 +21,7 @@ class NoiseForwards:
 
     Args:
         path: The noise recording, or None.
-        recordings: The two compared ones.
+        recordings: The two compared recordings.
         read: Called with the number of bytes of each batch.
 
     Attributes:

@@ -46,7 +46,7 @@ class ForwardPairer:
 
     Attributes:
         unpaired: How many forwards of each model have no partner.
-        notes: What was assumed, for the report's warnings.
+        notes: Assumptions, for the warnings of the report.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class ForwardPairer:
         return None
 
     def _is_sure(self, pair: _Pair) -> bool:
-        """Return whether nothing speaks against a pair: neither its inputs nor its steps."""
+        """Return whether neither inputs nor steps contradict a pair."""
         return not self._changes_offset(pair) and self._agreement(pair, _SAME) in (None, 1.0)
 
     def _changes_offset(self, pair: _Pair) -> bool:

@@ -72,7 +72,7 @@ class PairingFinder:
     def pairing(self) -> Pairing:
         """Return the best candidate for each slot.
 
-        A candidate with equal numbers wins, then the one whose pattern held equal numbers in other
+        A candidate with equal numbers wins, then one whose pattern had equal numbers in other
         blocks, then the most frequent one.
         """
         pairing = Pairing()

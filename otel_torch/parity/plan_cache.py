@@ -27,7 +27,7 @@ _MOST_PLANS = 64
 
 @dataclass(slots=True)
 class CacheLookup:
-    """What the cache has for a pair of forwards.
+    """The cached plan and the measurements for a pair of forwards.
 
     measurements: None if the rows are irregular. plan, checked: None if no plan fits.
     """
@@ -42,7 +42,7 @@ class PlanCache:
     """Makes plans from full analyses, and looks up the plan of a pair of forwards.
 
     Args:
-        parameters: Of either side; their sketches are needed later.
+        parameters: The parameters of either side; their sketches are needed later.
         off: Make no plans, so that every forward is analysed in full.
     """
 

@@ -20,10 +20,10 @@ _UNRELATED = 0.1
 
 
 class ProgramMatch:
-    """What of the reference corresponds to what of the port.
+    """The matched parameters, modules and models of the two recordings.
 
-    Parameters are matched first: they decide the modules, and these the models. The user's map
-    overrides each.
+    Parameters are matched first: they determine the modules, which determine the models.
+    The user's map overrides each.
 
     Attributes:
         given: The user's map for these two recordings, or None.
@@ -88,7 +88,7 @@ class ProgramMatch:
         )
 
     def _match_models(self) -> None:
-        """Match models by the votes of their modules, then by name; a single rest matches."""
+        """Match models by votes of their modules, then by name, then the only unmatched pair."""
         models = self.models
         if self.given is not None:
             models.update(self.given.models)
@@ -111,7 +111,7 @@ class ProgramMatch:
         self._match_equal_names()
 
     def _match_equal_names(self) -> None:
-        """Match modules of one name in matched models, if nothing better is known of either."""
+        """Match modules of the same name in matched models, if neither has another match."""
         matched = self.modules.matched
         taken = set(matched.values()) | set(self.modules.parts)
         reference, port = self._recordings
@@ -134,7 +134,7 @@ class ProgramMatch:
     def is_unrelated(self) -> bool:
         """Return whether the two models share hardly any parameter, by numbers or by name.
 
-        To call that a divergence would not help.
+        Reporting a divergence of such models would not help.
         """
         shared = {
             id(parameter)
@@ -153,7 +153,7 @@ def _is_shared(pair: ParameterPair) -> bool:
 
 
 def _share(recording: LoadedRecording, shared: set[int]) -> float:
-    """Return the share of a recording's weights, by elements, that is shared."""
+    """Return the fraction of a recording's weights, by elements, that both models have."""
     weights = [p for p in recording.parameters if not p.is_buffer and p.numel > 0]
     total = sum(weight.numel for weight in weights)
     if not total:

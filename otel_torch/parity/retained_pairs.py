@@ -28,7 +28,7 @@ class ComparedForward:
 
     Attributes:
         modules: The reference's module of each pair.
-        make: (index of a pair, with statistics) -> the pair as it is reported.
+        make: (index of a pair, with statistics) -> the pair in the form of the report.
     """
 
     modules: Sequence[ModulePath]
@@ -62,7 +62,7 @@ class RetainedPairs:
         self._worst: tuple[float, int, ComparedForward] | None = None
         self._modules = 1
         self._forwards = 0
-        # the last forward, whose fate depends on the next one
+        # the last forward, retained if the next one is the first wrong one
         self._pending: tuple[int, ComparedForward] | None = None
         self._has_diverged = False
 

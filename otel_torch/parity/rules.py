@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-# the statistics that do not depend on the order of elements, as arrays hold them
+# order-independent statistics, in the order of the arrays
 ORDER_BLIND = ("abs_mean", "mean", "std", "rms", "sum", "l2")
 _ABS_MEAN, _RMS, _SUM, _L2 = (ORDER_BLIND.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
 
-# how far error may grow on its way without recorded noise, as a multiple of the largest legal
+# how far error may grow downstream without recorded noise, as a multiple of the largest legal
 # error upstream
 GROWTH = 1.5
 
@@ -146,8 +146,8 @@ def sum_errors(whole: Floats, parts: Floats) -> Floats:
 def fused_errors(whole: Floats, parts: Floats, whole_numel: Floats, part_numel: Floats) -> Floats:
     """Return how far the parts of fused tensors are from adding up to the whole.
 
-    Only sums that do not depend on how the parts are laid together are compared: the squares, the
-    absolute values and the values.
+    Only sums that do not depend on the layout of the parts are compared: of squares, of absolute
+    values and of values.
 
     Args:
         whole: Statistics, shape (len(ORDER_BLIND), pairs), 0 where absent; further rows are
@@ -180,15 +180,15 @@ def grow_limits(
 ) -> Iterator[tuple[int, float]]:
     """Yield the pairs whose limit grows to hold their error, with their new limits.
 
-    Without recorded noise, error that is already there may grow on its way. The largest legal error
-    so far, times `GROWTH`, adds to a tensor's limit.
+    Without recorded noise, existing error may grow downstream. The largest legal error so far,
+    times `GROWTH`, adds to a tensor's limit.
 
     Args:
         error: In the reference's order, NaN where unknown.
         limit: Limits so far; integers, whose limit is 0, never grow.
         right: Pairs within their limits.
         can_grow: Pairs that differ in their numbers and have no recorded noise.
-        is_different: Checked last, for what is expensive to know.
+        is_different: Checked last, because it is expensive.
 
     >>> error, limit = np.array([0.01, 0.024, 0.1]), np.array([0.012, 0.012, 0.012])
     >>> right = error <= limit
@@ -212,7 +212,7 @@ def grow_limits(
 def right_at_the_end(right: Flags, error: Floats, end_limit: Floats, has_floor: Flags) -> Flags:
     """Return which final outputs are right.
 
-    Where noise was recorded, a final output must stay within the tighter `end_limit`: errors on the
-    way average out there, where less is chance.
+    Where noise was recorded, a final output must stay within the tighter `end_limit`:
+    rounding errors from upstream average out there.
     """
     return right & ~(has_floor & (error > end_limit))

@@ -1,4 +1,4 @@
-"""How much two tensors may differ and still be equal: what legal arithmetic does by itself.
+"""Limits within which two tensors count as equal: the error of legal arithmetic alone.
 
 A fixed threshold fails in bf16, where rounding alone is as large as many bugs. The floor of a
 tensor is the error of the reference under half an ulp of noise, and never less than its dtype can
@@ -20,16 +20,16 @@ BASES = {
     "torch.bfloat16": 1.2e-2,
 }
 _COARSE = {name: base for name, base in BASES.items() if base > SINGLE} | {
-    # eight bits and fewer: half the distance of neighbors, and some more for scaling
+    # eight bits and fewer: half the distance of neighboring numbers, plus a margin for scaling
     "torch.float8_e4m3fn": 6e-2,
     "torch.float8_e5m2": 1.2e-1,
 }
 # how far beyond its error under noise a difference is still chance: on the way (at most 1.0 on
 # clean ports) and at the end, where many roundings average out (0.55)
 NOISE_FACTOR, END_FACTOR = 1.5, 1.0
-# noise of at least this share of a dtype's constant shows what that dtype does; the constant is
-# then a lower bound, this much smaller. Less noise is that of a reference which computes in a finer
-# dtype than the port
+# noise of at least SHOWN times a dtype's constant was computed in that dtype; the limit may then go
+# down to LOWERED times the constant. Less noise means that the reference computes in a finer dtype
+# than the port
 SHOWN, LOWERED = 0.1, 0.5
 
 

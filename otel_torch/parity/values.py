@@ -1,8 +1,8 @@
 """Compare a value of the reference with a value of the port.
 
-The sketch decides where both have one. Statistics do not see the order of elements: they decide
-where there is no sketch, and tell a permutation from another value where there is. Extremes never
-decide, because one unit in the last place of a maximum is 0.4 % in bf16.
+The sketch decides where both have one. Statistics do not depend on the order of elements: they
+decide where a sketch is missing, and distinguish a permutation from another value where both sides
+have one. Extremes never decide, because one unit in the last place of a maximum is 0.4 % in bf16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from otel_torch.parity.rules import (
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 from otel_torch.recording.rows import Row
 
-# equal: within the limit. order: the same numbers in another order, though the shapes agree.
+# equal: within the limit. order: the same numbers in another order, although the shapes agree.
 # layout: likewise, but the shapes already imply another order. repeated: one is the other several
 # times. different: none of these
 RelationState = Literal["equal", "order", "layout", "repeated", "shape", "nonfinite", "different"]
@@ -52,7 +52,7 @@ class Relation:
 
     @property
     def is_right(self) -> bool:
-        """Whether the port's value may stand for the reference's."""
+        """Whether the port's value may replace the reference's."""
         return self.state in RIGHT
 
 
@@ -118,7 +118,7 @@ class Comparer:
     def _compare_order(
         self, reference: TensorValue, port: TensorValue, error: float, limit: float
     ) -> Relation:
-        """Tell other numbers from the same numbers in another order."""
+        """Distinguish other numbers from the same numbers in another order."""
         statistics = statistics_error(reference.row, port.row, reference.numel)
         if statistics is None:
             return Relation("different", error, limit)

@@ -67,7 +67,7 @@ class Chart:
 
 
 def hover_text(pair: ComparedPair) -> str:
-    """Return what the pointer shows of a pair."""
+    """Return the tooltip of a pair."""
     call = f", call {pair.call}" if pair.call else ""
     return (
         f"{STATE_MARKS[pair.state]} {pair.state}\n"

@@ -1,4 +1,4 @@
-"""What to do about a finding: a sentence, and the settings that record its neighborhood again."""
+"""The next step after a finding: a sentence, and settings that record its neighborhood again."""
 
 from __future__ import annotations
 

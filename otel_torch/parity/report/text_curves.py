@@ -31,7 +31,7 @@ _WIDEST_BAR = 3  # columns of one pair, if there are few pairs
 
 
 def curves_block(report: Report, screen: Screen) -> list[str]:
-    """Return the curves that have something to show."""
+    """Return the curves that are not empty."""
     return _error_by_depth(report, screen) + _error_by_step(report, screen)
 
 

@@ -77,7 +77,7 @@ def _location_table(finding: Finding, screen: Screen) -> list[str]:
 
 
 def next_step_block(report: Report, screen: Screen) -> list[str]:
-    """Return what to do next."""
+    """Return the next step."""
     if report.first is None:
         return []
     sentence, environments = next_step(report.first, report.chain)
@@ -171,8 +171,9 @@ def _port_name(pair: ComparedPair) -> str:
 
 
 def _split_room(references: Sequence[str], ports: Sequence[str], room: int) -> tuple[int, int]:
-    """Return the widths of two columns of names: what they need, or if that is too much, half of
-    the room for the narrower one at most.
+    """Return the widths of two columns of names.
+
+    If both do not fit into the room, the narrower one gets at most half of it.
 
     >>> _split_room(["a" * 30], ["b" * 10], 30)
     (20, 10)

@@ -32,7 +32,7 @@ _PLACES: dict[Side, str] = {
     "output": "output of {module}",
     "parameter": "weights of {module}",
 }
-# What is wrong with the tensor, and what that means for the search.
+# The problem with the tensor, and its meaning for the search.
 _HEADLINES: dict[Side, tuple[str, str]] = {
     "input": (
         "the input `{tensor}` of {module} {defect}",
@@ -156,7 +156,7 @@ def moment_of(finding: Finding) -> str:
 
 
 def harmless_kind(finding: Finding) -> str:
-    """Return why a difference is harmless: `dtype`, `layout`, or `healed`."""
+    """Return the reason why a difference is harmless: `dtype`, `layout`, or `healed`."""
     return finding.kind if finding.kind in ("dtype", "layout") else "healed"
 
 
