@@ -171,13 +171,13 @@ def test_another_hook_of_a_module_stays(trace: Path) -> None:
             return output
 
     net = Net()
-    other = ModuleHookManager.get_from_or_default(net.halves)
-    manager = attach(net)
-    other.append_forward_hook(Other("halves", [], JsonlSink(trace)))
-    detach_activation_trace(manager)
+    halves_manager = ModuleHookManager.get_from_or_default(net.halves)
+    halves_manager = attach(net)
+    halves_manager.append_forward_hook(Other("halves", [], JsonlSink(trace)))
+    detach_activation_trace(halves_manager)
     assert (
-        ModuleHookManager.get_from(net.halves) is other
-        and other.get_forward_hook("other") is not None
+        ModuleHookManager.get_from(net.halves) is halves_manager
+        and halves_manager.get_forward_hook("other") is not None
     )
 
 
@@ -240,8 +240,8 @@ def test_a_closed_sink_or_a_failing_statistic_never_reaches_the_forward(
     sink.close()
     with trace_step(2):
         assert module(X) is X
-    said = capfd.readouterr().err
-    assert "no such number" in said and "is closed" in said
+    stderr = capfd.readouterr().err
+    assert "no such number" in stderr and "is closed" in stderr
     assert lines(trace) == [{"module": "closed", "tensor": "out", "step": 0, "sum": -2.0}]
 
 

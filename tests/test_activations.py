@@ -41,9 +41,9 @@ class Returning(nn.Module):
         return self.make(self.weight * 2)
 
 
-def stats_of(sink: ListSink, tensor: str = "out", **where: Any) -> dict[str, Any]:
-    (found,) = sink.rows("stats", tensor=tensor, module="", **where)
-    return found
+def stats_of(sink: ListSink, tensor: str = "out", **key: Any) -> dict[str, Any]:
+    (row,) = sink.rows("stats", tensor=tensor, module="", **key)
+    return row
 
 
 CONTAINERS = {
@@ -66,11 +66,11 @@ CONTAINERS = {
 def test_tensors_are_found_in_every_container_with_their_gradients(kind: str) -> None:
     make, labels = CONTAINERS[kind]
     with recording(capture="outputs,gradients") as sink:
-        found = Returning(lambda t: make(t))()
+        output = Returning(lambda t: make(t))()
         leaves = [
             t
             for t in torch.utils._pytree.tree_leaves(
-                found if not dataclasses.is_dataclass(found) else vars(found)
+                output if not dataclasses.is_dataclass(output) else vars(output)
             )
             if torch.is_tensor(t)
         ]
@@ -226,9 +226,9 @@ def test_a_sharded_tensor_is_measured_by_its_own_shard_without_asking_the_others
     program = PROGRAMS / "shard_inside_a_model.py"
     run_ranks(tmp_path, program, OTEL_TORCH_CAPTURE="inputs,outputs", OTEL_TORCH_JSONL_RANKS="1")
     (path,) = tmp_path.glob("run*.jsonl")
-    found = {(row["module"], row["tensor"]): row for row in lines(path)}
-    assert (found["inner", "out"]["mean"], found["inner", "out"]["sum"]) == (10.0, 20.0)
-    assert found["inner", "in[0]"]["mean"] == 5.0 and found["", "out"]["mean"] == 20.0
+    rows = {(row["module"], row["tensor"]): row for row in lines(path)}
+    assert (rows["inner", "out"]["mean"], rows["inner", "out"]["sum"]) == (10.0, 20.0)
+    assert rows["inner", "in[0]"]["mean"] == 5.0 and rows["", "out"]["mean"] == 20.0
 
 
 class Tied(nn.Module):

@@ -104,12 +104,14 @@ def test_a_benchmark_that_fails_is_a_line_of_the_table() -> None:
 
 
 def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
-    page, found = tmp_path / "page.md", tmp_path / "found.json"
+    page, json_path = tmp_path / "page.md", tmp_path / "found.json"
     page.write_text((ROOT / "docs" / "performance.md").read_text())
-    assert driver.main(["gpu", "--page", str(page), "--json", str(found)]) == 0
+    assert driver.main(["gpu", "--page", str(page), "--json", str(json_path)]) == 0
     assert "device synchronisations in a forward" in page.read_text()
     assert "six statistics, float32" not in page.read_text()
-    assert {figure["benchmark"] for figure in json.loads(found.read_text())["figures"]} == {"gpu"}
+    assert {figure["benchmark"] for figure in json.loads(json_path.read_text())["figures"]} == {
+        "gpu"
+    }
     assert (
         driver.rewritten("a <!-- x -->old<!-- end of x --> b", x="new")
         == "a <!-- x -->\nnew\n<!-- end of x --> b"
@@ -121,12 +123,12 @@ def test_the_page_is_rewritten_between_its_markers(tmp_path: Path) -> None:
 def test_each_side_runs_once_a_round_and_as_often_as_asked() -> None:
     calls: list[str] = []
     sides = {name: plainly(functools.partial(calls.append, name)) for name in ("one", "two")}
-    found = interleave(sides, rounds=8, times=2, warm_up=1)
-    turns = [calls[at : at + 3] for at in range(0, 48, 3)]
+    ratios = interleave(sides, rounds=8, times=2, warm_up=1)
+    turns = [calls[start : start + 3] for start in range(0, 48, 3)]
     assert all(len(set(turn)) == 1 for turn in turns)
     rounds = [(first[0], second[0]) for first, second in zip(turns[::2], turns[1::2], strict=True)]
     assert set(rounds) == {("one", "two"), ("two", "one")}  # both orders come up
-    assert found.cpu.count == found.wall.count == 8
+    assert ratios.cpu.count == ratios.wall.count == 8
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -235,7 +235,7 @@ def test_every_container_is_cached_without_its_graph() -> None:
     x = torch.ones(2, requires_grad=True)
     model = Structured()
     with Cache().attach(model) as cache:
-        found = model(x)
+        result = model(x)
     cached = cache.output
     assert (
         cached["result"].logits.tolist() == [2, 2]
@@ -243,7 +243,7 @@ def test_every_container_is_cached_without_its_graph() -> None:
         and cached["result"].words == "kept"
     )
     assert (
-        found["result"].logits.requires_grad
+        result["result"].logits.requires_grad
         and cached["pair"][1][1] is None
         and not cached["pair"][0].requires_grad
     )

@@ -50,11 +50,11 @@ def test_a_forgotten_step_that_comes_again_begins_behind_all_calls_of_before() -
 
 
 def test_threads_share_a_steps_numbers() -> None:
-    calls, found = CallCounter(), []
+    calls, numbers = CallCounter(), []
     counted = calls.of("forward", 0, 0)
     threads = [
         threading.Thread(
-            target=lambda: found.extend([calls.count(counted, "layer") for _ in range(5000)])
+            target=lambda: numbers.extend([calls.count(counted, "layer") for _ in range(5000)])
         )
         for _ in range(4)
     ]
@@ -62,4 +62,4 @@ def test_threads_share_a_steps_numbers() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == list(range(20000))
+    assert sorted(numbers) == list(range(20000))

@@ -30,7 +30,7 @@ class Subject:
 
     model: nn.Module
     inputs: dict[str, Any]
-    others: dict[str, Any]
+    other_inputs: dict[str, Any]
     blocks: str
     attention: str
     head: str
@@ -50,9 +50,9 @@ def gpt2(layers: int = 2) -> Subject:
         eos_token_id=49,
     )
     model = GPT2LMHeadModel(config).eval()
-    tokens, others = torch.randint(1, 49, (2, 1, 5))
+    tokens, other_tokens = torch.randint(1, 49, (2, 1, 5))
     return Subject(
-        model, {"input_ids": tokens, "use_cache": False}, {"input_ids": others, "use_cache": False}, "transformer.h", "attn",
+        model, {"input_ids": tokens, "use_cache": False}, {"input_ids": other_tokens, "use_cache": False}, "transformer.h", "attn",
         "lm_head",
     )  # fmt: skip
 
@@ -83,8 +83,8 @@ class Loss(nn.Module):
         self.model = model
 
     def forward(self, inputs: dict[str, Any]) -> Tensor:
-        found = self.model(**inputs)
-        return (found[0] if isinstance(found, tuple) else found.logits).square().mean()
+        output = self.model(**inputs)
+        return (output[0] if isinstance(output, tuple) else output.logits).square().mean()
 
 
 SUBJECTS = pytest.mark.parametrize("make", [gpt2, wan])
@@ -92,32 +92,34 @@ COMPILED = pytest.mark.parametrize(("make", "backend"), [(gpt2, "aot_eager"), (w
 
 
 def tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    rmap_tensor(value, found.append)
-    return found
+    collected: list[Tensor] = []
+    rmap_tensor(value, collected.append)
+    return collected
 
 
 def seen(model: nn.Module, forward: Callable[[], object]) -> dict[str, list[list[Tensor]]]:
     """Return copies of the tensors that every module returns, by PyTorch's own hooks: a list per
     call; in the order of ends.
     """
-    found: dict[str, list[list[Tensor]]] = {}
+    outputs: dict[str, list[list[Tensor]]] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: found.setdefault(name, []).append(
-            [one.detach().clone() for one in tensors(output)]
+        return lambda module, args, output: outputs.setdefault(name, []).append(
+            [tensor.detach().clone() for tensor in tensors(output)]
         )
 
     handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     forward()
     for handle in handles:
         handle.remove()
-    return found
+    return outputs
 
 
-def same(one: list[Tensor], other: list[Tensor], exact: bool = True) -> bool:
+def same(actual: list[Tensor], expected: list[Tensor], exact: bool = True) -> bool:
     close = torch.equal if exact else lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-    return len(one) == len(other) and all(close(a, b) for a, b in zip(one, other, strict=True))
+    return len(actual) == len(expected) and all(
+        close(a, b) for a, b in zip(actual, expected, strict=True)
+    )
 
 
 # -- tensor_tracker
@@ -152,8 +154,8 @@ def test_outputs_and_gradients_are_tracked_and_tabled(make: Callable[[], Subject
             # what a module returns and uses itself, as this one its first, has its whole gradient
             # here
             start = stash.name == "model.condition_embedder"
-            found, expected = tensors(stash.value)[start:], gradients[stash.name][start:]
-            assert found and same(found, expected, exact=False), (
+            gradient, expected = tensors(stash.value)[start:], gradients[stash.name][start:]
+            assert gradient and same(gradient, expected, exact=False), (
                 stash.name
             )  # they are added in another order
         elif not stash.grad:
@@ -190,7 +192,7 @@ def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) ->
     assert [stash.name for stash in tracker] == layers
     with track(model, exclude=f"{subject.attention}|drop", grad=False) as tracker:
         model(inputs)
-    assert [one.name for one in tracker] == [
+    assert [stash.name for stash in tracker] == [
         name
         for name, calls in own.items()
         for _ in calls
@@ -198,24 +200,24 @@ def test_filters_stashes_and_registering_by_hand(make: Callable[[], Subject]) ->
     ]
     with track(model, stash_value=lambda t: t.std().detach().cpu(), include=layers[0]) as tracker:
         model(inputs).backward()
-    assert all(one.dim() == 0 for stash in tracker for one in tensors(stash.value))
+    assert all(tensor.dim() == 0 for stash in tracker for tensor in tensors(stash.value))
     deviation = next(stash for stash in tracker if stash.name == layers[0] and not stash.grad)
-    assert same(tensors(deviation.value), [one.std() for one in own[layers[0]][0]])
+    assert same(tensors(deviation.value), [tensor.std() for tensor in own[layers[0]][0]])
 
     def stash(event: Event) -> Stash:
-        kinds = [type(one) for one in (*event.args, *event.kwargs.values())]
+        kinds = [type(value) for value in (*event.args, *event.kwargs.values())]
         return Stash(event.name, event.type, event.grad, (Tensor in kinds, event.grad))
 
     with track(model, stash=stash, include=f"{layers[1]}$") as tracker:
         model(inputs).backward()
-    assert [one.value for one in tracker] == [(True, False), (False, True)]
+    assert [stash.value for stash in tracker] == [(True, False), (False, True)]
 
     tracker = Tracker()
     tracker.register(model.model.get_submodule(subject.head), "head")
     model(inputs).backward()
     tracker.unregister()
     model(inputs).backward()
-    assert [(one.name, one.grad) for one in tracker] == [("head", False), ("head", True)]
+    assert [(stash.name, stash.grad) for stash in tracker] == [("head", False), ("head", True)]
     assert same(tensors(tracker[0].value), own[f"model.{subject.head}"][0])
 
 
@@ -258,14 +260,15 @@ def test_tracked_inside_compiled_graphs(
 
 
 def assert_same_calls(
-    found: dict[str, list[list[Tensor]]], own: dict[str, list[list[Tensor]]]
+    actual: dict[str, list[list[Tensor]]], own: dict[str, list[list[Tensor]]]
 ) -> None:
-    assert {name: len(calls) for name, calls in found.items()} == {
+    assert {name: len(calls) for name, calls in actual.items()} == {
         name: len(calls) for name, calls in own.items()
     }
     for name, calls in own.items():
         assert all(
-            same(one, other, exact=False) for one, other in zip(found[name], calls, strict=True)
+            same(output, expected_output, exact=False)
+            for output, expected_output in zip(actual[name], calls, strict=True)
         ), name
 
 
@@ -325,7 +328,9 @@ def test_modules_are_cached_by_object_and_path_and_cast(make: Callable[[], Subje
     ):
         model(**subject.inputs)
     assert list(cache) == [f"model.{subject.blocks}.0", f"model.{subject.head}"]
-    assert same(tensors(cache[subject.head].output), [one.half() for one in own[subject.head][0]])
+    assert same(
+        tensors(cache[subject.head].output), [tensor.half() for tensor in own[subject.head][0]]
+    )
     renamed = Cache(
         layer,
         rename={subject.blocks.rpartition(".")[2]: "layers"},
@@ -345,21 +350,21 @@ def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
     with torch.no_grad(), Cache().attach(subject.model) as cache:
         subject.model(**subject.inputs)
         model = subject.model.to("meta")
-        found = scan(
+        scanned = scan(
             model,
             **{
-                key: one.to("meta") if key == "hidden_states" else one
-                for key, one in subject.inputs.items()
+                key: tensor.to("meta") if key == "hidden_states" else tensor
+                for key, tensor in subject.inputs.items()
             },
         )
     shapes: dict[str, list[list[tuple[int, ...]]]] = {}
-    for call in found.calls:
+    for call in scanned.calls:
         shapes.setdefault(call.module, []).append([tuple(value.shape) for value in call.outputs])
-    kept = {
-        name: [[tuple(one.shape) for one in call] for call in calls]
+    expected_shapes = {
+        name: [[tuple(tensor.shape) for tensor in call] for call in calls]
         for name, calls in everything(cache).items()
     }
-    assert shapes == kept
+    assert shapes == expected_shapes
 
 
 # -- nnsight's tracer
@@ -369,7 +374,7 @@ def test_a_scan_has_the_shapes_of_the_cache_and_needs_no_numbers(
 def patched(it: Any, subject: Subject) -> tuple[Tensor, Tensor]:
     """Replace a layer's output of one run by that of another."""
     name = f"{subject.blocks}.{len(subject.model.get_submodule(subject.blocks)) - 1}"
-    with it.invoke(**subject.inputs) as a, it.invoke(**subject.others) as b:
+    with it.invoke(**subject.inputs) as a, it.invoke(**subject.other_inputs) as b:
         b[name].output = a[name].output
         return tensors(a.result)[0], tensors(b.result)[0]
 
@@ -381,11 +386,13 @@ def test_a_layer_of_one_invoke_replaces_that_of_another(make: Callable[[], Subje
     cache = it.cache(subject.head)
     with torch.no_grad():
         a, b = patched(it, subject)
-        exact, other = (
-            tensors(subject.model(**inputs))[0] for inputs in (subject.inputs, subject.others)
+        exact, replaced = (
+            tensors(subject.model(**inputs))[0] for inputs in (subject.inputs, subject.other_inputs)
         )
     assert (
-        torch.equal(a, exact) and not torch.equal(b, other) and len(cache[subject.head].calls) == 2
+        torch.equal(a, exact)
+        and not torch.equal(b, replaced)
+        and len(cache[subject.head].calls) == 2
     )
     if (
         "input_ids" in subject.inputs
@@ -400,8 +407,10 @@ def test_two_invokes_of_a_compiled_model(
     subject = make(1)
     with torch.no_grad():
         expected = patched(interleave(subject.model), subject)
-        found = patched(interleave(torch.compile(subject.model, backend=backend)), subject)
-    assert same(list(found), list(expected), exact=False)
+        patched_outputs = patched(
+            interleave(torch.compile(subject.model, backend=backend)), subject
+        )
+    assert same(list(patched_outputs), list(expected), exact=False)
 
 
 @SUBJECTS
@@ -494,7 +503,7 @@ def test_guidance_is_two_bodies_with_a_barrier_at_every_step() -> None:
     with torch.no_grad():
         runs = (
             it.execute(denoise, subject.inputs).do(give),
-            it.execute(denoise, subject.others).do(take),
+            it.execute(denoise, subject.other_inputs).do(take),
         )
         latents, differs = (run.wait() for run in runs)
         assert (

@@ -20,11 +20,11 @@ def trace(tmp_path, capsys):
     def make(*words):
         path = tmp_path / "trace.json"
         status = main(["show", *map(str, words), "--chrome-trace", str(path)])
-        said = capsys.readouterr()
+        captured = capsys.readouterr()
         if status:
-            assert not path.exists() and said.out == ""
-            return status, said.err
-        return json.loads(path.read_text(), parse_constant=pytest.fail)["traceEvents"], said.out
+            assert not path.exists() and captured.out == ""
+            return status, captured.err
+        return json.loads(path.read_text(), parse_constant=pytest.fail)["traceEvents"], captured.out
 
     return make
 
@@ -42,7 +42,7 @@ RUN = line(
 
 
 def test_regions_and_steps_are_complete_events_in_microseconds(recording, tmp_path, trace):
-    events, said = trace(recording(row()), "--traces", write(tmp_path / "traces.jsonl", RUN))
+    events, stderr = trace(recording(row()), "--traces", write(tmp_path / "traces.jsonl", RUN))
     drawn = [(event["name"], event["cat"], event["ts"], event["dur"]) for event in of(events, "X")]
     assert drawn == [
         ("torch.run", "other", 0.0, 10e6),
@@ -56,7 +56,7 @@ def test_regions_and_steps_are_complete_events_in_microseconds(recording, tmp_pa
         region["parent_span_id"],
     ) == ("aa", "bb")
     assert {(event["pid"], event["tid"]) for event in of(events, "X")} == {(1, 1)}
-    assert "4 spans of 1 process" in said
+    assert "4 spans of 1 process" in stderr
 
 
 def test_what_happened_in_a_span_is_an_instant(recording, tmp_path, trace):
@@ -67,9 +67,9 @@ def test_what_happened_in_a_span_is_an_instant(recording, tmp_path, trace):
     )
     traces = write(tmp_path / "traces.jsonl", RUN, line(step(2, 2, 4, events=[activation])))
     events, _ = trace(recording(row()), "--traces", traces)
-    found = [(event["name"], event["ts"], event["args"]) for event in of(events, "i")]
-    assert found[0] == ("fastvideo.profiler.enable_collection", 2.5e6, {})
-    assert found[1][:2] == ("a.b out", 3e6) and found[1][2]["torch.stat.max"] == "NaN"
+    instants = [(event["name"], event["ts"], event["args"]) for event in of(events, "i")]
+    assert instants[0] == ("fastvideo.profiler.enable_collection", 2.5e6, {})
+    assert instants[1][:2] == ("a.b out", 3e6) and instants[1][2]["torch.stat.max"] == "NaN"
 
 
 def test_processes_and_threads_are_called_by_rank_and_stand_in_their_order(
@@ -77,7 +77,8 @@ def test_processes_and_threads_are_called_by_rank_and_stand_in_their_order(
 ):
     ranks = [line(span("torch.run", rank, 10), rank=rank, pid=100 - rank) for rank in (2, 0, 11)]
     traces = [
-        write(tmp_path / "otlp" / f"traces.rank{at}.jsonl", text) for at, text in enumerate(ranks)
+        write(tmp_path / "otlp" / f"traces.rank{rank}.jsonl", text)
+        for rank, text in enumerate(ranks)
     ]
     for given in (
         ["--traces", tmp_path / "otlp"],
@@ -111,13 +112,13 @@ def test_spans_that_overlap_without_nesting_have_threads_of_their_own(recording,
     )
     events, _ = trace(recording(row()), "--traces", write(tmp_path / "traces.jsonl", traces))
     drawn = of(events, "X")
-    for one in drawn:
-        for other in drawn:
-            if one["tid"] == other["tid"] and one["ts"] < other["ts"]:
-                begins, ends = other["ts"], other["ts"] + other["dur"]
-                assert begins >= one["ts"] + one["dur"] or ends <= one["ts"] + one["dur"], (
-                    one["name"],
-                    other["name"],
+    for event in drawn:
+        for later in drawn:
+            if event["tid"] == later["tid"] and event["ts"] < later["ts"]:
+                begins, ends = later["ts"], later["ts"] + later["dur"]
+                assert begins >= event["ts"] + event["dur"] or ends <= event["ts"] + event["dur"], (
+                    event["name"],
+                    later["name"],
                 )
     assert len({event["tid"] for event in drawn}) == 2
 
@@ -126,13 +127,15 @@ def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(
     recording, tmp_path, trace
 ):
     traces = write(tmp_path / "traces.jsonl", RUN)
-    rows = [row(step=at, abs_mean=value, max=1.0) for at, value in ((0, 0.5), (1, 0.25), (7, 3.0))]
+    rows = [
+        row(step=step, abs_mean=value, max=1.0) for step, value in ((0, 0.5), (1, 0.25), (7, 3.0))
+    ]
     rows.append(row("last", step=1, call=0, abs_mean=1.0))
     rows.append(row("last", step=1, call=1, abs_mean=2.0))
     path = recording(*rows)
-    events, said = trace(path, "--traces", traces)
-    assert of(events, "C") == [] and "have no counter" not in said
-    events, said = trace(
+    events, stderr = trace(path, "--traces", traces)
+    assert of(events, "C") == [] and "have no counter" not in stderr
+    events, stderr = trace(
         path, "--traces", traces, "--counters", "abs_mean", "--counters", "max", "--module", "block"
     )
     assert [(event["name"], event["ts"], event["args"]) for event in of(events, "C")] == [
@@ -141,7 +144,7 @@ def test_counters_come_only_when_asked_for_and_stand_at_the_ends_of_steps(
         ("M block out abs_mean", 8_000_001.0, {"abs_mean": 0.25}),
         ("M block out max", 8_000_001.0, {"max": 1.0}),
     ]
-    assert "1 records have no counter" in said
+    assert "1 records have no counter" in stderr
     events, _ = trace(path, "--traces", traces, "--counters", "abs_mean", "--module", "last")
     assert [event["args"] for event in of(events, "C")] == [{"abs_mean": 2.0}]
 
@@ -177,7 +180,7 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             (),
@@ -194,13 +197,13 @@ def test_any_name_is_a_name_of_a_counter(recording, tmp_path, trace):
     ],
 )
 def test_without_spans_to_draw_one_line_says_why_and_the_status_is_2(
-    recording, tmp_path, monkeypatch, trace, words, said
+    recording, tmp_path, monkeypatch, trace, words, message
 ):
     recording(row())
     write(tmp_path / "traces" / "traces.jsonl", RUN)
     monkeypatch.chdir(tmp_path)
     status, err = trace("run.jsonl", *words)
-    assert status == 2 and said in err and len(err.splitlines()) == 1
+    assert status == 2 and message in err and len(err.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -213,8 +216,8 @@ def test_a_traces_file_that_a_kill_cut_off_is_drawn_up_to_there_and_said(
     recording, tmp_path, trace
 ):
     traces = write(tmp_path / "traces.jsonl", RUN, '{"resourceSpans": [{"reso')
-    events, said = trace(recording(row()), "--traces", traces)
-    assert len(of(events, "X")) == 4 and "line 2 was cut off" in said
+    events, stderr = trace(recording(row()), "--traces", traces)
+    assert len(of(events, "X")) == 4 and "line 2 was cut off" in stderr
 
 
 def test_an_unmodified_program_is_drawn_without_saying_where_its_spans_are(tmp_path, trace):

@@ -234,13 +234,15 @@ def test_doctor_checks_only_enabled_signals(monkeypatch):
         unheard.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unheard.getsockname()[1]}"
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TORCH_SIGNALS": "spans"}
-        found = {finding.text.split(":")[0]: finding for finding in doctor.find_delivery(environ)}
-    assert {signal: finding.ok for signal, finding in found.items()} == {
+        findings = {
+            finding.text.split(":")[0]: finding for finding in doctor.find_delivery(environ)
+        }
+    assert {signal: finding.ok for signal, finding in findings.items()} == {
         "traces": False,
         "metrics": None,
         "logs": None,
     }
-    assert "OTEL_TORCH_SIGNALS does not ask for it" in found["logs"].text
+    assert "OTEL_TORCH_SIGNALS does not ask for it" in findings["logs"].text
 
 
 def test_the_environment_module_knows_every_setting():

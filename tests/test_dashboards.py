@@ -30,7 +30,7 @@ def test_every_query_is_in_its_dashboard_with_a_data_source_that_is_provisioned(
     provisioned = yaml.safe_load(
         (CONFIG / "grafana/provisioning/datasources/otel_torch.yaml").read_text()
     )["datasources"]
-    known = {one["uid"]: one["type"] for one in provisioned}
+    types = {source["uid"]: source["type"] for source in provisioned}
     asked: list[str] = []
     for path in made["files"]():
         board = json.loads(path.read_text())
@@ -38,9 +38,9 @@ def test_every_query_is_in_its_dashboard_with_a_data_source_that_is_provisioned(
         panels += [inner for panel in board["panels"] for inner in panel.get("panels", [])]
         for panel in panels:
             for target in panel["targets"]:
-                assert known[target["datasource"]["uid"]] == target["datasource"]["type"]
+                assert types[target["datasource"]["uid"]] == target["datasource"]["type"]
                 asked.append(target.get("expr") or target["query"])
-        variables = {one["name"] for one in board["templating"]["list"]}
+        variables = {variable["name"] for variable in board["templating"]["list"]}
         used = set(re.findall(r"\$\{?(\w+)", path.read_text())) - {"__all", "__range"}
         assert used == variables, path
     assert sorted(asked) == sorted(query.text for _, _, query in made["queries"]())
@@ -50,9 +50,9 @@ def test_every_query_is_in_its_dashboard_with_a_data_source_that_is_provisioned(
     "text", [query.text for _, _, query in made["queries"]() if query.source == "prometheus"]
 )
 def test_every_metric_that_is_asked_for_is_documented(text: str) -> None:
-    found = re.findall(r"\b((?:torch|otel_torch|traces|otelcol)_[a-z_]+)(?=\$?\{|\$)", text)
-    assert found
-    for name in found:
+    metrics = re.findall(r"\b((?:torch|otel_torch|traces|otelcol)_[a-z_]+)(?=\$?\{|\$)", text)
+    assert metrics
+    for name in metrics:
         if name == "torch_module_activation_":
             continue  # of any statistic
         base = re.sub(
@@ -65,5 +65,5 @@ def test_every_metric_that_is_asked_for_is_documented(text: str) -> None:
 
 def test_links_lead_to_data_sources() -> None:
     text = (CONFIG / "grafana/provisioning/datasources/otel_torch.yaml").read_text()
-    known = {one["uid"] for one in yaml.safe_load(text)["datasources"]}
-    assert set(re.findall(r"datasourceUid: (\w+)", text)) <= known
+    uids = {source["uid"] for source in yaml.safe_load(text)["datasources"]}
+    assert set(re.findall(r"datasourceUid: (\w+)", text)) <= uids

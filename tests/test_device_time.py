@@ -34,18 +34,23 @@ class StandInEvent:
 
     def __init__(self, device: StandIn) -> None:
         self.device = device
-        self.at: float | None = None
+        self.issued_at: float | None = None
 
     def record(self) -> None:
-        self.at = self.device.issued
+        self.issued_at = self.device.issued
         self.device.recorded += 1
 
     def query(self) -> bool:
-        return self.at is not None and self.at <= self.device.reached
+        return self.issued_at is not None and self.issued_at <= self.device.reached
 
-    def elapsed_time(self, other: StandInEvent) -> float:
-        assert self.query() and other.query() and self.at is not None and other.at is not None
-        return other.at - self.at
+    def elapsed_time(self, end: StandInEvent) -> float:
+        assert (
+            self.query()
+            and end.query()
+            and self.issued_at is not None
+            and end.issued_at is not None
+        )
+        return end.issued_at - self.issued_at
 
 
 class StandIn:
@@ -128,11 +133,11 @@ def test_a_device_that_fails_is_said_and_left_alone(
     measured.end()
     device.reached = 1
     device.issued = -1
-    StandInEvent.elapsed_time, kept = None, StandInEvent.elapsed_time  # type: ignore[assignment,method-assign]
+    StandInEvent.elapsed_time, elapsed_time = None, StandInEvent.elapsed_time  # type: ignore[assignment,method-assign]
     try:
         assert measured.seconds() is None and not measured.pending
     finally:
-        StandInEvent.elapsed_time = kept  # type: ignore[method-assign]
+        StandInEvent.elapsed_time = elapsed_time  # type: ignore[method-assign]
     assert "device time of regions is not known" in capsys.readouterr().err
 
 

@@ -129,15 +129,15 @@ def port_of(model: Reference) -> Port:
     with torch.no_grad():
         port.stem.load_state_dict(model.embed.state_dict())
         port.lm_head.load_state_dict(model.head.state_dict())
-        for mine, theirs in zip(model.blocks, port.layers, strict=True):
-            theirs.input_norm.load_state_dict(mine.norm.state_dict())
-            theirs.post_norm.load_state_dict(mine.norm2.state_dict())
-            theirs.self_attn.o_proj.load_state_dict(mine.attention.out.state_dict())
-            parts = mine.attention.q, mine.attention.k, mine.attention.v
-            theirs.self_attn.qkv_proj.weight.copy_(torch.cat([part.weight for part in parts]))
-            theirs.self_attn.qkv_proj.bias.copy_(torch.cat([part.bias for part in parts]))
-            theirs.mlp[0].load_state_dict(mine.up.state_dict())
-            theirs.mlp[2].load_state_dict(mine.down.state_dict())
+        for block, layer in zip(model.blocks, port.layers, strict=True):
+            layer.input_norm.load_state_dict(block.norm.state_dict())
+            layer.post_norm.load_state_dict(block.norm2.state_dict())
+            layer.self_attn.o_proj.load_state_dict(block.attention.out.state_dict())
+            parts = block.attention.q, block.attention.k, block.attention.v
+            layer.self_attn.qkv_proj.weight.copy_(torch.cat([part.weight for part in parts]))
+            layer.self_attn.qkv_proj.bias.copy_(torch.cat([part.bias for part in parts]))
+            layer.mlp[0].load_state_dict(block.up.state_dict())
+            layer.mlp[2].load_state_dict(block.down.state_dict())
     return port
 
 
@@ -168,8 +168,10 @@ def compare(
     model = reference()
     port = port_of(model)
     change(port)
-    mine = record(tmp_path / "reference.jsonl", model, inputs, **settings)
-    return otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs, **settings))
+    reference_file = record(tmp_path / "reference.jsonl", model, inputs, **settings)
+    return otel_torch.diff(
+        reference_file, record(tmp_path / "port.jsonl", port, inputs, **settings)
+    )
 
 
 def places(report: Report) -> tuple[str | None, ...]:
@@ -227,8 +229,8 @@ def test_exchanged_parts_of_a_fused_output_are_seen_behind_them(
     def change(port: Port) -> None:
         port.layers[0].self_attn.exchange = True
 
-    found = places(compare(tmp_path, inputs, change))
-    assert found == (
+    result = places(compare(tmp_path, inputs, change))
+    assert result == (
         "value",
         "input",
         "blocks.0.attention.out",
@@ -259,8 +261,8 @@ def test_weights_of_another_block_are_paired_by_place_and_named(
     def change(port: Port) -> None:
         port.layers[1].post_norm.load_state_dict(port.layers[2].post_norm.state_dict())
 
-    found = places(compare(tmp_path, inputs, change))
-    assert found == (
+    result = places(compare(tmp_path, inputs, change))
+    assert result == (
         "weights",
         "parameter",
         "blocks.1.norm2",
@@ -385,8 +387,10 @@ def test_the_first_wrong_step_is_named(tmp_path: Path, inputs: torch.Tensor) -> 
     model = reference()
     port = port_of(model)
     port.layers[1].mlp[1] = Later()
-    mine = record(tmp_path / "reference.jsonl", model, inputs, forwards=4)
-    report = otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs, forwards=4))
+    reference_file = record(tmp_path / "reference.jsonl", model, inputs, forwards=4)
+    report = otel_torch.diff(
+        reference_file, record(tmp_path / "port.jsonl", port, inputs, forwards=4)
+    )
     assert places(report)[-1] == "body.layers.1.mlp.1"
     assert report.first is not None and (report.first.step, report.first.port_step) == (2, 2)
 
@@ -398,12 +402,16 @@ def test_rounding_in_bfloat16_is_no_divergence_and_a_bug_in_it_is(
     port = port_of(model).bfloat16()
     model = model.bfloat16()
     inputs = inputs.bfloat16()
-    mine = record(tmp_path / "reference.jsonl", model, inputs)
+    reference_file = record(tmp_path / "reference.jsonl", model, inputs)
     noise = record(tmp_path / "noise.jsonl", model, inputs, noise="1")
-    clean = otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs), noise=noise)
+    clean = otel_torch.diff(
+        reference_file, record(tmp_path / "port.jsonl", port, inputs), noise=noise
+    )
     assert clean.verdict == "match"
     port.layers[1].residual_scale = 0.5
-    bugged = otel_torch.diff(mine, record(tmp_path / "bug.jsonl", port, inputs), noise=noise)
+    bugged = otel_torch.diff(
+        reference_file, record(tmp_path / "bug.jsonl", port, inputs), noise=noise
+    )
     assert places(bugged)[1:] == ("input", "blocks.1.norm2", "input", "body.layers.1.post_norm")
 
 
@@ -418,15 +426,17 @@ def test_modules_kept_in_another_type_are_listed_as_harmless(
     port = port_of(model).bfloat16()
     model = model.bfloat16()
     for block in model.blocks:
-        kept = Kept(WIDTH)
-        kept.load_state_dict(
+        norm = Kept(WIDTH)
+        norm.load_state_dict(
             {name: value.float() for name, value in block.norm.state_dict().items()}
         )
-        block.norm = kept
-    mine = record(tmp_path / "reference.jsonl", model, inputs.bfloat16())
-    report = otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs.bfloat16()))
+        block.norm = norm
+    reference_file = record(tmp_path / "reference.jsonl", model, inputs.bfloat16())
+    report = otel_torch.diff(
+        reference_file, record(tmp_path / "port.jsonl", port, inputs.bfloat16())
+    )
     assert report.verdict == "match"
-    assert {(one.kind, one.module) for one in report.harmless} >= {
+    assert {(pair.kind, pair.module) for pair in report.harmless} >= {
         ("dtype", "blocks.0.norm"),
         ("dtype", "blocks.2.norm"),
     }
@@ -435,9 +445,9 @@ def test_modules_kept_in_another_type_are_listed_as_harmless(
 def test_models_that_have_nothing_in_common_are_incomparable(
     tmp_path: Path, inputs: torch.Tensor
 ) -> None:
-    mine = record(tmp_path / "reference.jsonl", reference(), inputs)
-    other = record(tmp_path / "other.jsonl", nn.Sequential(nn.Linear(8, 3), nn.Tanh()), inputs)
-    report = otel_torch.diff(mine, other)
+    reference_file = record(tmp_path / "reference.jsonl", reference(), inputs)
+    other_file = record(tmp_path / "other.jsonl", nn.Sequential(nn.Linear(8, 3), nn.Tanh()), inputs)
+    report = otel_torch.diff(reference_file, other_file)
     assert report.verdict == "incomparable" and report.reason
 
 
@@ -449,9 +459,9 @@ def test_without_sketches_statistics_decide_and_it_is_said(
 
     model, port = reference(), reference()
     plain = {"capture": "outputs", "stats": "abs_mean,mean,std,min,max,shape"}
-    mine = record(tmp_path / "reference.jsonl", model, inputs, **plain)
-    clean = otel_torch.diff(mine, record(tmp_path / "clean.jsonl", port, inputs, **plain))
+    reference_file = record(tmp_path / "reference.jsonl", model, inputs, **plain)
+    clean = otel_torch.diff(reference_file, record(tmp_path / "clean.jsonl", port, inputs, **plain))
     assert clean.verdict == "match" and clean.weaker
     change(port)
-    bugged = otel_torch.diff(mine, record(tmp_path / "port.jsonl", port, inputs, **plain))
+    bugged = otel_torch.diff(reference_file, record(tmp_path / "port.jsonl", port, inputs, **plain))
     assert bugged.first is not None and bugged.first.port_module == "blocks.1.act" and bugged.weaker

@@ -91,16 +91,16 @@ def record(path, model, *shape, **settings):
 def recordings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
     torch.manual_seed(0)
-    model, other = Transformer(), Vision()
-    found = {
+    model, vision = Transformer(), Vision()
+    paths = {
         "reference": record(folder / "reference.jsonl", model, 2, 4),
         "again": record(folder / "again.jsonl", model, 2, 4),
     }
     with torch.no_grad():
         model.blocks[1][1].weight[0] *= 1.5
-    found["wrong"] = record(folder / "wrong.jsonl", model, 2, 4)
-    found["vision"] = record(folder / "vision.jsonl", other, 2, 3, 8, 8)
-    return found
+    paths["wrong"] = record(folder / "wrong.jsonl", model, 2, 4)
+    paths["vision"] = record(folder / "vision.jsonl", vision, 2, 3, 8, 8)
+    return paths
 
 
 # -- what it says, and where
@@ -114,21 +114,23 @@ def recordings(tmp_path_factory):
 def test_exit_status_and_one_object(recordings, port, status, verdict):
     done = command(recordings["reference"], recordings[port], "--json", "-")
     assert done.returncode == status
-    found = json.loads(done.stdout)
-    assert done.stdout.count("\n") == 1 and list(found) == KEYS
-    assert (found["schema"], found["verdict"]) == ("otel_torch.diff/1", verdict)
-    assert (found["first"] is not None) == (verdict == "diverged") and (
-        found["reason"] is not None
+    document = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1 and list(document) == KEYS
+    assert (document["schema"], document["verdict"]) == ("otel_torch.diff/1", verdict)
+    assert (document["first"] is not None) == (verdict == "diverged") and (
+        document["reason"] is not None
     ) == (status == 2)
-    said = done.stderr.splitlines()
-    assert len(said) == (status == 2) and all(
-        line.startswith("otel_torch: incomparable: ") for line in said
+    lines = done.stderr.splitlines()
+    assert len(lines) == (status == 2) and all(
+        line.startswith("otel_torch: incomparable: ") for line in lines
     )
 
 
 def test_the_place_of_a_fault_is_in_the_object(recordings):
-    found = json.loads(command(recordings["reference"], recordings["wrong"], "--json", "-").stdout)
-    first = found["first"]
+    document = json.loads(
+        command(recordings["reference"], recordings["wrong"], "--json", "-").stdout
+    )
+    first = document["first"]
     assert (first["module"], first["kind"], first["port_module"]) == (
         "blocks.1.1",
         "weights",
@@ -203,14 +205,14 @@ def test_help_says_what_everything_is():
 
 
 def test_as_a_function(recordings):
-    told = []
-    report = diff(recordings["reference"], recordings["wrong"], progress=told.append)
+    messages = []
+    report = diff(recordings["reference"], recordings["wrong"], progress=messages.append)
     assert (
         report.verdict == "diverged"
         and report.first is not None
         and report.first.module == "blocks.1.1"
     )
-    assert told
+    assert messages
     with pytest.raises(ValueError, match="holds no record"):
         diff(recordings["reference"], os.devnull)
 
@@ -263,15 +265,15 @@ def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
         "bytes": (b"\x80\x81\n", ["line 1"]),
         "only a beginning": (lines[0][:20], ["line 1"]),
     }
-    found = {}
-    for name, (content, said) in made.items():
+    cases = {}
+    for name, (content, expected) in made.items():
         path = folder / f"{name.replace(' ', '_')}.jsonl"
         path.write_bytes(content)
-        found[name] = (str(path), [str(path), *said])
+        cases[name] = (str(path), [str(path), *expected])
     (folder / "nothing").mkdir()
-    found["a folder without recordings"] = (str(folder / "nothing"), [str(folder / "nothing")])
-    found["no file"] = (str(folder / "no_such.jsonl"), ["no_such.jsonl", "No such file"])
-    return found
+    cases["a folder without recordings"] = (str(folder / "nothing"), [str(folder / "nothing")])
+    cases["no file"] = (str(folder / "no_such.jsonl"), ["no_such.jsonl", "No such file"])
+    return cases
 
 
 NAMES = [
@@ -289,7 +291,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_recording_is_one_line(recordings, tmp_path, name):
-    path, said = bad_files(tmp_path, recordings["reference"])[name]
+    path, expected = bad_files(tmp_path, recordings["reference"])[name]
     for place, arguments in enumerate(
         ([path, recordings["again"]], [recordings["reference"], path])
     ):
@@ -301,10 +303,10 @@ def test_what_is_no_recording_is_one_line(recordings, tmp_path, name):
             and line.startswith("otel_torch: ")
             and "Traceback" not in done.stderr
         )
-        assert [words for words in said if words not in line] == []
+        assert [words for words in expected if words not in line] == []
         if place:  # who reads a program's answer finds one here too
-            found = json.loads(done.stdout)
-            assert found["verdict"] == "incomparable" and found["reason"] in line
+            document = json.loads(done.stdout)
+            assert document["verdict"] == "incomparable" and document["reason"] in line
         else:
             assert done.stdout == ""
 
@@ -318,13 +320,13 @@ def test_what_options_name_must_be_there(recordings, tmp_path, option):
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--save-map"])
 @pytest.mark.parametrize(
-    "place, said", [("no/such/out", "No such file or directory"), ("", "Is a directory")]
+    "place, expected", [("no/such/out", "No such file or directory"), ("", "Is a directory")]
 )
-def test_where_nothing_can_be_written_is_one_line(recordings, tmp_path, option, place, said):
+def test_where_nothing_can_be_written_is_one_line(recordings, tmp_path, option, place, expected):
     done = command(recordings["reference"], recordings["again"], option, f"{tmp_path}/{place}")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert str(tmp_path) in line and line.endswith(f"cannot be written: {said}")
+    assert str(tmp_path) in line and line.endswith(f"cannot be written: {expected}")
 
 
 @pytest.mark.parametrize("value", ["tight", "0", "-1e-3", "nan", "inf"])
@@ -340,7 +342,7 @@ def test_a_tolerance_that_lets_everything_pass(recordings):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, expected",
     [
         ("[modules\n", ["is not TOML", "line 1"]),
         (
@@ -353,12 +355,12 @@ def test_a_tolerance_that_lets_everything_pass(recordings):
         ),
     ],
 )
-def test_a_map_that_does_not_fit(recordings, tmp_path, text, said):
+def test_a_map_that_does_not_fit(recordings, tmp_path, text, expected):
     (tmp_path / "map.toml").write_text(text)
     done = command(recordings["reference"], recordings["again"], "--map", tmp_path / "map.toml")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert [words for words in [f"{tmp_path}/map.toml", *said] if words not in line] == []
+    assert [words for words in [f"{tmp_path}/map.toml", *expected] if words not in line] == []
 
 
 def test_an_old_answer_does_not_stay(recordings, tmp_path):
@@ -376,9 +378,9 @@ def test_a_last_line_that_a_kill_cut_off_is_left_out_and_said(recordings, tmp_pa
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(recordings["again"].read_bytes()[:-30])
     done = command(recordings["reference"], cut, "--json", "-")
-    found = json.loads(done.stdout)
-    assert any("was cut off" in line and str(cut) in line for line in found["warnings"])
-    assert found["verdict"] == "match" and done.returncode == 0
+    document = json.loads(done.stdout)
+    assert any("was cut off" in line and str(cut) in line for line in document["warnings"])
+    assert document["verdict"] == "match" and done.returncode == 0
 
 
 def test_mixed_schema_versions(recordings, tmp_path):

@@ -113,7 +113,7 @@ def trace(guidance: float = 3.0, **changes: float) -> list[Row]:
 
 def forwards(rows: list[Row]) -> list[list[Row]]:
     size = len(rows) // FORWARDS
-    return [rows[at : at + size] for at in range(0, len(rows), size)]
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def numbered(rows: list[Row]) -> list[Row]:
@@ -150,7 +150,7 @@ def compared(tmp_path: Path) -> Callable[[list[Row], list[Row]], Report]:
 
 
 def names(report: Report) -> list[tuple[str, str, int | None]]:
-    return [(one.module, one.tensor, one.step) for one in report.introduced]
+    return [(pair.module, pair.tensor, pair.step) for pair in report.introduced]
 
 
 # -- what is the same
@@ -243,13 +243,13 @@ def test_a_difference_of_which_nothing_comes_is_harmless(clean, compared):
     ]
     report = compared(clean, changed)
     assert report.verdict == "match"
-    assert {(one.module, one.tensor) for one in report.harmless} == {("blocks.0.up", "out[0]")}
+    assert {(pair.module, pair.tensor) for pair in report.harmless} == {("blocks.0.up", "out[0]")}
 
 
 @pytest.mark.parametrize("spelled", [math.nan, "NaN"], ids=["a bare token", "a string"])
 def test_a_value_that_is_not_finite_is_named_as_such(clean, compared, spelled):
-    at = next(number for number, row in enumerate(clean) if row["module"] == "blocks.1.act")
-    broken = clean[:at] + [{**row, "abs_mean": spelled, "sum": spelled} for row in clean[at:]]
+    index = next(number for number, row in enumerate(clean) if row["module"] == "blocks.1.act")
+    broken = clean[:index] + [{**row, "abs_mean": spelled, "sum": spelled} for row in clean[index:]]
     report = compared(clean, broken)
     assert (report.introduced[0].kind, report.introduced[0].error) == ("nonfinite", math.inf)
     assert names(report) == [("blocks.1.act", "out", None)]
@@ -265,7 +265,7 @@ def test_rows_that_one_side_lacks_disturb_no_others(clean, wrong, compared, modu
 
     report = compared(clean, without(clean))
     assert (report.verdict, report.pairs) == ("match", len(without(clean)))
-    assert [one.module for one in report.unpaired["reference"]] == [module]
+    assert [pair.module for pair in report.unpaired["reference"]] == [module]
     assert names(compared(without(clean), wrong)) == [("blocks.1.residual", "out", None)]
 
 

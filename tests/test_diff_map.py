@@ -39,20 +39,20 @@ def names(*modules, model="M", parameters=()):
     """A model's modules, the root first, and parameters: full names, or (full name, number of the
     tensor).
     """
-    found = []
-    for one in parameters:
-        full, number = one if isinstance(one, tuple) else (one, None)
+    parameters_made = []
+    for entry in parameters:
+        full, number = entry if isinstance(entry, tuple) else (entry, None)
         module, _, name = full.rpartition(".")
         row = {} if number is None else {"value": number}
-        found.append(Parameter(model, module, name, row, None, None, (2,), 2, False))
-    return Names([(model, ""), *((model, module) for module in modules)], found)
+        parameters_made.append(Parameter(model, module, name, row, None, None, (2,), 2, False))
+    return Names([(model, ""), *((model, module) for module in modules)], parameters_made)
 
 
 def both(*sides):
     """Several models of one recording."""
     return Names(
         [place for side in sides for place in side.modules],
-        [one for side in sides for one in side.parameters],
+        [parameter for side in sides for parameter in side.parameters],
     )
 
 
@@ -64,13 +64,16 @@ def read(tmp_path, text):
 
 def plain(pairs):
     """Module pairs without the model."""
-    return {one[1]: other[1] for one, other in pairs.items()}
+    return {reference[1]: port[1] for reference, port in pairs.items()}
 
 
-def groups(found):
+def groups(resolved):
     return [
-        (tuple(one.full_name for one in left), tuple(one.full_name for one in right))
-        for left, right in found.parameters
+        (
+            tuple(parameter.full_name for parameter in reference),
+            tuple(parameter.full_name for parameter in port),
+        )
+        for reference, port in resolved.parameters
     ]
 
 
@@ -78,39 +81,39 @@ BLOCKS = [f"blocks.{index}" for index in range(3)]
 
 
 def test_a_pattern_carries_over_what_it_stands_for(tmp_path):
-    left = names("blocks", *(f"{block}.attn1.to_q" for block in BLOCKS), "text.proj.0")
-    right = names("layers", *(f"layers.{index}.q" for index in range(3)), "model.text.proj.0")
-    found = resolve_map(
+    reference = names("blocks", *(f"{block}.attn1.to_q" for block in BLOCKS), "text.proj.0")
+    port = names("layers", *(f"layers.{index}.q" for index in range(3)), "model.text.proj.0")
+    resolved = resolve_map(
         read(
             tmp_path, '[modules]\n"blocks.*.attn1.to_q" = "layers.*.q"\n"text.**" = "model.text.**"'
         ),
-        left,
-        right,
+        reference,
+        port,
     )
-    assert plain(found.matched) == {
+    assert plain(resolved.matched) == {
         "blocks.0.attn1.to_q": "layers.0.q",
         "blocks.1.attn1.to_q": "layers.1.q",
         "blocks.2.attn1.to_q": "layers.2.q",
         "text.proj.0": "model.text.proj.0",
     }
-    assert found.warnings == []
+    assert resolved.warnings == []
 
 
 def test_names_need_no_quotes_where_toml_needs_none(tmp_path):
-    found = resolve_map(
+    resolved = resolve_map(
         read(tmp_path, "[modules]\nblocks.0.norm = 'blocks.0.ln'"),
         names("blocks.0.norm"),
         names("blocks.0.ln"),
     )
-    assert plain(found.matched) == {"blocks.0.norm": "blocks.0.ln"}
+    assert plain(resolved.matched) == {"blocks.0.norm": "blocks.0.ln"}
 
 
 def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
-    left, right = names(*BLOCKS), names(*BLOCKS, "first")
-    found = resolve_map(
-        read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"'), left, right
+    reference, port = names(*BLOCKS), names(*BLOCKS, "first")
+    resolved = resolve_map(
+        read(tmp_path, '[modules]\n"blocks.*" = "blocks.*"\n"blocks.0" = "first"'), reference, port
     )
-    assert plain(found.matched) == {
+    assert plain(resolved.matched) == {
         "blocks.0": "first",
         "blocks.1": "blocks.1",
         "blocks.2": "blocks.2",
@@ -119,40 +122,42 @@ def test_a_line_without_a_wildcard_decides_over_one_with_it(tmp_path):
 
 def test_two_patterns_that_disagree_are_fine_where_a_line_decides(tmp_path):
     text = '[modules]\n"blocks.*" = "blocks.*"\n"*.0" = "*.9"\n'
-    left, right = names(*BLOCKS), names(*BLOCKS, "blocks.9")
+    reference, port = names(*BLOCKS), names(*BLOCKS, "blocks.9")
     with pytest.raises(
         MapError,
         match=r'contradicts \[modules\] "blocks.\*" = "blocks.\*" for blocks.0; a line without `\*`',
     ):
-        resolve_map(read(tmp_path, text), left, right)
+        resolve_map(read(tmp_path, text), reference, port)
     assert (
-        plain(resolve_map(read(tmp_path, text + '"blocks.0" = "blocks.9"'), left, right).matched)[
-            "blocks.0"
-        ]
+        plain(
+            resolve_map(read(tmp_path, text + '"blocks.0" = "blocks.9"'), reference, port).matched
+        )["blocks.0"]
         == "blocks.9"
     )
 
 
 def test_a_pair_of_modules_pairs_their_parameters(tmp_path):
-    left = names("norm", "norm2", parameters=["norm.weight", "norm.bias", "norm2.weight"])
-    right = names("ln", "ln2", parameters=["ln.weight", "ln.gamma", "ln2.weight"])
-    found = resolve_map(
+    reference = names("norm", "norm2", parameters=["norm.weight", "norm.bias", "norm2.weight"])
+    port = names("ln", "ln2", parameters=["ln.weight", "ln.gamma", "ln2.weight"])
+    resolved = resolve_map(
         read(tmp_path, '[modules]\nnorm = "ln"\n[parameters]\n"norm.bias" = "ln.gamma"'),
-        left,
-        right,
+        reference,
+        port,
     )
-    assert sorted(groups(found)) == [
+    assert sorted(groups(resolved)) == [
         (("norm.bias",), ("ln.gamma",)),
         (("norm.weight",), ("ln.weight",)),
     ]
 
 
 def test_a_parameter_with_two_names_is_paired_once(tmp_path):
-    left = names("embed", "head", parameters=[("embed.weight", 7), ("head.weight", 7)])
-    right = names("tokens", "out", parameters=[("tokens.weight", 3), ("out.weight", 3)])
-    found = resolve_map(read(tmp_path, '[modules]\nembed = "tokens"\nhead = "out"'), left, right)
-    assert groups(found) == [(("embed.weight",), ("tokens.weight",))]
-    assert plain(found.matched) == {"embed": "tokens", "head": "out"}
+    reference = names("embed", "head", parameters=[("embed.weight", 7), ("head.weight", 7)])
+    port = names("tokens", "out", parameters=[("tokens.weight", 3), ("out.weight", 3)])
+    resolved = resolve_map(
+        read(tmp_path, '[modules]\nembed = "tokens"\nhead = "out"'), reference, port
+    )
+    assert groups(resolved) == [(("embed.weight",), ("tokens.weight",))]
+    assert plain(resolved.matched) == {"embed": "tokens", "head": "out"}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -166,8 +171,8 @@ def test_fused_modules_both_ways(tmp_path, turned):
     read_map = read(
         tmp_path, f'[fused.{table}]\n"blocks.*.qkv" = ["blocks.*.q", "blocks.*.k", "blocks.*.v"]'
     )
-    found = resolve_map(read_map, *((whole, apart) if turned else (apart, whole)))
-    made, empty = (found.wholes, found.parts) if turned else (found.parts, found.wholes)
+    resolved = resolve_map(read_map, *((whole, apart) if turned else (apart, whole)))
+    made, empty = (resolved.wholes, resolved.parts) if turned else (resolved.parts, resolved.wholes)
     assert made["M", "blocks.1.qkv"] == [
         ("M", "blocks.1.q"),
         ("M", "blocks.1.k"),
@@ -178,73 +183,75 @@ def test_fused_modules_both_ways(tmp_path, turned):
         ("blocks.1.q.weight", "blocks.1.k.weight", "blocks.1.v.weight"),
         ("blocks.1.qkv.weight",),
     )
-    assert ((single, parts) if turned else (parts, single)) in groups(found)
+    assert ((single, parts) if turned else (parts, single)) in groups(resolved)
 
 
 def test_a_fused_parameter_of_parameters(tmp_path):
-    left = names("attn", parameters=["attn.in_proj_weight", "attn.in_proj_bias"])
-    right = names(
+    reference = names("attn", parameters=["attn.in_proj_weight", "attn.in_proj_bias"])
+    port = names(
         "attn",
         *(f"attn.{p}" for p in "qkv"),
         parameters=[f"attn.{p}.{n}" for p in "qkv" for n in ("weight", "bias")],
     )
     text = '[fused.reference]\n"attn.in_proj_weight" = ["attn.q.weight", "attn.k.weight", "attn.v.weight"]\n'
     text += '"attn.in_proj_bias" = ["attn.q.bias", "attn.k.bias", "attn.v.bias"]'
-    found = resolve_map(read(tmp_path, text), left, right)
-    assert found.wholes == {("M", "attn"): [("M", "attn.q"), ("M", "attn.k"), ("M", "attn.v")]}
-    assert (("attn.in_proj_bias",), ("attn.q.bias", "attn.k.bias", "attn.v.bias")) in groups(found)
+    resolved = resolve_map(read(tmp_path, text), reference, port)
+    assert resolved.wholes == {("M", "attn"): [("M", "attn.q"), ("M", "attn.k"), ("M", "attn.v")]}
+    assert (("attn.in_proj_bias",), ("attn.q.bias", "attn.k.bias", "attn.v.bias")) in groups(
+        resolved
+    )
 
 
 def test_models(tmp_path):
-    left = both(names("blocks.0", model="Encoder"), names("blocks.0", model="Transformer"))
-    right = both(names("blocks.0", model="T5"), names("blocks.0", "layers.0", model="DiT"))
+    reference = both(names("blocks.0", model="Encoder"), names("blocks.0", model="Transformer"))
+    port = both(names("blocks.0", model="T5"), names("blocks.0", "layers.0", model="DiT"))
     text = '[models]\nTransformer = "DiT"\nEncoder = "T5"\n[modules]\n"blocks.*" = "blocks.*"\n'
-    found = resolve_map(read(tmp_path, text), left, right)
-    assert found.models == {"Transformer": "DiT", "Encoder": "T5"}
-    assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
-    assert found.matched[("Transformer", "blocks.0")] == ("DiT", "blocks.0")
-    assert found.matched[("Encoder", "")] == ("T5", "")
-    found = resolve_map(
-        read(tmp_path, text + '"Transformer/blocks.0" = "DiT/layers.0"'), left, right
+    resolved = resolve_map(read(tmp_path, text), reference, port)
+    assert resolved.models == {"Transformer": "DiT", "Encoder": "T5"}
+    assert resolved.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
+    assert resolved.matched[("Transformer", "blocks.0")] == ("DiT", "blocks.0")
+    assert resolved.matched[("Encoder", "")] == ("T5", "")
+    resolved = resolve_map(
+        read(tmp_path, text + '"Transformer/blocks.0" = "DiT/layers.0"'), reference, port
     )
-    assert found.matched[("Transformer", "blocks.0")] == ("DiT", "layers.0")
-    assert found.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
+    assert resolved.matched[("Transformer", "blocks.0")] == ("DiT", "layers.0")
+    assert resolved.matched[("Encoder", "blocks.0")] == ("T5", "blocks.0")
 
 
 def test_the_map_overrides_what_was_found(tmp_path):
     pairs = ModulePairs(
         matched={
-            ("M", name): ("M", other)
-            for name, other in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "w")]
+            ("M", name): ("M", port_name)
+            for name, port_name in [("a", "x"), ("b", "y"), ("c", "z"), ("d", "w")]
         },
         parts={("M", "pq"): [("M", "p"), ("M", "q")]},
         containers={("M", "a"): ("M", "x")},
     )
-    left, right = names(*"abcdpq"), names(*"xyzw", "pq", "p")
+    reference, port = names(*"abcdpq"), names(*"xyzw", "pq", "p")
     text = '[modules]\na = "y"\np = "p"\n[unpaired]\nreference = ["c"]\n'
-    found = resolve_map(read(tmp_path, text), left, right)
-    assert plain(found.apply(pairs).matched) == {"a": "y", "d": "w", "p": "p"}
+    resolved = resolve_map(read(tmp_path, text), reference, port)
+    assert plain(resolved.apply(pairs).matched) == {"a": "y", "d": "w", "p": "p"}
     assert pairs.parts == {} and pairs.containers == {}
     assert (
-        found.forbids(0, ("M", "c"))
-        and not found.forbids(1, ("M", "c"))
-        and not found.forbids(0, ("M", "d"))
+        resolved.forbids(0, ("M", "c"))
+        and not resolved.forbids(1, ("M", "c"))
+        and not resolved.forbids(0, ("M", "d"))
     )
 
 
 def test_what_holds_others_and_owns_nothing_is_a_container(tmp_path):
-    left, right = (
+    reference, port = (
         names("blocks", "blocks.0", parameters=["blocks.0.weight"]),
         names("layers", "layers.0"),
     )
-    found = resolve_map(
-        read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"'), left, right
+    resolved = resolve_map(
+        read(tmp_path, '[modules]\nblocks = "layers"\n"blocks.0" = "layers.0"'), reference, port
     )
-    assert plain(found.apply(ModulePairs()).containers) == {"blocks": "layers"}
+    assert plain(resolved.apply(ModulePairs()).containers) == {"blocks": "layers"}
 
 
 def test_layouts(tmp_path):
-    found = resolve_map(
+    resolved = resolve_map(
         read(
             tmp_path,
             '[layouts]\n"blocks.*.norm:out" = "permute(0, 2, 1)"\n"head:in[*]" = "reshape(4, -1)"',
@@ -252,21 +259,21 @@ def test_layouts(tmp_path):
         names("blocks.0.norm", "head"),
         names("other"),
     )
-    assert found.reorders(("M", "blocks.0.norm"), "out") and not found.reorders(
+    assert resolved.reorders(("M", "blocks.0.norm"), "out") and not resolved.reorders(
         ("M", "blocks.0.norm"), "in[0]"
     )
-    assert str(found.layout(("M", "head"), "in[3]")) == "reshape(4, -1)" and not found.reorders(
-        ("M", "head"), "in[0]"
-    )
-    assert found.unused() == []
+    assert str(
+        resolved.layout(("M", "head"), "in[3]")
+    ) == "reshape(4, -1)" and not resolved.reorders(("M", "head"), "in[0]")
+    assert resolved.unused() == []
 
 
 def test_a_layout_whose_tensor_never_came_is_said(tmp_path):
-    found = resolve_map(
+    resolved = resolve_map(
         read(tmp_path, '[layouts]\n"head:out[7]" = "any"'), names("head"), names("head")
     )
-    found.layout(("M", "head"), "out[0]")
-    assert found.unused() == [
+    resolved.layout(("M", "head"), "out[0]")
+    assert resolved.unused() == [
         f'{tmp_path}/map.toml: [layouts] "head:out[7]" = "any": no such tensor was compared'
     ]
 
@@ -346,12 +353,12 @@ NO_MAPS = {
 
 @pytest.mark.parametrize("case", NO_MAPS)
 def test_what_is_no_map_is_one_line(tmp_path, case):
-    text, said = NO_MAPS[case]
+    text, expected = NO_MAPS[case]
     with pytest.raises(MapError) as error:
         read(tmp_path, text)
     line = str(error.value)
     assert line.startswith(f"{tmp_path}/map.toml: ") and "\n" not in line
-    assert [words for words in said if words not in line] == []
+    assert [words for words in expected if words not in line] == []
 
 
 def test_bytes_are_no_map(tmp_path):
@@ -430,28 +437,28 @@ MISFITS = {
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_what_does_not_fit_the_recordings_is_one_line(tmp_path, case):
-    text, said = MISFITS[case]
+    text, expected = MISFITS[case]
     with pytest.raises(MapError) as error:
         resolve_map(read(tmp_path, text), REFERENCE, PORT)
     line = str(error.value)
     assert line.startswith(f"{tmp_path}/map.toml: ") and "\n" not in line
-    assert [words for words in said if words not in line] == []
+    assert [words for words in expected if words not in line] == []
 
 
 def test_counterparts_that_a_pattern_does_not_find_are_said(tmp_path):
-    found = resolve_map(
+    resolved = resolve_map(
         read(tmp_path, '[modules]\n"blocks.*.attn" = "blocks.*.self_attn"'), REFERENCE, PORT
     )
-    assert plain(found.matched) == {"blocks.0.attn": "blocks.0.self_attn"}
-    (warning,) = found.warnings
+    assert plain(resolved.matched) == {"blocks.0.attn": "blocks.0.self_attn"}
+    (warning,) = resolved.warnings
     assert "the port has no counterpart of blocks.1.attn" in warning
 
 
 def test_a_line_that_others_outdo_is_said(tmp_path):
-    found = resolve_map(
+    resolved = resolve_map(
         read(tmp_path, '[modules]\n"nor*" = "l*"\n"norm" = "ln"'), names("norm"), names("ln", "lm")
     )
-    assert found.warnings == [
+    assert resolved.warnings == [
         f'{tmp_path}/map.toml: [modules] "nor*" = "l*": has no effect, other lines override it'
     ]
 
@@ -474,27 +481,32 @@ def test_fold_writes_only_what_means_the_same():
 def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
     """Programs made by chance: what is written means, when it is read, exactly what was found."""
     chance = random.Random(seed)
-    left, right = {}, set()
+    pairs, port_names = {}, set()
     for leaf in ("q", "k", "norm", "net.0", "net.2", "proj"):
         shift, renamed = chance.choice([0, 0, 0, 1]), chance.choice([leaf, f"{leaf}.inner", "fc"])
         for index in range(chance.choice([1, 2, 5])):
             name = f"blocks.{index}.{leaf}"
-            other = f"layers.{index + shift}.{renamed}"
+            port = f"layers.{index + shift}.{renamed}"
             if chance.random() < 0.15:
-                other = f"layers.{index}.odd_{len(left)}"
-            if chance.random() < 0.9 and other not in left.values():
-                left[name] = other
-            right.add(other)
+                port = f"layers.{index}.odd_{len(pairs)}"
+            if chance.random() < 0.9 and port not in pairs.values():
+                pairs[name] = port
+            port_names.add(port)
     universe = list(
-        dict.fromkeys([*left, *(f"blocks.{i}.{leaf}" for i in range(5) for leaf in ("q", "net.0"))])
-    )
-    text = "[modules]\n" + "".join(
-        f"{json.dumps(name)} = {json.dumps(others[0])}\n"
-        for name, others, _ in fold(
-            {name: (other,) for name, other in left.items()}, universe, [right]
+        dict.fromkeys(
+            [*pairs, *(f"blocks.{i}.{leaf}" for i in range(5) for leaf in ("q", "net.0"))]
         )
     )
-    assert plain(resolve_map(read(tmp_path, text), names(*universe), names(*right)).matched) == left
+    text = "[modules]\n" + "".join(
+        f"{json.dumps(name)} = {json.dumps(ports[0])}\n"
+        for name, ports, _ in fold(
+            {name: (port,) for name, port in pairs.items()}, universe, [port_names]
+        )
+    )
+    assert (
+        plain(resolve_map(read(tmp_path, text), names(*universe), names(*port_names)).matched)
+        == pairs
+    )
 
 
 # -- recordings
@@ -513,7 +525,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v, norm, out = (getattr(self, part) for part in self.parts)
-        heads = [one(x).unflatten(-1, (4, 2)).transpose(1, 2) for one in (q, k, v)]
+        heads = [projection(x).unflatten(-1, (4, 2)).transpose(1, 2) for projection in (q, k, v)]
         mixed = nn.functional.scaled_dot_product_attention(norm(heads[0]), *heads[1:])
         return out(mixed.transpose(1, 2).flatten(2))
 
@@ -528,8 +540,8 @@ class Fused(nn.Module):
         self.proj = nn.Linear(8, 8)
 
     def forward(self, x):
-        q, k, v = (one.unflatten(-1, (4, 2)) for one in self.qkv(x).chunk(3, dim=-1))
-        heads = [one.transpose(1, 2) for one in (self.rms(q), k, v)]
+        q, k, v = (part.unflatten(-1, (4, 2)) for part in self.qkv(x).chunk(3, dim=-1))
+        heads = [part.transpose(1, 2) for part in (self.rms(q), k, v)]
         return self.proj(
             nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
         )
@@ -572,12 +584,12 @@ class Port(nn.Module):
         self.layers = nn.ModuleList(
             Block(Fused(), ("south", "mix", "north", "mlp")) for _ in range(3)
         )
-        for mine, theirs in zip(self.layers, reference.blocks, strict=True):
-            for name, other in (("weight", "weight"), ("bias", "bias")):
-                parts = [getattr(getattr(theirs.attn, part), other) for part in "qkv"]
-                setattr(mine.mix.qkv, name, nn.Parameter(torch.cat(parts).detach().clone()))
-            for part, other in ((mine.mix.proj, theirs.attn.out), (mine.mlp, theirs.ff)):
-                part.load_state_dict(other.state_dict())
+        for layer, block in zip(self.layers, reference.blocks, strict=True):
+            for name, reference_name in (("weight", "weight"), ("bias", "bias")):
+                parts = [getattr(getattr(block.attn, part), reference_name) for part in "qkv"]
+                setattr(layer.mix.qkv, name, nn.Parameter(torch.cat(parts).detach().clone()))
+            for part, reference_part in ((layer.mix.proj, block.attn.out), (layer.mlp, block.ff)):
+                part.load_state_dict(reference_part.state_dict())
         if wrong is not None:
             wrong(self)
 
@@ -614,8 +626,8 @@ def recordings(tmp_path_factory):
         port.layers[1].mix.qkv.weight.data[8:16] *= 1.5
 
     def load_norm(port):
-        for mine, theirs in zip(port.layers, reference.blocks, strict=True):
-            mine.mix.rms.load_state_dict(theirs.attn.norm_q.state_dict())
+        for layer, block in zip(port.layers, reference.blocks, strict=True):
+            layer.mix.rms.load_state_dict(block.attn.norm_q.state_dict())
 
     return {
         "reference": record(folder / "reference.jsonl", reference),
@@ -638,13 +650,13 @@ def test_a_layout_says_that_another_order_is_right(recordings, tmp_path):
     (tmp_path / "map.toml").write_text(LAYOUT)
     report = diff(recordings["reference"], recordings["port"], map=tmp_path / "map.toml")
     assert report.verdict == "match"
-    norms = [one for one in report.compared if one.module.endswith("norm_q")]
-    assert {one.state for one in norms} == {"layout"} and len(norms) >= 6
-    assert {one.step for one in norms} >= {0, 1}
+    norms = [pair for pair in report.compared if pair.module.endswith("norm_q")]
+    assert {pair.state for pair in norms} == {"layout"} and len(norms) >= 6
+    assert {pair.step for pair in norms} >= {0, 1}
     before = {
-        one.state
-        for one in without.compared
-        if one.module.endswith("norm_q") and one.tensor == "out"
+        pair.state
+        for pair in without.compared
+        if pair.module.endswith("norm_q") and pair.tensor == "out"
     }
     assert "layout" not in before
     assert not [line for line in report.warnings if "map.toml" in line]
@@ -652,7 +664,7 @@ def test_a_layout_says_that_another_order_is_right(recordings, tmp_path):
 
 def test_what_cannot_be_told_apart_is_said_and_a_map_tells_it(recordings, tmp_path):
     report = diff(recordings["reference"], recordings["port"], save_map=tmp_path / "found.toml")
-    assert {one.module for one in report.ambiguous} == {
+    assert {pair.module for pair in report.ambiguous} == {
         f"blocks.{i}.{norm}" for i in range(3) for norm in ("norm1", "norm2")
     }
     assert "ambiguous" in (tmp_path / "found.toml").read_text()
@@ -662,13 +674,13 @@ def test_what_cannot_be_told_apart_is_said_and_a_map_tells_it(recordings, tmp_pa
     )
     report = diff(recordings["reference"], recordings["port"], map=tmp_path / "map.toml")
     assert (report.verdict, report.ambiguous) == ("match", [])
-    pairs = {(one.module, one.port_module) for one in report.compared}
+    pairs = {(pair.module, pair.port_module) for pair in report.compared}
     assert {("blocks.2.norm1", "layers.2.south"), ("blocks.0.norm2", "layers.0.north")} <= pairs
 
 
 def test_what_was_found_is_saved_and_means_the_same_when_given_back(recordings, tmp_path):
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
-    found = diff(recordings["reference"], recordings["port"], save_map=first)
+    resolved = diff(recordings["reference"], recordings["port"], save_map=first)
     again = diff(recordings["reference"], recordings["port"], map=first, save_map=second)
     assert tomllib.loads(first.read_text()) == tomllib.loads(second.read_text())
     tables = tomllib.loads(first.read_text())
@@ -685,12 +697,12 @@ def test_what_was_found_is_saved_and_means_the_same_when_given_back(recordings, 
 
     def compared(report):
         return {
-            (one.module, one.tensor, one.port_module, one.port_tensor, one.state)
-            for one in report.compared
+            (pair.module, pair.tensor, pair.port_module, pair.port_tensor, pair.state)
+            for pair in report.compared
         }
 
-    assert compared(found) == compared(again)
-    assert again.verdict == found.verdict
+    assert compared(resolved) == compared(again)
+    assert again.verdict == resolved.verdict
     assert [line for line in again.warnings if "toml" in line] == []
 
 
@@ -708,11 +720,11 @@ def test_what_a_map_keeps_apart_is_not_compared(recordings, tmp_path):
     apart = {f"blocks.{i}.ff" for i in range(3)} | {
         f"blocks.0.attn{rest}" for rest in ("", ".q", ".k", ".v", ".norm_q", ".out")
     }
-    assert apart <= {one.module for one in report.unpaired["reference"]}
-    assert not apart & {one.module for one in report.compared if one.module}
-    kept = tomllib.loads((tmp_path / "kept.toml").read_text())
-    assert kept["unpaired"]["reference"] == ["blocks.*.ff", "blocks.0.attn.**"]
-    assert len(kept["layouts"]) == 2
+    assert apart <= {pair.module for pair in report.unpaired["reference"]}
+    assert not apart & {pair.module for pair in report.compared if pair.module}
+    saved_map = tomllib.loads((tmp_path / "kept.toml").read_text())
+    assert saved_map["unpaired"]["reference"] == ["blocks.*.ff", "blocks.0.attn.**"]
+    assert len(saved_map["layouts"]) == 2
 
 
 def test_a_fused_weight_that_is_wrong_is_compared_with_what_belongs_there(recordings, tmp_path):

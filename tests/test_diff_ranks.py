@@ -50,9 +50,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_path):
-    said: list[str] = []
-    (part,) = find_recordings(folder / "sharded", tmp_path, said.append)
-    assert part.rank is None and said == []
+    warnings: list[str] = []
+    (part,) = find_recordings(folder / "sharded", tmp_path, warnings.append)
+    assert part.rank is None and warnings == []
     alone, together = load_recording(folder / "reference.jsonl"), load_recording(part.path)
     names = (
         "module",
@@ -79,16 +79,16 @@ def test_parts_of_tensors_are_put_together_to_what_one_process_has(folder, tmp_p
     assert [[row[name] for name in names] for row in together.rows] == [
         [row[name] for name in names] for row in alone.rows
     ]
-    for one, other in zip(alone.rows, together.rows, strict=True):
-        scale = one["abs_mean"] * one["numel"] ** 0.5
+    for expected, actual in zip(alone.rows, together.rows, strict=True):
+        scale = expected["abs_mean"] * expected["numel"] ** 0.5
         for name in ("abs_mean", "min", "max", "mean", "std", "l2"):
-            assert other.get(name) == pytest.approx(one.get(name), rel=1e-5, abs=1e-6), (
-                one["module"],
-                one["tensor"],
+            assert actual.get(name) == pytest.approx(expected.get(name), rel=1e-5, abs=1e-6), (
+                expected["module"],
+                expected["tensor"],
                 name,
             )
-        assert other["sum"] == pytest.approx(one["sum"], rel=1e-5, abs=1e-5 * scale)
-        assert "shard" not in other and ("sketch" in other) == ("sketch" in one)
+        assert actual["sum"] == pytest.approx(expected["sum"], rel=1e-5, abs=1e-5 * scale)
+        assert "shard" not in actual and ("sketch" in actual) == ("sketch" in expected)
 
 
 def test_sharded_ranks_match_one_process(folder):
@@ -167,17 +167,17 @@ def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         ([], "holds no recording"),
         (["a.jsonl", "b.jsonl"], "gives its rank"),
         (["a.rank0.jsonl", "b.rank0.jsonl"], "are both of rank 0; leave one run in the folder"),
     ],
 )
-def test_a_folder_that_is_no_folder_of_ranks_is_one_line(folder, tmp_path, names, said):
+def test_a_folder_that_is_no_folder_of_ranks_is_one_line(folder, tmp_path, names, message):
     for name in names:
         shutil.copy(folder / "reference.jsonl", tmp_path / name)
-    with pytest.raises(RecordingError, match=said) as raised:
+    with pytest.raises(RecordingError, match=message) as raised:
         compare(folder / "reference.jsonl", tmp_path)
     assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
 

@@ -50,7 +50,7 @@ def pairs(layers, steps, wrong_layer=None, wrong="self_attn.o_proj"):
     """All pairs of a port whose error enters in one layer, at one module's input, and stays from
     there on.
     """
-    found = []
+    rows = []
     for step in range(steps):
         error, depth = 0.0, 0
         for layer in range(layers):
@@ -67,31 +67,31 @@ def pairs(layers, steps, wrong_layer=None, wrong="self_attn.o_proj"):
                         ("inherited", 0.3) if state == "right" else (state, max(size, 0.3))
                     )
                 names = f"model.layers.{layer}.{module}", f"blocks.{layer}.{port_module}"
-                found.append(pair(depth, *names, tensor, side, step, size, state))
+                rows.append(pair(depth, *names, tensor, side, step, size, state))
                 depth += 1
-    return found
+    return rows
 
 
 def finding(**fields):
-    found = {
+    defaults = {
         "model": MODEL, "module": "model.layers.1.self_attn.o_proj", "tensor": "in", "loop": 0, "step": 0, "call": 0,
         "phase": "forward", "port_model": PORT, "port_module": "blocks.1.attn.to_out", "port_tensor": "in", "port_loop": 0,
         "port_step": 0, "port_call": 0, "rank": None, "side": "input", "port_side": "input", "kind": "value", "error": 0.64,
         "floor": 1e-6, "explanation": "queries, keys and values are right; what the code between them and o_proj makes is not.",
     }  # fmt: skip
-    return Finding(**{**found, **fields})
+    return Finding(**{**defaults, **fields})
 
 
 def diverged(layers=4, steps=1, **fields):
     compared = pairs(layers, steps, wrong_layer=1)
     first = finding()
-    at = next(position for position, one in enumerate(compared) if one.state == "introduced")
-    chain = [one for one in compared[:at] if one.tensor == "out" or one.depth == 0]
-    found = {
+    index = next(position for position, pair in enumerate(compared) if pair.state == "introduced")
+    chain = [pair for pair in compared[:index] if pair.tensor == "out" or pair.depth == 0]
+    defaults = {
         "verdict": "diverged", "pairs": len(compared), "first": first, "introduced": [first], "compared": compared,
         "chain": chain, "reference": "ref.jsonl", "port": "port.jsonl",
     }  # fmt: skip
-    return Report(**{**found, **fields})
+    return Report(**{**defaults, **fields})
 
 
 def busy():
@@ -190,13 +190,13 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
     lines = render_text(busy(), color=False, width=width).splitlines()
     assert len(lines) <= SCREEN_LINES
     text = " ".join(" ".join(lines).split())
-    for said in (
+    for expected in (
         "First divergence: the input `in` of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This verdict is weaker",
         "OTEL_TORCH_TENSORS=FOLDER", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
         "only in the port: 2", "ambiguous: 7", "more warnings (--all)", "1,000,000 compared pairs",
         "OTEL_TORCH_ISOLATE=WHOLE",
     ):  # fmt: skip
-        assert said in text
+        assert expected in text
     assert (
         lines[-1]
         == "diverged: 594 pairs compared, 29 findings, 15 harmless differences, 49 not compared"
@@ -233,9 +233,9 @@ def test_everything_is_everything():
 
 def test_several_steps_are_a_curve_of_their_own():
     grown = diverged(steps=3)
-    for one in grown.compared:
-        if one.step == 2 and one.depth == 30:
-            one.error = 2.5
+    for pair in grown.compared:
+        if pair.step == 2 and pair.depth == 30:
+            pair.error = 2.5
     assert "error by step: ███  0.64 at step 0, 2.5 at step 2" in render_text(grown, color=False)
 
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_compared_says_why():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         (
             {"side": "output", "kind": "layout"},
@@ -306,10 +306,10 @@ def test_what_cannot_be_compared_says_why():
         ({"rank": 3}, "This is rank 3."),
     ],
 )
-def test_each_kind_of_finding_has_its_words(fields, said):
+def test_each_kind_of_finding_has_its_words(fields, expected):
     report = Report("diverged", first=finding(**fields), introduced=[finding(**fields)])
     text = " ".join(render_text(report, color=False, width=200).split())
-    assert said.format(module="model.layers.1.self_attn.o_proj") in text
+    assert expected.format(module="model.layers.1.self_attn.o_proj") in text
     assert text.endswith("diverged: 0 pairs compared, 1 finding")
 
 
@@ -318,7 +318,9 @@ def test_the_zoom_selects_the_neighbourhood_and_nothing_else():
     environments = dict(next_step(report.first, report.chain)[1])
     words = dict(word.split("=", 1) for word in shlex.split(environments["reference"]))
     chosen = {
-        one.module for one in report.compared if re.search(words["OTEL_TORCH_MODULES"], one.module)
+        pair.module
+        for pair in report.compared
+        if re.search(words["OTEL_TORCH_MODULES"], pair.module)
     }
     assert chosen == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
     first, before = finding(module="blocks.0", port_module="it's [0]"), report.chain[-1:]
@@ -335,9 +337,9 @@ HOSTILE = "a\x1b[2J\u202e`{module}`</script><script>alert(1)</script><!--\ud800\
 
 def hostile():
     report = diverged()
-    for one in report.compared:
-        one.model = one.module = one.tensor = one.port_module = one.port_tensor = HOSTILE
-        one.statistics = {HOSTILE: HOSTILE}
+    for pair in report.compared:
+        pair.model = pair.module = pair.tensor = pair.port_module = pair.port_tensor = HOSTILE
+        pair.statistics = {HOSTILE: HOSTILE}
     everywhere = dict.fromkeys(
         ("model", "module", "tensor", "port_model", "port_module", "port_tensor", "explanation"),
         HOSTILE,
@@ -356,7 +358,7 @@ def hostile():
 @pytest.mark.parametrize("everything", [False, True])
 def test_no_name_reaches_the_terminal_raw(everything):
     text = render_text(hostile(), color=False, show_all=everything)
-    assert all(one.isprintable() or one == "\n" for one in text)
+    assert all(character.isprintable() or character == "\n" for character in text)
     coloured = re.sub(r"\x1b\[\d+m", "", render_text(hostile(), color=True, show_all=everything))
     assert coloured == text
 
@@ -401,9 +403,9 @@ def page(tmp_path, monkeypatch, library):
     def make(report):
         path = tmp_path / "new" / "report.html"
         write_html(report, path)
-        found = Page(path.read_text(encoding="utf-8"))
-        assert found.open == []
-        return found
+        parsed = Page(path.read_text(encoding="utf-8"))
+        assert parsed.open == []
+        return parsed
 
     return make
 
@@ -427,27 +429,27 @@ def points(plot):
 
 def test_a_page_tells_of_the_divergence(page):
     report = busy()
-    found = page(report)
-    text = " ".join(" ".join(found.texts).split())
-    for said in (
+    parsed = page(report)
+    text = " ".join(" ".join(parsed.texts).split())
+    for expected in (
         "First divergence: the input in of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out",
         "640,000 times its floor", "This verdict is weaker", "Error by depth", "Module × step", "Modules",
         "Statistics of the finding", "Findings",
         "Harmless differences: 15", "Only in the reference: 40", "Ambiguous: 7", "Warnings: 31", "warning 29",
     ):  # fmt: skip
-        assert said in text
+        assert expected in text
 
 
 def test_the_tree_is_unfolded_where_the_error_came_in(page):
-    found = page(diverged())
-    text = " ".join(" ".join(found.texts).split())
+    parsed = page(diverged())
+    text = " ".join(" ".join(parsed.texts).split())
     tree = text[text.index("leads to a finding.") : text.index("Statistics of the finding")]
     assert (
         "✗ model ✗ layers ✓ 0" in tree
         and "✗ o_proj = blocks.1.attn.to_out input introduced 0.64" in tree
     )
     assert "↓ gate_proj = blocks.1.ffn.gate output inherited 0.64" in tree
-    folds = [attributes for tag, attributes in found.elements if tag == "details"]
+    folds = [attributes for tag, attributes in parsed.elements if tag == "details"]
     assert 0 < sum("open" in attributes for attributes in folds) < len(folds)
 
 
@@ -455,14 +457,14 @@ def test_the_curve_and_the_map_are_drawn_from_the_pairs(page):
     report = diverged(layers=4, steps=3)
     made = plots(page(report))
     curve = points(made["curve"])
-    assert [(one["depth"], one["error"]) for one in curve] == [
-        (one.depth, one.error) for one in report.compared if one.step == 0
+    assert [(point["depth"], point["error"]) for point in curve] == [
+        (pair.depth, pair.error) for pair in report.compared if pair.step == 0
     ]
-    assert [one["text"] for one in curve if one["state"] == "introduced"] == [
+    assert [point["text"] for point in curve if point["state"] == "introduced"] == [
         "✗ introduced\nreference  model.layers.1.self_attn.o_proj  in\nport       blocks.1.attn.to_out  in\n"
         "error 0.64, floor 1e-06, step 0"
     ]
-    cells = {(one["module"], one["step"]): one["heat"] for one in points(made["heat"])}
+    cells = {(point["module"], point["step"]): point["heat"] for point in points(made["heat"])}
     assert len(cells) == 4 * 7 * 3
     assert cells["model.layers.0.mlp.down_proj", "0"] == "within its floor"
     assert cells["model.layers.1.self_attn.o_proj", "0"] == "more"
@@ -479,9 +481,9 @@ def test_errors_of_zero_and_errors_without_end_have_a_place_on_a_log_scale(page)
     )
     made = plots(page(report))
     values = points(made["curve"])
-    assert all(math.isfinite(one["error"]) and one["error"] > 0 for one in values)
+    assert all(math.isfinite(point["error"]) and point["error"] > 0 for point in values)
     assert "error NaN/Inf" in values[-1]["text"]
-    assert "NaN or Inf" in {one["heat"] for one in points(made["heat"])}
+    assert "NaN or Inf" in {point["heat"] for point in points(made["heat"])}
 
 
 def test_the_statistics_stand_side_by_side(page):
@@ -492,54 +494,54 @@ def test_the_statistics_stand_side_by_side(page):
 
 def test_a_match_and_an_incomparable_pair_have_pages_too(page):
     assert "The port matches the reference." in " ".join(page(match()).texts)
-    found = page(Report("incomparable", reason="another model"))
-    assert "another model" in " ".join(found.texts)
-    assert plots(found) == {} and len(found.scripts) == 1
+    parsed = page(Report("incomparable", reason="another model"))
+    assert "another model" in " ".join(parsed.texts)
+    assert plots(parsed) == {} and len(parsed.scripts) == 1
 
 
 def test_no_name_runs_in_a_page(page):
-    honest, found = page(diverged()), page(hostile())
-    assert len(found.scripts) == len(honest.scripts) == 3
-    assert found.scripts[1:] == honest.scripts[1:]
+    honest, parsed = page(diverged()), page(hostile())
+    assert len(parsed.scripts) == len(honest.scripts) == 3
+    assert parsed.scripts[1:] == honest.scripts[1:]
     allowed = {
         "html", "head", "meta", "title", "style", "body", "header", "p", "span", "h1", "h2", "h3", "table", "tr", "th", "td",
         "code", "pre", "details", "summary", "div", "ul", "li", "script",
     }  # fmt: skip
-    assert {tag for tag, _ in found.elements} <= allowed
+    assert {tag for tag, _ in parsed.elements} <= allowed
     assert not [
-        name for _, attributes in found.elements for name in attributes if name.startswith("on")
+        name for _, attributes in parsed.elements for name in attributes if name.startswith("on")
     ]
-    assert "alert(1)" in "".join(found.texts)
-    assert all(one.isprintable() or one == "\n" for one in "".join(found.texts))
-    assert "<" not in found.scripts[0]
-    assert "alert(1)" in points(plots(found)["curve"])[0]["text"]
-    assert "alert(1)" in drawn(plots(found)["heat"])
+    assert "alert(1)" in "".join(parsed.texts)
+    assert all(character.isprintable() or character == "\n" for character in "".join(parsed.texts))
+    assert "<" not in parsed.scripts[0]
+    assert "alert(1)" in points(plots(parsed)["curve"])[0]["text"]
+    assert "alert(1)" in drawn(plots(parsed)["heat"])
 
 
 def test_a_page_loads_nothing_and_runs_its_own_scripts_only(page):
-    found = page(diverged())
+    parsed = page(diverged())
     loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
     assert not [
         (tag, found_name)
-        for tag, attributes in found.elements
+        for tag, attributes in parsed.elements
         for found_name in loads & set(attributes)
     ]
     policy = next(
-        attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes
+        attributes["content"] for _, attributes in parsed.elements if "http-equiv" in attributes
     )
-    directives = dict(one.strip().split(" ", 1) for one in policy.split(";"))
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert directives["default-src"] == "'none'"
     hashes = {
-        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
-        for one in found.scripts[1:]
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in parsed.scripts[1:]
     }
     assert set(directives["script-src"].split()) == hashes
-    assert not re.search(r"@import|url\(", "".join(found.texts))
+    assert not re.search(r"@import|url\(", "".join(parsed.texts))
 
 
 def test_the_largest_tree_shows_the_way_to_the_finding(page):
-    found = page(diverged(layers=900))
-    text = " ".join(" ".join(found.texts).split())
+    parsed = page(diverged(layers=900))
+    text = " ".join(" ".join(parsed.texts).split())
     assert "branches without a finding are folded" in text
     assert "✗ o_proj = blocks.1.attn.to_out input introduced 0.64" in text
     assert "↓ 899 and 9 modules in it" in text
@@ -556,9 +558,11 @@ def test_a_hundred_thousand_pairs_make_a_page_that_opens(page, tmp_path):
     assert len(report.compared) > 100_000
     made = plots(page(report))
     assert len(points(made["curve"])) <= MAX_POINTS
-    assert [one["depth"] for one in points(made["curve"]) if one["state"] == "introduced"] == [14]
-    assert len({one["module"] for one in points(made["heat"])}) <= MAX_ROWS
-    assert len({one["step"] for one in points(made["heat"])}) <= MAX_COLUMNS
+    assert [
+        point["depth"] for point in points(made["curve"]) if point["state"] == "introduced"
+    ] == [14]
+    assert len({point["module"] for point in points(made["heat"])}) <= MAX_ROWS
+    assert len({point["step"] for point in points(made["heat"])}) <= MAX_COLUMNS
     assert (tmp_path / "new" / "report.html").stat().st_size < 4_000_000
     assert len(render_text(report, color=False).splitlines()) <= SCREEN_LINES
 

@@ -62,9 +62,9 @@ def further(rows: Rows, step: int, scale: float = 1.0) -> Rows:
     template = forward(rows, 1)
     start = min(row["value"] for row in template if "sketch" in row)
     ahead = step * 10_000
-    found = []
+    later_rows = []
     for row in template:
-        new = {**row, "step": step, "order": [at + ahead for at in row["order"]]}
+        new = {**row, "step": step, "order": [index + ahead for index in row["order"]]}
         if row["parent"] is not None:
             new["parent"] = row["parent"] + ahead
         if row["value"] >= start:  # not a tensor of the first step that is given again
@@ -75,8 +75,8 @@ def further(rows: Rows, step: int, scale: float = 1.0) -> Rows:
             if "sketch" in new:
                 numbers = np.frombuffer(base64.b64decode(new["sketch"]), "<f4") * np.float32(scale)
                 new["sketch"] = base64.b64encode(numbers.tobytes()).decode()
-        found.append(new)
-    return found
+        later_rows.append(new)
+    return later_rows
 
 
 def scale_of(step: int) -> float:
@@ -91,10 +91,10 @@ def lengthened(
 ) -> Rows:
     """The recording with further steps, some of them those of a wrong program."""
     wrong_at = set(wrong_at)
-    found = list(rows)
+    all_rows = list(rows)
     for step in steps:
-        found += further(wrong if step in wrong_at else rows, step, scale_of(step))
-    return found
+        all_rows += further(wrong if step in wrong_at else rows, step, scale_of(step))
+    return all_rows
 
 
 @pytest.fixture
@@ -131,34 +131,42 @@ def analysed(monkeypatch) -> list[int]:
     return counts
 
 
-def same(one: Report, other: Report) -> None:
+def same(actual: Report, expected: Report) -> None:
     """Two reports say the same; errors may differ by the order in which sums were added."""
 
     def near(a, b):
         return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6))
 
-    assert (one.verdict, one.reason, one.warnings) == (other.verdict, other.reason, other.warnings)
+    assert (actual.verdict, actual.reason, actual.warnings) == (
+        expected.verdict,
+        expected.reason,
+        expected.warnings,
+    )
     # of a wrong forward the full analysis expects less: what is made of wrong inputs
-    assert other.pairs <= one.pairs <= 1.02 * other.pairs and (
-        one.first or one.pairs == other.pairs
+    assert expected.pairs <= actual.pairs <= 1.02 * expected.pairs and (
+        actual.first or actual.pairs == expected.pairs
     )
-    assert (one.unpaired, one.ambiguous, one.weaker) == (
-        other.unpaired,
-        other.ambiguous,
-        other.weaker,
+    assert (actual.unpaired, actual.ambiguous, actual.weaker) == (
+        expected.unpaired,
+        expected.ambiguous,
+        expected.weaker,
     )
-    whole = [[pair for pair in report.compared if pair.statistics] for report in (one, other)]
-    for mine, theirs in ((one.introduced, other.introduced), (one.harmless, other.harmless), whole):
-        assert [replace(a, error=0, floor=0) for a in mine] == [
-            replace(b, error=0, floor=0) for b in theirs
+    whole = [[pair for pair in report.compared if pair.statistics] for report in (actual, expected)]
+    for actual_pairs, expected_pairs in (
+        (actual.introduced, expected.introduced),
+        (actual.harmless, expected.harmless),
+        whole,
+    ):
+        assert [replace(a, error=0, floor=0) for a in actual_pairs] == [
+            replace(b, error=0, floor=0) for b in expected_pairs
         ]
         assert all(
             near(a.error, b.error) and near(a.floor, b.floor)
-            for a, b in zip(mine, theirs, strict=True)
+            for a, b in zip(actual_pairs, expected_pairs, strict=True)
         )
     states = [
         {(pair.step, pair.module, pair.tensor): pair.state for pair in report.compared}
-        for report in (one, other)
+        for report in (actual, expected)
     ]
     assert all(
         states[1][place] == state for place, state in states[0].items() if place in states[1]
@@ -277,7 +285,7 @@ def test_warm_up_forwards_have_no_counterpart(real, write, analysed, side):
                 {
                     **row,
                     "step": step + 1,
-                    "order": [at + 5000 for at in row["order"]],
+                    "order": [index + 5000 for index in row["order"]],
                     "parent": parent,
                 }
             )
@@ -316,9 +324,12 @@ def test_a_shorter_recording_is_compared_as_far_as_it_goes(real, write):
         write("ref", lengthened(ref[0]), ref[1]), write("port", short, port[1], ended_cleanly=False)
     )
     assert report.verdict == "match" and max(pair.step for pair in report.compared) == 29
-    killed, left = report.warnings
+    killed, uncompared = report.warnings
     assert "port.jsonl: ends early: its run was killed or is still running" in killed
-    assert left == "10 forwards of Model in the reference have no counterpart and were not compared"
+    assert (
+        uncompared
+        == "10 forwards of Model in the reference have no counterpart and were not compared"
+    )
 
 
 def test_many_steps_are_kept_in_bounded_memory(real, write, monkeypatch):
@@ -412,7 +423,7 @@ def test_a_forward_without_an_end_is_cut_where_its_step_changes(real, write, mon
         shifted = [
             {
                 **row,
-                "order": [at + 1 for at in row["order"]],
+                "order": [index + 1 for index in row["order"]],
                 "parent": 0 if row["parent"] is None else row["parent"] + 1,
             }
             for row in rows
@@ -476,12 +487,12 @@ def test_progress_tells_how_much_is_read(real, write, monkeypatch):
     ticks = iter(range(10**6))
     monkeypatch.setattr("time.monotonic", lambda: next(ticks))
     ref, port = real("reference"), real("port")
-    told: list[str] = []
+    messages: list[str] = []
     paths = write("ref", lengthened(ref[0]), ref[1]), write("port", lengthened(port[0]), port[1])
-    compare(*paths, progress=told.append)
-    shares = [int(text.split(" %")[0]) for text in told]
+    compare(*paths, progress=messages.append)
+    shares = [int(text.split(" %")[0]) for text in messages]
     assert shares == sorted(shares) and shares[-1] == 100 and len(shares) > 1
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    told.clear()
-    compare(*paths, progress=told.append)
-    assert len(told) == 1  # no time has passed since
+    messages.clear()
+    compare(*paths, progress=messages.append)
+    assert len(messages) == 1  # no time has passed since

@@ -163,11 +163,14 @@ def test_an_unmodified_pipeline_is_recorded_whole(tmp_path: Path) -> None:
         for r in rows
     )
     assert set(keys.values()) == {1}
-    found = metadata(tmp_path / "run.jsonl")
-    assert found["models"]["UNet2DConditionModel"]["held_as"] == ["unet"] and found["ended_cleanly"]
+    recorded = metadata(tmp_path / "run.jsonl")
+    assert (
+        recorded["models"]["UNet2DConditionModel"]["held_as"] == ["unet"]
+        and recorded["ended_cleanly"]
+    )
     regions = {
         name.rpartition("profiler_region_")[2]: table["count"]
-        for name, table in found["regions"].items()
+        for name, table in recorded["regions"].items()
     }
     assert regions == {
         "inference_pre_denoising": 2,

@@ -119,18 +119,18 @@ def test_every_name_that_arrives_is_in_its_page(tmp_path):
     spans, points, logs = receiver.spans(), receiver.metric_points(), receiver.log_records()
     assert spans and points and logs
     events = [event for span in spans for event in span["events"]]
-    found = {thing["name"] for thing in [*spans, *points, *events]} | {
+    names = {item["name"] for item in [*spans, *points, *events]} | {
         log["event_name"] for log in logs
     }
-    found |= {name for thing in [*spans, *points, *events, *logs] for name in thing["attributes"]}
-    found |= {name for span in spans for name in span["resource"]}
+    names |= {name for item in [*spans, *points, *events, *logs] for name in item["attributes"]}
+    names |= {name for span in spans for name in span["resource"]}
     kinds = {"fastvideo.region::": "<name>", "torch.stat.": "<statistic>", "telemetry.sdk.": "*"}
     kinds |= {f"torch.module.activation.{name}": "" for name in ("magnitude", "nonfinite")} | {
         "torch.module.activation.": "<statistic>"
     }
     written = {
         next((start + rest for start, rest in kinds.items() if name.startswith(start)), name)
-        for name in found
+        for name in names
     }
     page = (ROOT / "docs" / "opentelemetry-names.md").read_text()
     assert {name for name in written if f"`{name}`" not in page} == set()

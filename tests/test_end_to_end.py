@@ -26,7 +26,9 @@ def keys_on_disk(path: Path) -> Counter[tuple[Any, ...]]:
 
 
 def keys_of_events(attributes: Iterable[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(found[f"torch.{name}"] for name in KEY) for found in attributes)
+    return Counter(
+        tuple(row_attributes[f"torch.{name}"] for name in KEY) for row_attributes in attributes
+    )
 
 
 def of_logs(receiver: Receiver) -> list[dict[str, Any]]:
@@ -141,10 +143,10 @@ def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
     rows = read_recording(tmp_path / "run.jsonl")
     assert [row["nonfinite"] for row in rows if row["module"] == "0"] == [0, 0, 2, 2]
     assert all(row["mean"] != row["mean"] for row in rows if row["step"] >= 2)
-    for found in (receiver.events(), of_logs(receiver)):
+    for rows in (receiver.events(), of_logs(receiver)):
         means = [
             attributes["torch.stat.mean"]
-            for attributes in found
+            for attributes in rows
             if attributes["torch.module"] == "0"
         ]
         assert means[2:] == ["NaN", "NaN"] and all(isinstance(mean, float) for mean in means[:2])

@@ -57,25 +57,25 @@ def section(page: str, part: str) -> str:
 
 def number(cell: str) -> float:
     """The number that a cell begins with; `1,020` is 1020."""
-    found = re.match(r"-?[\d,]+(\.\d+)?", cell)
-    assert found, cell
-    return float(found[0].replace(",", ""))
+    match = re.match(r"-?[\d,]+(\.\d+)?", cell)
+    assert match, cell
+    return float(match[0].replace(",", ""))
 
 
 def inputs_of(page: str) -> dict[str, float]:
     """What the page says that it begins with, and what was measured, by name."""
-    found = {cells[0]: number(cells[1]) for cells in rows(page, "inputs")}
+    inputs = {cells[0]: number(cells[1]) for cells in rows(page, "inputs")}
     for name, raw, packed, agent, gateway in rows(page, "signals"):
-        found |= {f"{name}, B": number(raw), f"{name}, B gzip": number(packed)}
+        inputs |= {f"{name}, B": number(raw), f"{name}, B gzip": number(packed)}
         if agent != "–":
-            found |= {f"{name}, agent s": number(agent), f"{name}, gateway s": number(gateway)}
+            inputs |= {f"{name}, agent s": number(agent), f"{name}, gateway s": number(gateway)}
     for name, _, records, count, _, _, each, cpu in rows(page, "backends"):
-        found |= {
+        inputs |= {
             f"{name}, memory": number(each),
             f"{name}, s": number(cpu),
             f"{name}, count": number(count) / number(records),
         }
-    return found
+    return inputs
 
 
 def shipped(name: str, *keys: str) -> float:
@@ -101,9 +101,9 @@ def senders(ranks: int, which: str, per_node: float) -> int:
 # --------------------------------------------------------------------------------------------------
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[object]], left: int = 1) -> str:
+def table(header: Sequence[str], lines: Sequence[Sequence[object]], left_columns: int = 1) -> str:
     """Markdown; the first columns to the left, the others to the right."""
-    rule = "|" + "---|" * left + "--:|" * (len(header) - left)
+    rule = "|" + "---|" * left_columns + "--:|" * (len(header) - left_columns)
     return "\n".join(
         [
             "| " + " | ".join(header) + " |",
@@ -129,7 +129,7 @@ def example_table(given: Mapping[str, float]) -> str:
     for words, records_name, every, which in SELECTIONS:
         for ranks in RANKS if which == "all" else RANKS[2:]:  # below that, all send
             sending = senders(ranks, which, node)
-            here = sending / ranks * min(node, ranks)  # on one node
+            sending_here = sending / ranks * min(node, ranks)  # on one node
             records = given[records_name]
             rate = sending * records / seconds / every
             series = sending * records * given["series a record"]
@@ -138,7 +138,7 @@ def example_table(given: Mapping[str, float]) -> str:
                 short(rate * given["gauges a record"]),
                 short(rate * given[f"{DEFAULT}, B"] / 1e6), short(rate * given[f"{DEFAULT}, B gzip"] / 1e6),
                 short(series * given["prometheus, memory"] / 1e9),
-                short(rate / sending * here * given[f"{DEFAULT}, agent s"] / 1e6),
+                short(rate / sending * sending_here * given[f"{DEFAULT}, agent s"] / 1e6),
                 short(rate * given[f"{DEFAULT}, gateway s"] / 1e6),
                 short(rate * given["loki, count"] / 1e6),
             ])  # fmt: skip
@@ -235,7 +235,7 @@ def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float
 def in_order(given: Mapping[str, float]) -> list[tuple[int, tuple[str, str, float, str, float]]]:
     """(the most ranks that may send, the limit), the first one first."""
     return sorted(
-        ((int(one[2] / one[4]), one) for one in limits(given)), key=lambda found: found[0]
+        ((int(limit[2] / limit[4]), limit) for limit in limits(given)), key=lambda entry: entry[0]
     )
 
 
@@ -250,12 +250,12 @@ def limits_table(given: Mapping[str, float]) -> str:
     one of a node.
     """
     lines, places = [], numbered(given)
-    for most, (name, where, value, unit, needs) in in_order(given):
+    for most, (name, place, value, unit, needs) in in_order(given):
         job = most if most <= 16 else int(most * given["ranks a node"])
         lines.append(
             [
                 name,
-                where,
+                place,
                 places.get(name, "–"),
                 f"{value:,.0f} {unit}",
                 f"{short(needs)} {unit}",
@@ -282,18 +282,20 @@ def first_table(given: Mapping[str, float]) -> str:
     def over(words: str, sending: int) -> str:
         """Of a selection: a step of its records, recorded once in so many of the model's."""
         records, every = next(
-            (given[name], every) for other, name, every, _ in SELECTIONS if other == words
+            (given[name], every)
+            for selection_words, name, every, _ in SELECTIONS
+            if selection_words == words
         )
         selected = {
             "records of a step, all modules": records,
             "seconds a step": given["seconds a step"] * every,
         }
-        found = sorted(
-            places[one[0]]
-            for most, one in in_order({**given, **selected})
-            if sending > most and one[0] in places
+        exceeded = sorted(
+            places[limit[0]]
+            for most, limit in in_order({**given, **selected})
+            if sending > most and limit[0] in places
         )
-        return ", ".join(map(str, found)) or "none"
+        return ", ".join(map(str, exceeded)) or "none"
 
     lines = [
         [
@@ -343,12 +345,12 @@ def one_rank_table(given: Mapping[str, float]) -> str:
     lines = [
         [
             name,
-            where,
+            place,
             f"{value:,.0f} {unit}",
             f"{short(needs)} {unit}",
             f"{100 * needs / value:.2g} %",
         ]
-        for name, where, value, needs, unit in one_rank(given)
+        for name, place, value, needs, unit in one_rank(given)
     ]
     return table(["limit", "set by", "is", "needed", "share"], lines, 2)
 
@@ -365,13 +367,13 @@ def away_table(given: Mapping[str, float]) -> str:
     each = given["records of a step, all modules"] / seconds * given["metrics, B"]
     few = given["records of a step, blocks"] / seconds / 10 * given["metrics, B"]
     lines = []
-    for what, size, sending in (
+    for signal, size, sending in (
         ("agent: the gateway is away", agent, 1), ("agent: the gateway is away", agent, int(node)),
         ("gateway: Prometheus is away", gateway, 8), ("gateway: Prometheus is away", gateway, 128),
         ("gateway: Prometheus is away", gateway, 1024),
     ):  # fmt: skip
         hours = [f"{short(size / rate / sending / 60)}" for rate in (each, few)]
-        lines.append([what, f"{size / 2**30:.0f} GiB", f"{sending:,}", *hours])
+        lines.append([signal, f"{size / 2**30:.0f} GiB", f"{sending:,}", *hours])
     return table(
         [
             "",
@@ -479,8 +481,8 @@ def test_the_prose_computes_nothing() -> None:
     page = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", PAGE.read_text(), flags=re.S)
     setting = section(PAGE.read_text(), "setting")
     prose = [line for line in page.replace(setting, "").splitlines() if not line.startswith("|")]
-    known = {"Wan 2.1 14B", "40 blocks of 40 heads", "720p", "64 MiB", "10⁶ bytes", "2²⁰"}
-    for words in known:
+    allowed = {"Wan 2.1 14B", "40 blocks of 40 heads", "720p", "64 MiB", "10⁶ bytes", "2²⁰"}
+    for words in allowed:
         prose = [line.replace(words, "") for line in prose]
     assert [line for line in prose if re.search(r"\d", line)] == []
 
@@ -499,11 +501,11 @@ def test_the_scan_of_the_page_says_how_many_records_there_are() -> None:
     with torch.device("meta"):
         model = diffusers.WanTransformer3DModel()
         inputs = {name: torch.empty(shape) for name, shape in shapes.items()}
-    found = otel_torch.scan(model, **inputs | {"timestep": torch.tensor([500])})
+    scanned = otel_torch.scan(model, **inputs | {"timestep": torch.tensor([500])})
     given = inputs_of(PAGE.read_text())
-    assert found.cost.records == given["records of a step, all modules"]
+    assert scanned.cost.records == given["records of a step, all modules"]
     (blocks,) = re.findall(r"--modules '(.*)'", block)
-    assert found.select(modules=blocks).cost.records == given["records of a step, blocks"]
+    assert scanned.select(modules=blocks).cost.records == given["records of a step, blocks"]
 
 
 @pytest.mark.fastvideo
@@ -512,8 +514,8 @@ def test_fastvideo_configures_the_model_as_diffusers_does() -> None:
     wan = pytest.importorskip("fastvideo.configs.models.dits.wanvideo")
     diffusers = pytest.importorskip("diffusers")
     parameters = inspect.signature(diffusers.WanTransformer3DModel.__init__).parameters.values()
-    theirs = {one.name: one.default for one in parameters if one.name != "self"}
-    assert {name: getattr(wan.WanVideoArchConfig(), name) for name in theirs} == theirs
+    defaults = {limit.name: limit.default for limit in parameters if limit.name != "self"}
+    assert {name: getattr(wan.WanVideoArchConfig(), name) for name in defaults} == defaults
 
 
 def main() -> int:

@@ -200,41 +200,44 @@ class Keeping(ForwardHook):
     """Keeps what a module returned."""
 
     def __init__(self) -> None:
-        self.kept: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
 
     @classmethod
     def name(cls) -> str:
         return "keeping"
 
     def post_call(self, module, args, kwargs, output):
-        self.kept.append(output)
+        self.outputs.append(output)
 
 
 @pytest.mark.parametrize("in_front", [True, False])
 def test_hooks_that_are_removed_while_torch_calls_the_others_raise_nothing_and_run_no_more(
     in_front: bool,
 ) -> None:
-    module, notes, kept = nn.Linear(2, 2), [], Keeping()
+    module, notes, keeping = nn.Linear(2, 2), [], Keeping()
     if in_front:
         module.register_forward_pre_hook(lambda *_: ModuleHookManager.remove_from_manager(module))
     else:
         module.register_forward_hook(lambda *_: ModuleHookManager.remove_from_manager(module))
     manager = ModuleHookManager.get_from_or_default(module)
     manager.append_forward_hook(Noting("a", notes))
-    manager.append_forward_hook(kept)
+    manager.append_forward_hook(keeping)
     assert module(X).shape == (1, 2)
-    assert notes == ["attach a", *([] if in_front else ["pre a"]), "detach a"] and kept.kept == []
+    assert (
+        notes == ["attach a", *([] if in_front else ["pre a"]), "detach a"]
+        and keeping.outputs == []
+    )
 
 
 def test_hooks_that_come_while_torch_calls_the_others_take_none_of_them_away() -> None:
-    module, notes, kept = nn.Linear(2, 2), [], Keeping()
+    module, notes, keeping = nn.Linear(2, 2), [], Keeping()
     handle = module.register_forward_hook(
         lambda *_: manager.append_forward_hook(Noting("a", notes))
     )
     manager = ModuleHookManager.get_from_or_default(module)
-    manager.append_forward_hook(kept)
+    manager.append_forward_hook(keeping)
     out = module(X)
-    assert notes == ["attach a", "post a"] and kept.kept == [out]
+    assert notes == ["attach a", "post a"] and keeping.outputs == [out]
     handle.remove()
     module(X)
-    assert notes == ["attach a", "post a", "pre a", "post a"] and len(kept.kept) == 2
+    assert notes == ["attach a", "post a", "pre a", "post a"] and len(keeping.outputs) == 2

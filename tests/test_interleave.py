@@ -186,13 +186,13 @@ def test_next_goes_on_to_the_next_call() -> None:
     tokens = torch.tensor([[1, 2, 3]])
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = model.generate(tokens, **options)
-    found = []
+    tokens = []
     it = interleave(model)
     with it.execute(model.generate, tokens, **options) as run:
         for _ in range(3):
-            found.append(run.lm_head.output[0, -1].argmax().item())
+            tokens.append(run.lm_head.output[0, -1].argmax().item())
             run.next()
-    assert found == expected[0, 3:].tolist() and torch.equal(it.result, expected)
+    assert tokens == expected[0, 3:].tolist() and torch.equal(it.result, expected)
 
     shared = nn.Linear(4, 4)
     twice = nn.Sequential(shared, shared)
@@ -325,9 +325,9 @@ def test_a_compiled_body_hooks_only_the_modules_it_asked_for() -> None:
     hooked: list[int] = []
 
     def body(run: object) -> torch.Tensor:
-        found = run.h[1].output.sum()
+        total = run.h[1].output.sum()
         hooked.append(sum(bool(module._forward_hooks) for module in model.modules()))
-        return found
+        return total
 
     total = it.compile(body)
     assert torch.equal(total(X), total(X)) and hooked == [9, 1]
@@ -379,10 +379,10 @@ def test_under_compile(fresh_compiler: None) -> None:
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad(), interleave(compiled).invoke(X) as run:
         run.h[0].output = torch.zeros(2, 4)
-        found = run.result
+        output = run.result
     with torch.no_grad():
         assert torch.equal(
-            found, model.head(model.h[2](model.h[1](torch.zeros(2, 4), scale=2.0), scale=2.0))
+            output, model.head(model.h[2](model.h[1](torch.zeros(2, 4), scale=2.0), scale=2.0))
         )
 
 

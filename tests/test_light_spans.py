@@ -480,7 +480,7 @@ otel_torch.session.current().recorder.drain(60)
         **receiver.environment(),
     )
     (run_span,) = receiver.spans("torch.run")
-    here = (run_span["trace_id"], run_span["span_id"])
+    link = (run_span["trace_id"], run_span["span_id"])
     _, step = sorted(
         receiver.spans("fastvideo.region::profiler_region_training_step"),
         key=lambda span: span["start"],
@@ -492,15 +492,17 @@ otel_torch.session.current().recorder.drain(60)
     assert len(receiver.spans(REGION)) == 5201
     assert (
         step["trace_id"] != run_span["trace_id"]
-        and step["links"] == [here]
+        and step["links"] == [link]
         and step["parent_id"] == ""
     )
     assert (inside["trace_id"], inside["parent_id"]) == (step["trace_id"], step["span_id"])
-    others = [span for span in receiver.spans(REGION) if span["trace_id"] != run_span["trace_id"]]
+    other_spans = [
+        span for span in receiver.spans(REGION) if span["trace_id"] != run_span["trace_id"]
+    ]
     assert len(run_span["links"]) == 100 and set(run_span["links"]) <= {
-        (one["trace_id"], one["span_id"]) for one in others
+        (span["trace_id"], span["span_id"]) for span in other_spans
     }
-    assert run_span["attributes"]["otel_torch.linked_traces"] == len(others) + 1
+    assert run_span["attributes"]["otel_torch.linked_traces"] == len(other_spans) + 1
 
 
 def test_a_provider_that_comes_later_takes_over(tmp_path: Path) -> None:
@@ -538,18 +540,18 @@ def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
     assert light_span.has_expected_parts(provider.get_tracer("t"))
     closer = RegionCloser(Losses())
     parent = provider.get_tracer("t").start_span("parent")
-    mine = light.start(closer, RegionLabel("r", "s", True), parent, read_context(), 5)
-    theirs: Any = provider.get_tracer("t").start_span(
+    own_span = light.start(closer, RegionLabel("r", "s", True), parent, read_context(), 5)
+    sdk_span: Any = provider.get_tracer("t").start_span(
         "s", trace.set_span_in_context(parent), attributes={"torch.region": "r"}
     )
-    assert isinstance(mine, LightSpan) and isinstance(mine, Span)
-    for name in vars(theirs):
-        assert hasattr(mine, name), name
-    theirs._start_time = 5
-    left, right = json.loads(mine.to_json()), json.loads(theirs.to_json())
-    for document in (left, right):
+    assert isinstance(own_span, LightSpan) and isinstance(own_span, Span)
+    for name in vars(sdk_span):
+        assert hasattr(own_span, name), name
+    sdk_span._start_time = 5
+    light_json, sdk_json = json.loads(own_span.to_json()), json.loads(sdk_span.to_json())
+    for document in (light_json, sdk_json):
         del document["context"]["span_id"]
-    assert left == right
+    assert light_json == sdk_json
 
 
 def test_another_sdk_or_another_kind_of_tracer_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
