@@ -112,13 +112,13 @@ def expected_sums(values: Tensor) -> list[float]:
     ]
 
 
-def check_sums(found: list[float], values: Tensor) -> None:
+def check_sums(actual: list[float], values: Tensor) -> None:
     expected = expected_sums(values)
-    assert found[:2] == pytest.approx(expected[:2], rel=0, abs=0, nan_ok=True)
-    assert found[5:7] == expected[5:]
+    assert actual[:2] == pytest.approx(expected[:2], rel=0, abs=0, nan_ok=True)
+    assert actual[5:7] == expected[5:]
     scale = expected[4] if math.isfinite(expected[4]) else 0.0
-    assert found[2] == pytest.approx(expected[2], rel=1e-13, abs=1e-13 * scale, nan_ok=True)
-    assert found[3:5] == pytest.approx(expected[3:5], rel=1e-13, nan_ok=True)
+    assert actual[2] == pytest.approx(expected[2], rel=1e-13, abs=1e-13 * scale, nan_ok=True)
+    assert actual[3:5] == pytest.approx(expected[3:5], rel=1e-13, nan_ok=True)
 
 
 def make(dtype: torch.dtype, numel: int, seed: int = 0) -> Tensor:
@@ -146,12 +146,12 @@ def test_every_real_dtype_of_torch_has_a_code():
         for dtype in vars(torch).values()
         if isinstance(dtype, torch.dtype) and not dtype.is_complex
     }
-    known = {str(dtype).removeprefix("torch.") for dtype in sizes} & {
+    supported = {str(dtype).removeprefix("torch.") for dtype in sizes} & {
         *cpu_kernel._WIDE_DTYPES,
         *cpu_kernel._BYTE_DTYPES,
     }
     assert (
-        known == {str(dtype).removeprefix("torch.") for dtype in CODES}
+        supported == {str(dtype).removeprefix("torch.") for dtype in CODES}
         and len(set(CODES.values())) == len(CODES) >= 16
     )
 
@@ -160,14 +160,14 @@ def test_every_real_dtype_of_torch_has_a_code():
 def test_the_numbers_of_every_dtype_are_those_of_torch(kernel, dtype):
     for numel in (1, 7, 16, 1000, CHUNK + 3, PIECE + CHUNK + 1):
         values = make(dtype, numel)
-        found = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
-        check_sums(found, values)
-        assert found[7:71] == histogram(values).tolist()
+        actual = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+        check_sums(actual, values)
+        assert actual[7:71] == histogram(values).tolist()
         assert torch.allclose(
-            torch.tensor(found[71:], dtype=torch.float64),
+            torch.tensor(actual[71:], dtype=torch.float64),
             sketch(values),
             rtol=1e-12,
-            atol=1e-9 * found[4] / numel,
+            atol=1e-9 * actual[4] / numel,
         )
 
 
@@ -201,10 +201,10 @@ def test_what_is_wanted_changes_no_number(kernel, numel):
 def test_what_is_not_finite_is_counted_and_seen(kernel, dtype, special, numel):
     values = torch.ones(numel).to(dtype)
     values[numel - len(special) :] = torch.tensor(special).to(dtype)
-    found = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
-    check_sums(found, values)
-    assert found[5] == len(special) and found[7:71] == histogram(values).tolist()
-    assert not any(map(math.isfinite, found[71:]))
+    actual = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+    check_sums(actual, values)
+    assert actual[5] == len(special) and actual[7:71] == histogram(values).tolist()
+    assert not any(map(math.isfinite, actual[71:]))
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in CODES if dtype.itemsize <= 2], ids=str)
@@ -257,8 +257,8 @@ def test_the_variance_survives_a_mean_ten_thousand_times_the_deviation(kernel, d
 @pytest.mark.parametrize("numel", (1, 900, 1021, 9000, 2 * PIECE + 77))
 def test_the_sketch_of_a_part_is_that_of_its_place(kernel, start, numel):
     values = make(torch.float32, numel, seed=3)
-    found = torch.tensor(measured(kernel, values, SKETCH, start), dtype=torch.float64)
-    assert torch.allclose(found, sketch(values, start), rtol=1e-12, atol=1e-11)
+    actual = torch.tensor(measured(kernel, values, SKETCH, start), dtype=torch.float64)
+    assert torch.allclose(actual, sketch(values, start), rtol=1e-12, atol=1e-11)
 
 
 def test_sketches_of_parts_add_up(kernel):
@@ -277,11 +277,11 @@ def test_sketches_of_parts_add_up(kernel):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_threads_change_no_bit(kernel, dtype):
     values = make(dtype, 70 * PIECE + 4321, seed=5)  # more pieces than shares
-    one = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
+    single = measured(kernel, values, SUMS | HISTOGRAM | SKETCH)
     assert [
         measured(kernel, values, SUMS | HISTOGRAM | SKETCH, threads=count) for count in (2, 4)
-    ] == [one, one]
-    check_sums(one, values)
+    ] == [single, single]
+    check_sums(single, values)
 
 
 def test_the_threads_of_torch_do_the_work(built, tmp_path):
@@ -307,17 +307,17 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 def test_threads_of_python_do_not_mix_their_numbers(kernel):
     tensors = [torch.full((300_000 if n % 2 else 50,), float(n)) for n in range(8)]
-    found: dict[int, set[tuple[float, ...]]] = {}
+    actual: dict[int, set[tuple[float, ...]]] = {}
 
     def work(n: int) -> None:
-        found[n] = {tuple(measured(kernel, tensors[n], SUMS)) for _ in range(200)}
+        actual[n] = {tuple(measured(kernel, tensors[n], SUMS)) for _ in range(200)}
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {n: {numbers[:3] for numbers in each} for n, each in found.items()} == {
+    assert {n: {numbers[:3] for numbers in each} for n, each in actual.items()} == {
         n: {(float(n), float(n), float(n * tensors[n].numel()))} for n in range(8)
     }
 
@@ -446,8 +446,8 @@ def test_a_tensor_that_is_handed_over_has_the_numbers_that_its_memory_has(kernel
         values = make(dtype, numel, seed=7).view(-1, 1, 1 if numel % 2 else 2)
         for wanted in range(1, 8):
             expected = kernel.measure_by_pointer(values, wanted)
-            found = kernel.measure_tensor(values, wanted)
-            assert found == expected if str(dtype).count("float8") == 0 else found is None
+            actual = kernel.measure_tensor(values, wanted)
+            assert actual == expected if str(dtype).count("float8") == 0 else actual is None
         assert expected[1:] == (values.numel(), list(values.shape), str(dtype))
 
 
@@ -530,15 +530,15 @@ def test_what_is_not_ordinary_is_left_to_python_and_raises_nothing(kernel, kind)
 
 @needs_exchange
 def test_inside_transforms_a_tensor_is_left_to_python(kernel):
-    found = []
+    actual = []
 
     def function(values: Tensor) -> Tensor:
-        found.append(kernel.measure_tensor(values, SUMS))
+        actual.append(kernel.measure_tensor(values, SUMS))
         return values.sum()
 
     torch.func.vmap(function)(torch.ones(2, 3))
     torch.func.grad(function)(torch.ones(3))
-    assert found == [None, None]
+    assert actual == [None, None]
 
 
 @needs_exchange

@@ -84,17 +84,17 @@ class Returning(nn.Module):
 
 def jittered(value: Any, seed: str = "1") -> Any:
     with recording(noise=seed) as sink:
-        found = Returning(value)()
+        jittered_values = Returning(value)()
     assert sink.records or not isinstance(value, torch.Tensor)
-    return found
+    return jittered_values
 
 
-def units_away(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def units_away(reference: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
     """How many representable numbers lie between, 0 or 1; more are 2. Equal ones, and NaNs, are 0."""
-    above = torch.nextafter(one, torch.full_like(one, torch.inf))
-    below = torch.nextafter(one, torch.full_like(one, -torch.inf))
-    near = (other == above) | (other == below)
-    same = (other == one) | (one.isnan() & other.isnan())
+    above = torch.nextafter(reference, torch.full_like(reference, torch.inf))
+    below = torch.nextafter(reference, torch.full_like(reference, -torch.inf))
+    near = (moved == above) | (moved == below)
+    same = (moved == reference) | (reference.isnan() & moved.isnan())
     return torch.where(same, 0, torch.where(near, 1, 2))
 
 
@@ -117,14 +117,18 @@ def test_every_element_moves_by_one_unit_in_the_last_place_at_most(dtype: torch.
         torch.nan,
     ]
     numbers[0, : len(ends)] = torch.tensor(ends, dtype=dtype)
-    found = jittered(numbers)
-    away = units_away(numbers, found)
+    jittered_values = jittered(numbers)
+    away = units_away(numbers, jittered_values)
     assert away.max() == 1
     assert (away == 1).double().mean() > 0.98
-    moved = (found.double().abs() > numbers.double().abs()).double().mean()
+    moved = (jittered_values.double().abs() > numbers.double().abs()).double().mean()
     assert 0.45 < moved < 0.55  # to both sides alike
-    assert torch.equal(found.isfinite(), numbers.isfinite())
-    assert found.dtype == dtype and found.shape == numbers.shape and found[0, 0] == 0
+    assert torch.equal(jittered_values.isfinite(), numbers.isfinite())
+    assert (
+        jittered_values.dtype == dtype
+        and jittered_values.shape == numbers.shape
+        and jittered_values[0, 0] == 0
+    )
 
 
 def test_all_leaves_have_noise_of_their_own() -> None:
@@ -140,9 +144,9 @@ def test_all_leaves_have_noise_of_their_own() -> None:
             return [part(x) for part in self.parts]
 
     with recording(noise="7"):
-        found = Net()(numbers)
+        jittered_values = Net()(numbers)
         later = Net()(numbers)
-    patterns = {tuple((one < 1).tolist()) for one in (*found, *later)}
+    patterns = {tuple((one < 1).tolist()) for one in (*jittered_values, *later)}
     assert len(patterns) == 40  # at every call too
 
 
@@ -153,11 +157,17 @@ class Pair(NamedTuple):
 
 def test_structured_outputs_are_changed_and_what_holds_no_rounded_number_is_not() -> None:
     one = torch.linspace(1, 2, 50)
-    found = jittered((one, [one, {"a": one}], Pair(one, one), None, "text"))
-    assert isinstance(found[2], Pair)
-    for tensor in (found[0], found[1][0], found[1][1]["a"], found[2].mean, found[2].scale):
+    jittered_values = jittered((one, [one, {"a": one}], Pair(one, one), None, "text"))
+    assert isinstance(jittered_values[2], Pair)
+    for tensor in (
+        jittered_values[0],
+        jittered_values[1][0],
+        jittered_values[1][1]["a"],
+        jittered_values[2].mean,
+        jittered_values[2].scale,
+    ):
         assert units_away(one, tensor).sum() > 40
-    assert found[3:] == (None, "text")
+    assert jittered_values[3:] == (None, "text")
     for kept in (
         torch.arange(5), torch.ones(5, dtype=torch.bool), torch.ones(3, dtype=torch.complex64), torch.ones(3, device="meta"),
         torch.ones(4).to(torch.float8_e4m3fn),
@@ -229,9 +239,12 @@ def test_training_goes_through_the_noise() -> None:
     plain = gradients()
     with recording(noise="1", capture="outputs,gradients"):
         noisy = gradients()
-    for one, other in zip(plain, noisy, strict=True):
-        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
-    assert not all(torch.equal(one, other) for one, other in zip(plain, noisy, strict=True))
+    for expected_gradient, noisy_gradient in zip(plain, noisy, strict=True):
+        assert torch.allclose(expected_gradient, noisy_gradient, rtol=1e-3, atol=1e-5)
+    assert not all(
+        torch.equal(expected_gradient, noisy_gradient)
+        for expected_gradient, noisy_gradient in zip(plain, noisy, strict=True)
+    )
 
 
 def test_nothing_of_it_stays_after_stop_or_in_a_copy() -> None:
@@ -281,8 +294,8 @@ def test_compiled_code_gets_none_and_says_so_without_another_graph(
         last, net[3](exact)
     )  # the last layer is not compiled
     assert ("0.act", "out") in sink.rows("module", "tensor")
-    said = [line for line in capfd.readouterr().err.splitlines() if "get no noise" in line]
-    assert len(said) == 1 and "TORCHDYNAMO_DISABLE=1" in said[0]
+    messages = [line for line in capfd.readouterr().err.splitlines() if "get no noise" in line]
+    assert len(messages) == 1 and "TORCHDYNAMO_DISABLE=1" in messages[0]
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
@@ -297,8 +310,8 @@ def test_noise_never_raises_into_the_program(
     x = torch.randn(3) if transform == "grad" else torch.randn(5, 3)
     exact = calls[transform](x)
     with recording(noise="1"):
-        found = calls[transform](x)
-    assert torch.allclose(exact, found, rtol=1e-4)
+        jittered_values = calls[transform](x)
+    assert torch.allclose(exact, jittered_values, rtol=1e-4)
 
 
 def test_a_distributed_tensor_is_changed_shard_by_shard(tmp_path: Path) -> None:
@@ -317,9 +330,9 @@ def test_a_seed_is_a_whole_number(text: str, seed: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["yes please", "-1", "1.5", "²"])
 def test_anything_else_is_said_and_gives_none(text: str) -> None:
-    said: list[str] = []
-    assert Settings.from_env({"OTEL_TORCH_NOISE": text}, said.append).noise is None
-    assert said == [
+    messages: list[str] = []
+    assert Settings.from_env({"OTEL_TORCH_NOISE": text}, messages.append).noise is None
+    assert messages == [
         f"OTEL_TORCH_NOISE={text!r}: use a whole number of at least 1, or off; using 'off'"
     ]
 

@@ -41,9 +41,9 @@ def test_the_files_hold_what_is_sent_with_all_ids_and_times(tmp_path: Path, prot
     assert lost(done) == {}
     written = read(tmp_path / "otlp")
     for kind in CLASSES:
-        found = items(kind, written[kind])
-        assert found == items(kind, receiver.requests[kind]), kind
-        assert set(found.values()) == {1} and len(found) >= (5 if kind == "traces" else 10)
+        actual = items(kind, written[kind])
+        assert actual == items(kind, receiver.requests[kind]), kind
+        assert set(actual.values()) == {1} and len(actual) >= (5 if kind == "traces" else 10)
 
 
 def test_no_endpoint_is_needed_and_no_record_is_missing(tmp_path: Path) -> None:
@@ -54,27 +54,27 @@ def test_no_endpoint_is_needed_and_no_record_is_missing(tmp_path: Path) -> None:
     written = read(tmp_path / "otlp")
     spans = [
         span
-        for one in written["traces"]
-        for group in one.resource_spans[0].scope_spans
+        for item in written["traces"]
+        for group in item.resource_spans[0].scope_spans
         for span in group.spans
     ]
     logs = [
         log
-        for one in written["logs"]
-        for group in one.resource_logs[0].scope_logs
+        for item in written["logs"]
+        for group in item.resource_logs[0].scope_logs
         for log in group.log_records
     ]
     events = [
         event for span in spans for event in span.events if event.name == "torch.module.activation"
     ]
-    for found in (events, logs):
-        assert sorted(_place(one.attributes) for one in found) == expected
+    for actual in (events, logs):
+        assert sorted(_place(item.attributes) for item in actual) == expected
     assert written["metrics"]
 
 
 def _place(attributes: Any) -> tuple[int, str, str]:
-    found = {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
-    return found["torch.step"], found["torch.module"], str(found["torch.stat.mean"])
+    actual = {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in attributes}
+    return actual["torch.step"], actual["torch.module"], str(actual["torch.stat.mean"])
 
 
 def test_what_is_not_finite_is_text(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_only_the_chosen_signals_are_written_and_a_process_that_records_nothing_
 
 def test_the_metadata_says_whose_they_are_and_how_they_ended(tmp_path: Path) -> None:
     drive(tmp_path, "run_step(0, [record()]); finish()", OTEL_TORCH_OTLP_FILE="otlp")
-    found = json.loads((tmp_path / "otlp" / "traces.meta.json").read_text())
-    assert (found["run_id"], found["rank"], found["signal"]) == ("test", 0, "traces")
-    assert found["ended_cleanly"] and found["writing_ended"] is None
-    assert found["lines"] == len((tmp_path / "otlp" / "traces.jsonl").read_bytes().splitlines())
-    assert found["written"] == {"span": 2, "span_event": 1}
+    actual = json.loads((tmp_path / "otlp" / "traces.meta.json").read_text())
+    assert (actual["run_id"], actual["rank"], actual["signal"]) == ("test", 0, "traces")
+    assert actual["ended_cleanly"] and actual["writing_ended"] is None
+    assert actual["lines"] == len((tmp_path / "otlp" / "traces.jsonl").read_bytes().splitlines())
+    assert actual["written"] == {"span": 2, "span_event": 1}
 
 
 def test_an_earlier_run_is_renamed(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_ranks_and_placeholders_are_those_of_the_recording(tmp_path: Path) -> No
             **many,
             **receiver.environment(),
         )
-    found = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("logs*.jsonl"))]
-    assert found == ["a/logs.rank1.jsonl", "b/test-1/logs.jsonl", "d/logs.rank1.jsonl"]
+    actual = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("logs*.jsonl"))]
+    assert actual == ["a/logs.rank1.jsonl", "b/test-1/logs.jsonl", "d/logs.rank1.jsonl"]
     assert len(receiver.log_records()) == 1
 
 
@@ -165,10 +165,10 @@ os.waitpid(child, 0)
 run_step(2, [record("parent", 2)])
 finish()
 """, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events")  # fmt: skip
-    found = {
+    actual = {
         path.name.count("pid"): path.read_text() for path in (tmp_path / "otlp").glob("logs*.jsonl")
     }
-    texts = sorted((text.count('"child"'), text.count('"parent"')) for text in found.values())
+    texts = sorted((text.count('"child"'), text.count('"parent"')) for text in actual.values())
     assert texts == [(0, 2), (1, 0)]
 
 
@@ -263,7 +263,7 @@ for step in range(10): run_step(step, [record(f"layer.{n}", step) for n in range
 finish()
 """, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events", OTEL_TORCH_MAX_BYTES="1MB")  # fmt: skip
     assert done.stderr.count("OTEL_TORCH_MAX_BYTES (1000000 bytes) is reached") == 1
-    written = sum(count_items("logs", one) for one in read(tmp_path / "otlp")["logs"])
+    written = sum(count_items("logs", item) for item in read(tmp_path / "otlp")["logs"])
     assert 0 < written < 5000 and lost(done) == {("log_event", "max_bytes"): 5000 - written}
 
 
@@ -282,8 +282,8 @@ finish(1.8)
 """, OTEL_TORCH_OTLP_FILE="otlp", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{closed_port()}", **ALL)  # fmt: skip
     assert {reason for _, reason in lost(done)} <= {"refused", "shutdown"} and lost(done)
     written = read(tmp_path / "otlp")
-    assert sum(count_items("logs", one) for one in written["logs"]) == 500
-    assert sum(count_items("traces", one) for one in written["traces"]) == 6
+    assert sum(count_items("logs", item) for item in written["logs"]) == 500
+    assert sum(count_items("traces", item) for item in written["traces"]) == 6
 
 
 def test_the_end_waits_for_files_that_are_behind(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ for step in range(5): run_step(step, [record(f"layer.{n}", step) for n in range(
 finish(0.01)
 """, OTEL_TORCH_OTLP_FILE="otlp", OTEL_TORCH_SIGNALS="log_events")  # fmt: skip
     assert lost(done) == {}
-    assert sum(count_items("logs", one) for one in read(tmp_path / "otlp")["logs"]) == 5_000
+    assert sum(count_items("logs", item) for item in read(tmp_path / "otlp")["logs"]) == 5_000
 
 
 def test_what_is_given_up_is_counted_once(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ print(len(exporter.get_finished_spans()))
 """, OTEL_TORCH_OTLP_FILE="otlp")  # fmt: skip
     assert done.stdout.strip() == "0"
     assert done.stderr.count("instead of to the program's own providers") == 1
-    assert sum(count_items("traces", one) for one in read(tmp_path / "otlp")["traces"]) == 2
+    assert sum(count_items("traces", item) for item in read(tmp_path / "otlp")["traces"]) == 2
 
 
 def test_exporters_that_take_objects_get_them_too(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_exporters_that_take_objects_get_them_too(tmp_path: Path) -> None:
         OTEL_TORCH_SIGNALS="spans,span_events",
     )  # fmt: skip
     assert '"name": "torch.step"' in done.stdout and '"torch.module.activation"' in done.stdout
-    assert sum(count_items("traces", one) for one in read(tmp_path / "otlp")["traces"]) == 2
+    assert sum(count_items("traces", item) for item in read(tmp_path / "otlp")["traces"]) == 2
 
 
 def test_lines_stay_short_where_they_can(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def _any_value(field: Any, chance: random.Random) -> Any:
         field.TYPE_UINT64: (0, 2**64 - 1), field.TYPE_FIXED64: (0, 2**64 - 1),
     }.get(field.type, (-(2**63), 2**63 - 1))  # fmt: skip
     if field.type == field.TYPE_ENUM:
-        return chance.choice([one.number for one in field.enum_type.values])
+        return chance.choice([item.number for item in field.enum_type.values])
     if field.type == field.TYPE_STRING:
         return chance.choice(
             ["", "a", 'é"\\\n\x00\x7f', "\U0001f600", "x" * 200, "\x12\x09!01234567"]
@@ -421,8 +421,8 @@ def test_any_message_is_written_as_protobufs_own_json_and_read_back(kind: str, s
     assert parse(kind, line).SerializeToString(deterministic=True) == message.SerializeToString(
         deterministic=True
     )
-    found, request = read_line(line)
-    assert found == kind and request.SerializeToString(
+    actual, request = read_line(line)
+    assert actual == kind and request.SerializeToString(
         deterministic=True
     ) == message.SerializeToString(deterministic=True)
 
@@ -457,7 +457,7 @@ def test_what_others_write_is_read() -> None:
         2,
     )
     assert (span.start_time_unix_nano, span.end_time_unix_nano) == (5, 7)
-    values = [one.value for one in span.attributes]
+    values = [item.value for item in span.attributes]
     assert (values[0].double_value, str(values[1].double_value), values[2].int_value) == (
         float("inf"),
         "nan",

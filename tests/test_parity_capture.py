@@ -29,18 +29,18 @@ def parity(**settings: str) -> AbstractContextManager[ListSink]:
     return recording(capture="parity", **settings)
 
 
-def named(sink: ListSink, phase: str = "forward", **where: Any) -> dict[tuple[str, str], Record]:
+def named(sink: ListSink, phase: str = "forward", **filters: Any) -> dict[tuple[str, str], Record]:
     """The records of a phase by (module, tensor); the last one where there are several."""
     return {
         (record.module, record.tensor): record
         for record in sink.records
         if record.phase == phase
-        and all(getattr(record, name) == value for name, value in where.items())
+        and all(getattr(record, name) == value for name, value in filters.items())
     }
 
 
-def values(sink: ListSink, **where: Any) -> dict[tuple[str, str], int]:
-    return {place: record.position.value for place, record in named(sink, **where).items()}
+def values(sink: ListSink, **filters: Any) -> dict[tuple[str, str], int]:
+    return {place: record.position.value for place, record in named(sink, **filters).items()}
 
 
 class Mixed(nn.Module):
@@ -67,12 +67,12 @@ def test_a_tensor_has_one_number_and_one_sketch_until_it_is_changed_in_place(
 ) -> None:
     with parity() as sink, mode():
         Mixed()(torch.randn(5, 6))
-    found = values(sink)
-    assert found["", "in[0]"] == found["fused", "in[0]"]
-    assert found["fused", "out"] == found["relu", "in[0]"] != found["relu", "out"]
-    assert found["relu", "out"] == found["keep", "in[0]"] == found["keep", "out"]
+    actual = values(sink)
+    assert actual["", "in[0]"] == actual["fused", "in[0]"]
+    assert actual["fused", "out"] == actual["relu", "in[0]"] != actual["relu", "out"]
+    assert actual["relu", "out"] == actual["keep", "in[0]"] == actual["keep", "out"]
     assert (
-        len({found[place] for place in (("left", "in[0]"), ("right", "in[0]"), ("keep", "out"))})
+        len({actual[place] for place in (("left", "in[0]"), ("right", "in[0]"), ("keep", "out"))})
         == 3
     )
     sketched: dict[int, list[str]] = {}
@@ -158,8 +158,8 @@ def test_a_module_that_changes_its_input_by_other_means_than_torch_is_not_believ
 
     with parity() as sink:
         nn.Sequential(nn.Identity(), Kernel(), nn.Identity())(torch.zeros(4))
-    found = values(sink)
-    assert found["0", "out"] == found["1", "in[0]"] != found["1", "out"] == found["2", "in[0]"]
+    actual = values(sink)
+    assert actual["0", "out"] == actual["1", "in[0]"] != actual["1", "out"] == actual["2", "in[0]"]
     assert (
         named(sink)["1", "in[0]"].stats["sum"] == 0.0
         and named(sink)["1", "out"].stats["sum"] == 4.0
@@ -175,14 +175,14 @@ def test_what_is_not_a_number_is_one_tensor_under_inference_mode_too() -> None:
 def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
     code = PROGRAMS / "all_reduce_between_modules.py"
     run_ranks(tmp_path, code, OTEL_TORCH_CAPTURE="parity")
-    found = {(row["module"], row["tensor"]): row for row in lines(tmp_path / "run.rank0.jsonl")}
-    assert (found["part", "out"]["sum"], found["rest", "in[0]"]["sum"]) == (3.0, 6.0)
+    actual = {(row["module"], row["tensor"]): row for row in lines(tmp_path / "run.rank0.jsonl")}
+    assert (actual["part", "out"]["sum"], actual["rest", "in[0]"]["sum"]) == (3.0, 6.0)
     assert (
-        found["part", "in[0]"]["value"]
-        == found["part", "out"]["value"]
-        != found["rest", "in[0]"]["value"]
+        actual["part", "in[0]"]["value"]
+        == actual["part", "out"]["value"]
+        != actual["rest", "in[0]"]["value"]
     )
-    assert found["part", "out"]["storage"] == found["rest", "in[0]"]["storage"]
+    assert actual["part", "out"]["storage"] == actual["rest", "in[0]"]["storage"]
 
 
 # -- the tree of calls
@@ -254,7 +254,7 @@ def test_the_tree_survives_a_forward_that_raised_and_was_caught() -> None:
 
 def test_two_models_of_a_pipeline_are_one_tree() -> None:
     inner = nn.Sequential(nn.Linear(2, 2))
-    held = [
+    containers = [
         inner
     ]  # in a list, so that torch does not know of it: another model, called from within
 
@@ -264,7 +264,7 @@ def test_two_models_of_a_pipeline_are_one_tree() -> None:
             self.after = nn.Linear(2, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.after(held[0](x))
+            return self.after(containers[0](x))
 
     encoder, outer = nn.Sequential(nn.Linear(2, 2)), Outer()
     with parity() as sink:
@@ -274,11 +274,11 @@ def test_two_models_of_a_pipeline_are_one_tree() -> None:
         for r in sink.records
         if r.phase == "forward"
     }
-    found = [
+    actual = [
         (*calls[entered][:2], None if (p := calls[entered][2]) is None else calls[p][:2])
         for entered in sorted(calls)
     ]
-    assert found == [
+    assert actual == [
         ("Sequential", "", None), ("Sequential", "0", ("Sequential", "")),
         ("Outer", "", None),
         ("Sequential#2", "", ("Outer", "")), ("Sequential#2", "0", ("Sequential#2", "")),
@@ -307,8 +307,8 @@ def test_arguments_are_called_what_the_signature_calls_them() -> None:
     one = torch.ones(1)
     with parity() as sink:
         Net()(one, {"key": one}, one, mask=one, other=(one,))
-    found = {r.tensor: r.position.fields().get("argument") for r in sink.records}
-    assert found == {
+    actual = {r.tensor: r.position.fields().get("argument") for r in sink.records}
+    assert actual == {
         "in[0]": "x", "in[1].key": "cache.key", "in[2]": None, "in.mask": "mask", "in.other[0]": "other[0]", "out": None,
     }  # fmt: skip
     assert {r.position.class_name for r in sink.records} == {"Net"}
@@ -337,25 +337,25 @@ def test_parameters_and_buffers_are_recorded_at_attach_and_shared_ones_once() ->
         net = Tied()
         net(torch.tensor([1, 2]))
         net(torch.tensor([1, 2]))
-    found = named(sink, phase="attach")
-    assert set(found) == {
+    actual = named(sink, phase="attach")
+    assert set(actual) == {
         ("embed", "param.weight"), ("head", "param.weight"), ("norm", "param.weight"), ("norm", "param.bias"),
         ("norm", "buffer.running_mean"), ("norm", "buffer.running_var"), ("norm", "buffer.num_batches_tracked"),
         ("unused", "param.weight"), ("unused", "param.bias"), ("", "buffer.table"),
     }  # fmt: skip
-    assert len(sink.rows("tensor", phase="attach")) == len(found)
+    assert len(sink.rows("tensor", phase="attach")) == len(actual)
     assert (
-        found["embed", "param.weight"].position.value
-        == found["head", "param.weight"].position.value
+        actual["embed", "param.weight"].position.value
+        == actual["head", "param.weight"].position.value
     )
     assert (
-        "sketch" in found["embed", "param.weight"].stats
-        and "sketch" not in found["head", "param.weight"].stats
+        "sketch" in actual["embed", "param.weight"].stats
+        and "sketch" not in actual["head", "param.weight"].stats
     )
-    assert all(("row_sketch" in r.stats) == ("sketch" in r.stats) for r in found.values())
-    assert len({r.position.value for r in found.values()}) == len(found) - 1
+    assert all(("row_sketch" in r.stats) == ("sketch" in r.stats) for r in actual.values())
+    assert len({r.position.value for r in actual.values()}) == len(actual) - 1
     assert all(
-        r.position.order == (None, None) and r.position.parent is None for r in found.values()
+        r.position.order == (None, None) and r.position.parent is None for r in actual.values()
     )
     assert not any("row_sketch" in r.stats for r in named(sink).values())
 
@@ -532,19 +532,19 @@ def test_compiled_models_have_parity_records_and_no_further_graph() -> None:
     with parity() as plain:
         eager(torch.ones(2, 4))
         eager(torch.ones(2, 4))
-    found, wanted = named(sink, step=1), named(plain, step=1)
-    assert set(found) == set(wanted)
-    for place, record in found.items():
+    actual, wanted = named(sink, step=1), named(plain, step=1)
+    assert set(actual) == set(wanted)
+    for place, record in actual.items():
         assert record.position.class_name == wanted[place].position.class_name
         assert record.position.argument == wanted[place].position.argument
     # inside a graph no tensor is known again; which calls there were is
-    inside = [r for (module, _), r in found.items() if module]
+    inside = [r for (module, _), r in actual.items() if module]
     assert len({r.position.value for r in inside}) == len(inside) and all(
         r.position.storage is None for r in inside
     )
     assert all("sketch" in r.stats for r in inside)
     assert tree(sink) == tree(plain)
-    one = {r.position.order[0] for (module, _), r in found.items() if module == "0.0"}
+    one = {r.position.order[0] for (module, _), r in actual.items() if module == "0.0"}
     assert len(one) == 1  # input and output are of one call
 
 

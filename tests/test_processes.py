@@ -327,8 +327,8 @@ def test_the_compilers_workers_leave_nothing_behind(tmp_path: Path) -> None:
     """
     end = execute(tmp_path, code, TORCHINDUCTOR_COMPILE_THREADS="2")
     assert end.status == 0, end.stderr
-    here, there, torch_is_loaded, threads = end.stdout.split()
-    assert here != there and (torch_is_loaded, threads) == ("True", "[]")
+    loaded_here, there, torch_is_loaded, threads = end.stdout.split()
+    assert loaded_here != there and (torch_is_loaded, threads) == ("True", "[]")
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["run.jsonl"]
     assert end.reported == [f"otel_torch: 6 records in {end.recording}"]
 
@@ -365,17 +365,19 @@ def test_each_rank_of_torchrun_has_its_own_recording(tmp_path: Path) -> None:
         "run.rank0.jsonl",
         "run.rank1.jsonl",
     ]
-    found = [metadata(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)]
+    metadata_by_rank = [metadata(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)]
     assert [by_step(tmp_path / f"run.rank{rank}.jsonl") for rank in range(2)] == [
         whole_steps(0, 1)
     ] * 2
-    assert [(meta["rank"], meta["world_size"], meta["ended_cleanly"]) for meta in found] == [
+    assert [
+        (meta["rank"], meta["world_size"], meta["ended_cleanly"]) for meta in metadata_by_rank
+    ] == [
         (0, 2, True),
         (1, 2, True),
     ]
-    (run_id,) = {meta["run_id"] for meta in found}
+    (run_id,) = {meta["run_id"] for meta in metadata_by_rank}
     assert run_id.endswith(".0") and not run_id.startswith(("none", "run-"))
-    assert len({meta["trace_id"] for meta in found}) == 1
+    assert len({meta["trace_id"] for meta in metadata_by_rank}) == 1
 
 
 def test_a_rank_that_is_killed_because_another_failed_is_flushed_and_one_that_writes_nothing_has_no_hook(

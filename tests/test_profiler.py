@@ -71,7 +71,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_collection_is_confined_to_chosen_regions_and_exported_at_exit(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path / "new" / "folder",
         """
 burn("before")
@@ -104,7 +104,7 @@ burn("behind")
     assert seen.count("fastvideo.region::profiler_region_model_loading") == 1
     assert "fastvideo.region::profiler_region_training_train" not in seen
     assert seen.count(ENABLE) == seen.count(DISABLE) == 2
-    assert said.count("is not registered") == 1 and "Toggling" not in said
+    assert output.count("is not registered") == 1 and "Toggling" not in output
     assert {path.name for path in folder.glob("summary*")} == {
         "summary_rank3.txt",
         "summary_rank3.json",
@@ -151,7 +151,7 @@ assert list(__import__("pathlib").Path(sys.argv[1]).glob("summary_rank0.json"))
 
 
 def test_other_threads_are_said_and_disturb_nothing(tmp_path: Path) -> None:
-    said = run(
+    output = run(
         tmp_path,
         """
 def work():
@@ -170,12 +170,12 @@ for thread in threads: thread.join()
 """,
     )
     assert names(tmp_path).count("mine") == 50 and "other thread" not in names(tmp_path)
-    assert said.count("sees only the thread that started it") == 1
+    assert output.count("sees only the thread that started it") == 1
 
 
 def test_a_profiler_that_never_collected_says_so_and_writes_nothing(tmp_path: Path) -> None:
-    said = run(tmp_path, "burn('outside')", OTEL_TORCH_PROFILER_REGIONS="training_step")
-    assert said.count("collected nothing") == 1 and "profiler_region_training_step" in said
+    output = run(tmp_path, "burn('outside')", OTEL_TORCH_PROFILER_REGIONS="training_step")
+    assert output.count("collected nothing") == 1 and "profiler_region_training_step" in output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,8 +46,8 @@ def test_spelled_and_bare_non_finite_numbers_are_floats_and_names_stay_text(writ
         {"module": "NaN", "tensor": "Infinity", "step": 0, "max": "Infinity", "min": "-Infinity",
          "mean": "NaN", "list": ["NaN", 1]}
     )  # fmt: skip
-    theirs = '{"module": "a", "tensor": "out", "step": null, "max": Infinity, "min": -Infinity, "mean": NaN}\n'
-    first, second = read_recording(write(ours + theirs))
+    bare_row = '{"module": "a", "tensor": "out", "step": null, "max": Infinity, "min": -Infinity, "mean": NaN}\n'
+    first, second = read_recording(write(ours + bare_row))
     assert (first["module"], first["tensor"]) == ("NaN", "Infinity")
     assert math.isnan(first["list"][0])
     for row in (first, second):
@@ -183,11 +183,11 @@ def test_any_bytes_are_read_or_refused(write):
     for _ in range(1500):
         content = bytearray(good * dice.randint(0, 3))
         for _ in range(dice.randint(1, 2)):
-            at = dice.randint(0, len(content))
+            offset = dice.randint(0, len(content))
             if dice.random() < 0.5:
-                content[at:at] = dice.choice([dice.choice(pieces), dice.randbytes(3)])
+                content[offset:offset] = dice.choice([dice.choice(pieces), dice.randbytes(3)])
             else:
-                del content[at : at + dice.randint(1, 30)]
+                del content[offset : offset + dice.randint(1, 30)]
         path = write(bytes(content))
         try:
             recording = load_recording(path)

@@ -248,11 +248,11 @@ def test_a_place_without_a_parent_is_null_and_a_number_that_is_not_finite_is_non
     sink = open_sink(tmp_path / "run.jsonl")
     sink.write(Batch(records, None))
     sink.finish(math.inf)
-    found = [
+    actual = [
         (line["parent"], line["storage"], line["order"], line["sum"])
         for line in lines(tmp_path / "run.jsonl")
     ]
-    assert found == [
+    assert actual == [
         (None, None, [number, None], "NaN" if bad and number == 1 else 0.5) for number in range(3)
     ]
     assert bool(spelled) == (bad is not None)  # encoded once more only where that is needed
@@ -466,7 +466,7 @@ def test_what_a_device_still_computes_is_handed_on_later_and_in_order(tmp_path: 
     readings[0].arrived = True
     assert recorder.is_flush_due
     recorder.flush(None)
-    assert ([one.step for one in sink.records], sink.closed, recorder.is_flush_due) == (
+    assert ([queued.step for queued in sink.records], sink.closed, recorder.is_flush_due) == (
         [0],
         [first],
         False,
@@ -485,7 +485,7 @@ def test_last_words_are_what_was_read_and_leave_an_open_step_its_records() -> No
     recorder.flush(None)
     recorder.add(record(step=1))
     recorder.drain(1)
-    assert [one.step for one in sink.records] == [0]
+    assert [queued.step for queued in sink.records] == [0]
     recorder.flush(step, wait=True)
     assert [batch.step for batch in sink.batches] == [None, step]
 
@@ -496,7 +496,7 @@ def test_what_waits_for_a_device_is_bounded() -> None:
     for step in range(100):
         recorder.add(record(step=step))
         recorder.flush(None)
-    assert [one.step for one in sink.records][:50] == list(range(50))
+    assert [queued.step for queued in sink.records][:50] == list(range(50))
 
 
 def test_a_handler_that_stops_in_the_middle_of_a_flush_waits_for_its_end(tmp_path: Path) -> None:

@@ -118,14 +118,14 @@ def test_every_name_of_fastvideo_resolves_in_both_forms(name: str) -> None:
         f"  {name.upper()} ",
         name.replace("_", " ").title(),
     ):
-        found = resolve_profiler_region(form)
-        assert found is not None and found.name == f"profiler_region_{name}"
+        resolved = resolve_profiler_region(form)
+        assert resolved is not None and resolved.name == f"profiler_region_{name}"
 
 
 def test_the_registry_is_sorted_and_holds_the_union() -> None:
-    names = [known.name for known in list_profiler_regions()]
+    names = [region_info.name for region_info in list_profiler_regions()]
     assert names == sorted(names) and len(names) == 18
-    assert all(known.description for known in list_profiler_regions())
+    assert all(region_info.description for region_info in list_profiler_regions())
 
 
 def test_unknown_names_resolve_to_none() -> None:
@@ -200,11 +200,11 @@ def test_an_unknown_name_is_said_once_and_the_block_runs(
     for _ in range(3):
         with region("model_laoding"):
             runs += 1
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert runs == 3 and seen.opened == []
     assert (
-        said.count("'model_laoding' is not registered") == 1
-        and "did you mean 'model_loading'?" in said
+        stderr.count("'model_laoding' is not registered") == 1
+        and "did you mean 'model_loading'?" in stderr
     )
 
 

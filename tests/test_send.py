@@ -178,21 +178,27 @@ def test_headers_compression_and_signals_own_endpoints_are_those_of_the_standard
     tmp_path: Path, protocol: str
 ) -> None:
     path = write(tmp_path / "any.json", log_line("0"), SPAN_LINE, metric_line(3), log_line("1"))
-    with Receiver() as receiver, Receiver() as other:
+    with Receiver() as receiver, Receiver() as second_receiver:
         variables = receiver.environment(protocol) | {"OTEL_EXPORTER_OTLP_HEADERS": "x-team=video"}
-        where = other.grpc_endpoint if protocol == "grpc" else f"{other.http_endpoint}/v1/logs"
+        log_endpoint = (
+            second_receiver.grpc_endpoint
+            if protocol == "grpc"
+            else f"{second_receiver.http_endpoint}/v1/logs"
+        )
         variables |= {
-            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": where,
+            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": log_endpoint,
             "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
         }
         done = run_send(tmp_path, path, **variables)
     assert done.returncode == 0
     assert done.stdout == f"{path}: 2 log records, 1 span, 3 data points accepted\n"
-    assert bodies(other) == all_of(2) and not receiver.log_records()
+    assert bodies(second_receiver) == all_of(2) and not receiver.log_records()
     assert [span["name"] for span in receiver.spans()] == ["one"] and len(
         receiver.metric_points()
     ) == 3
-    assert {headers["x-team"] for headers in receiver.headers + other.headers} == {"video"}
+    assert {headers["x-team"] for headers in receiver.headers + second_receiver.headers} == {
+        "video"
+    }
     if protocol == "http":
         assert {headers["content-encoding"] for headers in receiver.headers} == {"gzip"}
 
@@ -368,11 +374,11 @@ def test_another_receiver_gets_all_of_it_and_so_does_one_that_is_to_get_it_again
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "logs.jsonl", log_line("0"))
-    with Receiver() as one, Receiver() as other:
-        for arguments in ((one,), (other,), (one, "--again"), (other,)):
+    with Receiver() as one, Receiver() as second_receiver:
+        for arguments in ((one,), (second_receiver,), (one, "--again"), (second_receiver,)):
             receiver, *options = arguments
             assert run_send(tmp_path, path, *options, **receiver.environment()).returncode == 0
-    assert (bodies(one)["0"], bodies(other)["0"]) == (2, 1)
+    assert (bodies(one)["0"], bodies(second_receiver)["0"]) == (2, 1)
 
 
 def test_where_nothing_can_be_kept_everything_arrives_and_it_is_said(tmp_path: Path) -> None:
@@ -693,9 +699,9 @@ def test_ranges_hold_what_was_put_in() -> None:
         last = first + chance.randint(1, 5)
         ranges.add(first, last)
         expected |= set(range(first, last))
-        kept = list(ranges)
-        assert {number for one in kept for number in range(*one)} == expected
-        assert all(before[1] < after[0] for before, after in pairwise(kept))
+        merged = list(ranges)
+        assert {number for one in merged for number in range(*one)} == expected
+        assert all(before[1] < after[0] for before, after in pairwise(merged))
         start, end = sorted(chance.sample(range(210), 2))
         assert {number for one in ranges.missing(start, end) for number in range(*one)} == set(
             range(start, end)

@@ -27,7 +27,7 @@ def row(module="block", step=0, **fields):
 def recording(tmp_path):
     def make(*rows, meta=None, end=""):
         path = tmp_path / "run.jsonl"
-        path.write_text("".join(json.dumps(one) + "\n" for one in rows) + end)
+        path.write_text("".join(json.dumps(shown_row) + "\n" for shown_row in rows) + end)
         if meta is not None:
             (tmp_path / "run.meta.json").write_text(json.dumps(meta))
         return str(path)
@@ -149,7 +149,9 @@ def test_json_is_one_strict_object(recording, capsys):
     assert run(path, "--json") == 0
     shown = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert shown["schema"] == "otel_torch.show/1"
-    assert [(one["module"], one["max"], one["finite"]) for one in shown["rows"]] == [
+    assert [
+        (shown_row["module"], shown_row["max"], shown_row["finite"]) for shown_row in shown["rows"]
+    ] == [
         ("block", "Infinity", False),
         ("b", 1.0, True),
     ]
@@ -157,7 +159,7 @@ def test_json_is_one_strict_object(recording, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--module", "("), "--module '(' is not a regular expression"),
         (("--step", "x"), "--step"),
@@ -167,10 +169,10 @@ def test_json_is_one_strict_object(recording, capsys):
         ),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(recording, capsys, words, said):
+def test_bad_input_is_one_line_and_status_2(recording, capsys, words, message):
     assert run(recording(row()), *words) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and said in captured.err.splitlines()[-1]
+    assert captured.out == "" and message in captured.err.splitlines()[-1]
 
 
 def test_a_missing_or_broken_recording_is_one_line_and_status_2(recording, capsys, tmp_path):

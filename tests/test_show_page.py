@@ -36,10 +36,10 @@ def page(tmp_path, monkeypatch, capsys):
     def make(*words):
         path = tmp_path / "page.html"
         assert main(["show", *map(str, words), "--html", str(path)]) == 0, capsys.readouterr().err
-        found = Page(path.read_text(encoding="utf-8"))
-        assert found.open == []
-        found.said = capsys.readouterr().out
-        return found
+        parsed = Page(path.read_text(encoding="utf-8"))
+        assert parsed.open == []
+        parsed.said = capsys.readouterr().out
+        return parsed
 
     return make
 
@@ -76,16 +76,16 @@ META = {
 
 def test_the_header_has_the_facts_of_the_run(recording, page):
     found = text(page(recording(row(), row(step=1), meta=META)))
-    for said in (
+    for message in (
         "ended cleanly", "1 tensor over 2 steps, all values finite", "2 of 1 modules", "run r7", "rank 3 of 8", "71 on node", "2.5 s",
         "torch 2.13.0", "native (avx512)", "OTEL_TORCH_ENABLED=1", "model M 74 modules, 10 forwards",
         "fastvideo.region::denoising 1.5 s 1 s 2",
     ):  # fmt: skip
-        assert said in found
+        assert message in found
 
 
 @pytest.mark.parametrize(
-    ("meta", "said"),
+    ("meta", "message"),
     [
         (META | {"ended_cleanly": False}, "killed or still running"),
         (META | {"writing_ended": "disk"}, "writing ended before the run did (disk)"),
@@ -107,11 +107,11 @@ def test_the_header_has_the_facts_of_the_run(recording, page):
         ),
     ],
 )
-def test_it_says_how_the_run_ended_and_what_was_lost(recording, page, meta, said):
-    assert said in text(page(recording(row(), meta=meta)))
+def test_it_says_how_the_run_ended_and_what_was_lost(recording, page, meta, message):
+    assert message in text(page(recording(row(), meta=meta)))
 
 
-def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording, page):
+def test_modules_with_nan_or_inf_come_first_in_order_of_appearance(recording, page):
     rows = [
         row("fine"),
         row("late", 4, max="Infinity"),
@@ -120,10 +120,10 @@ def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording
         row("bad", 6, nonfinite=1),
     ]
     found = page(recording(*rows))
-    said = text(found)
-    assert said.index("NaN and Inf") < said.index("Timeline") < said.index("Module × step")
-    assert "First NaN or Inf: M late out, loop 0, step 4, call 0" in said
-    table = said[said.index("elements records") : said.index("Timeline")]
+    message = text(found)
+    assert message.index("NaN and Inf") < message.index("Timeline") < message.index("Module × step")
+    assert "First NaN or Inf: M late out, loop 0, step 4, call 0" in message
+    table = message[message.index("elements records") : message.index("Timeline")]
     assert table == "elements records M late out forward 0 4 0 0 1 M bad out forward 0 5 0 7 2 "
     assert cells(found, "abs_mean")["bad", "5"] == "!" and cells(found, "max")["late", "4"] == "!"
     assert cells(found, "abs_mean")["fine", "0"] == 1.0
@@ -131,7 +131,9 @@ def test_what_is_not_finite_comes_first_in_the_order_in_which_it_began(recording
 
 def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):
     rows = [
-        row(name, at, abs_mean=at + 0.5, further=2 * at) for at in range(3) for name in ("a", "b")
+        row(name, index, abs_mean=index + 0.5, further=2 * index)
+        for index in range(3)
+        for name in ("a", "b")
     ]
     rows += [
         row("a", 1, call=1, abs_mean=-7.0, min=-9.0, max=0.0, nonfinite=0, zeros=2),
@@ -156,9 +158,9 @@ def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):
 
 def test_the_spread_over_modules_and_over_steps_is_told_in_quantiles(recording, page):
     rows = [
-        row(f"m{at}", number, abs_mean=float(at + 100 * number))
+        row(f"m{index}", number, abs_mean=float(index + 100 * number))
         for number in range(2)
-        for at in range(11)
+        for index in range(11)
     ]
     statistic = data(page(recording(*rows, row("bad", abs_mean="NaN"))))["groups"]["outputs"][
         "statistics"
@@ -195,7 +197,7 @@ def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):
 
 def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page):
     def counts(**by_bin):
-        return [by_bin.get(f"b{at}", 0) for at in range(64)]
+        return [by_bin.get(f"b{index}", 0) for index in range(64)]
 
     rows = [
         row("a", 0, histogram=counts(b41=1, b43=1)),
@@ -213,9 +215,9 @@ def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page
 
 def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recording, page):
     rows = [
-        row(f"blocks.{at // 3}.{at % 3}", number, abs_mean=float(number))
+        row(f"blocks.{index // 3}.{index % 3}", number, abs_mean=float(number))
         for number in range(1000)
-        for at in range(300)
+        for index in range(300)
     ]
     rows[150_000]["abs_mean"] = 5000.0
     found = page(recording(*rows))
@@ -238,7 +240,9 @@ def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_
     recording, page
 ):
     found = page(
-        recording(*[row(f"m{at}", abs_mean="NaN" if at == 400 else 1.0) for at in range(500)])
+        recording(
+            *[row(f"m{index}", abs_mean="NaN" if index == 400 else 1.0) for index in range(500)]
+        )
     )
     group = data(found)["groups"]["outputs"]
     assert len(group["rows"]) == MAX_ROWS and group["rows"][-1] == "m400"
@@ -249,13 +253,13 @@ def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
     numbers = random.Random(0)
     rows = [
         {
-            "module": f"{at}",
+            "module": f"{index}",
             "tensor": kind,
             "step": number,
-            **{f"s{one}": numbers.gauss(0, 1e9) for one in range(30)},
+            **{f"s{item}": numbers.gauss(0, 1e9) for item in range(30)},
         }
         for number in range(90)
-        for at in range(130)
+        for index in range(130)
         for kind in ("out", "in[0]")
     ]
     found = page(recording(*rows))
@@ -264,7 +268,7 @@ def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
 
 
 def test_modules_and_steps_are_selected(recording, page):
-    rows = [row(name, at) for at in range(5) for name in ("a.1", "b.1")]
+    rows = [row(name, index) for index in range(5) for name in ("a.1", "b.1")]
     found = page(recording(*rows), "--module", "^b", "--step", "2-3")
     assert set(cells(found, "abs_mean")) == {("b.1", "2"), ("b.1", "3")}
     assert "10 of 2 modules, 2 of them shown" in text(found)
@@ -300,8 +304,8 @@ def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):
     write(tmp_path / "traces.rank4.jsonl", line(span("of another rank", 0, 99), rank=4))
     plot = timeline(page(path))
     drawn = [
-        (one["text"].split("\n")[0], one["from"], one["to"], one["line"], one["kind"])
-        for one in plot["data"]["values"]
+        (item["text"].split("\n")[0], item["from"], item["to"], item["line"], item["kind"])
+        for item in plot["data"]["values"]
     ]
     assert drawn == [
         ("torch.run", 0.0, 9.0, 0, "other"), ("region", 1.0, 4.0, 1, "region"), ("torch.step 3", 1.5, 2.0, 2, "step"),
@@ -325,10 +329,10 @@ def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, pag
 
 
 def test_of_many_spans_the_longest_are_drawn_and_it_is_said(recording, page, tmp_path):
-    many = [span(f"s{at}", at, at + (0.9 if at % 2 else 0.1)) for at in range(5000)]
+    many = [span(f"s{index}", index, index + (0.9 if index % 2 else 0.1)) for index in range(5000)]
     found = page(recording(row()), "--traces", write(tmp_path / "traces.jsonl", line(*many)))
     values = timeline(found)["data"]["values"]
-    assert len(values) == 2000 and all(one["to"] - one["from"] > 0.8 for one in values)
+    assert len(values) == 2000 and all(item["to"] - item["from"] > 0.8 for item in values)
     assert "The 2,000 longest of 5,000 spans are drawn." in text(found)
 
 
@@ -336,20 +340,20 @@ def test_a_timeline_never_draws_two_spans_in_one_place():
     numbers = random.Random(3)
     here = Process(None, 0, 1, None)
     spans = []
-    for at in range(400):
+    for index in range(400):
         start = numbers.randrange(1000)
-        spans.append(Span(f"{at}", start, start + numbers.randrange(1, 60), here))
+        spans.append(Span(f"{index}", start, start + numbers.randrange(1, 60), here))
     placed = assign_lanes(spans)
     by_place: dict[tuple[int, int], list[Span]] = {}
-    for one, place in zip(spans, placed, strict=True):
-        by_place.setdefault(place, []).append(one)
+    for item, place in zip(spans, placed, strict=True):
+        by_place.setdefault(place, []).append(item)
     for (lane, depth), inside in by_place.items():
-        inside.sort(key=lambda one: one.start_ns)
-        assert all(one.end_ns <= other.start_ns for one, other in pairwise(inside))
+        inside.sort(key=lambda item: item.start_ns)
+        assert all(item.end_ns <= other.start_ns for item, other in pairwise(inside))
         above = by_place.get((lane, depth - 1), [])
         assert depth == 0 or all(
-            any(up.start_ns <= one.start_ns and one.end_ns <= up.end_ns for up in above)
-            for one in inside
+            any(up.start_ns <= item.start_ns and item.end_ns <= up.end_ns for up in above)
+            for item in inside
         )
 
 
@@ -389,7 +393,7 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
         name for _, attributes in found.elements for name in attributes if name.startswith("on")
     ]
     assert "alert(1)" in text(found) and "alert(1)" in str(timeline(found))
-    assert all(one.isprintable() or one == "\n" for one in "".join(found.texts))
+    assert all(item.isprintable() or item == "\n" for item in "".join(found.texts))
     assert "<" not in found.scripts[0] and "<" not in found.scripts[1]
     assert data(found)["groups"]["other tensors"]["rows"]
     loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
@@ -397,17 +401,17 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
     policy = next(
         attributes["content"] for _, attributes in found.elements if "http-equiv" in attributes
     )
-    directives = dict(one.strip().split(" ", 1) for one in policy.split(";"))
+    directives = dict(item.strip().split(" ", 1) for item in policy.split(";"))
     hashes = {
-        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
-        for one in found.scripts[2:]
+        f"'sha256-{base64.b64encode(hashlib.sha256(item.encode()).digest()).decode()}'"
+        for item in found.scripts[2:]
     }
     assert directives["default-src"] == "'none'" and set(directives["script-src"].split()) == hashes
     assert not re.search(r"@import|url\(", "".join(found.texts))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("--html", "no/such/folder.html"),
@@ -422,13 +426,13 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
     ],
 )
 def test_bad_input_is_one_line_status_2_and_no_page(
-    recording, tmp_path, monkeypatch, capsys, words, said
+    recording, tmp_path, monkeypatch, capsys, words, message
 ):
     recording(row())
     monkeypatch.chdir(tmp_path)
     assert main(["show", "run.jsonl", *words]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and said in captured.err and len(captured.err.splitlines()) == 1
+    assert captured.out == "" and message in captured.err and len(captured.err.splitlines()) == 1
     assert not (tmp_path / "p.html").exists()
 
 
@@ -456,30 +460,30 @@ def test_whatever_is_put_together_is_what_putting_all_together_gives(
     monkeypatch.setattr(grids, "MAX_CELLS", cells_in_memory)
     numbers = random.Random(7)
     rows = [
-        {"module": f"m{numbers.randrange(9)}", "tensor": "out", "step": at // 5, "loop": 0,
+        {"module": f"m{numbers.randrange(9)}", "tensor": "out", "step": index // 5, "loop": 0,
          statistic: numbers.choice([math.nan, math.inf, 0.0]) if numbers.random() < 0.01 else float(numbers.randrange(-99, 99))}
-        for at in range(3000)
+        for index in range(3000)
     ]  # fmt: skip
     if statistic == "zeros":
         rows = [
-            one | {"zeros": abs(one["zeros"]) if math.isfinite(one["zeros"]) else 1.0}
-            for one in rows
+            item | {"zeros": abs(item["zeros"]) if math.isfinite(item["zeros"]) else 1.0}
+            for item in rows
         ]
     grid = Grid()
     for start in range(0, len(rows), 700):
         grid.add(rows[start : start + 700])
     array = grid.statistics[statistic]
     assert array.shape == (9, len(grid.columns)) and len(grid.columns) <= 80
-    where = {step: at for at, steps in enumerate(grid.columns) for step in steps}
+    column_of = {step: index for index, steps in enumerate(grid.columns) for step in steps}
     expected: dict[tuple[str, int], list[float]] = {}
-    for one in rows:
-        value = one[statistic] if math.isfinite(one[statistic]) else math.inf
-        expected.setdefault((one["module"], where[(0, one["step"])]), []).append(value)
-    for at, series in enumerate(grid.series):
+    for item in rows:
+        value = item[statistic] if math.isfinite(item[statistic]) else math.inf
+        expected.setdefault((item["module"], column_of[(0, item["step"])]), []).append(value)
+    for index, series in enumerate(grid.series):
         for column in range(len(grid.columns)):
             values = expected.get((series.module, column))
             wanted = math.nan if values is None else combine(statistic, np.array([values]))[0]
-            found = array[at, column]
+            found = array[index, column]
             # of two values of one magnitude and different signs either may stay
             assert (
                 (found != found and wanted != wanted)

@@ -214,14 +214,14 @@ def test_magnitudes_are_counted_as_the_sdk_would(spread):
         .metrics[0]
         .data.data_points[0]
     )
-    found = ours.collect({"one": {}}, 1).data.data_points[0]
+    actual = ours.collect({"one": {}}, 1).data.data_points[0]
     for name in ("count", "scale", "zero_count", "min", "max"):
-        assert getattr(found, name) == getattr(expected, name)
-    assert found.sum == pytest.approx(expected.sum)
+        assert getattr(actual, name) == getattr(expected, name)
+    assert actual.sum == pytest.approx(expected.sum)
     trimmed = list(expected.positive.bucket_counts)
     while trimmed and not trimmed[-1]:
         trimmed.pop()
-    assert (found.positive.offset, list(found.positive.bucket_counts)) == (
+    assert (actual.positive.offset, list(actual.positive.bucket_counts)) == (
         expected.positive.offset,
         trimmed,
     )
@@ -262,16 +262,16 @@ def test_durations_are_counted_from_any_thread_as_the_sdk_would(delta):
         for thread in threads:
             thread.join()
         (expected,) = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
-        found = ours.collect(2)
-        assert (found.name, found.unit, found.description) == (
+        actual = ours.collect(2)
+        assert (actual.name, actual.unit, actual.description) == (
             expected.name,
             expected.unit,
             expected.description,
         )
-        assert found.data.aggregation_temporality == expected.data.aggregation_temporality
-        one, other = found.data.data_points[0], expected.data.data_points[0]
+        assert actual.data.aggregation_temporality == expected.data.aggregation_temporality
+        actual_point, expected_point = actual.data.data_points[0], expected.data.data_points[0]
         for name in ("attributes", "count", "min", "max"):
-            assert getattr(one, name) == getattr(other, name), name
+            assert getattr(actual_point, name) == getattr(expected_point, name), name
         for name in ("explicit_bounds", "bucket_counts"):
-            assert list(getattr(one, name)) == list(getattr(other, name)), name
-        assert one.sum == pytest.approx(other.sum)
+            assert list(getattr(actual_point, name)) == list(getattr(expected_point, name)), name
+        assert actual_point.sum == pytest.approx(expected_point.sum)

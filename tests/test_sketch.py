@@ -26,8 +26,8 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-9, atol=1e-9 * float(other.norm() + 1e-30))
+def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(actual, expected, rtol=1e-9, atol=1e-9 * float(expected.norm() + 1e-30))
 
 
 def dense(difference: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
@@ -78,11 +78,14 @@ def test_the_distance_of_sketches_estimates_the_distance_of_tensors(
     ratios = []
     chance = generator(sum(shape))
     for _ in range(TRIALS // 4 if math.prod(shape) > 100_000 else TRIALS):
-        one = torch.randn(shape, generator=chance)
+        reference = torch.randn(shape, generator=chance)
         difference = fault(torch.zeros(shape), chance)
-        other = one + difference.mul_(1e-3 * float(one.norm() / difference.norm()))
+        changed = reference + difference.mul_(1e-3 * float(reference.norm() / difference.norm()))
         ratios.append(
-            float((sketch(other) - sketch(one)).norm() / (other.double() - one.double()).norm())
+            float(
+                (sketch(changed) - sketch(reference)).norm()
+                / (changed.double() - reference.double()).norm()
+            )
         )
     low, middle, high = torch.tensor(ratios).quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
     assert 0.8 < low < high < 1.2 and 0.93 < middle < 1.07, (low, middle, high)
@@ -114,14 +117,16 @@ def test_large_tensors_of_which_all_pieces_are_alike():
 
 
 def test_a_sketch_is_linear():
-    one, other = (
+    first, second = (
         torch.randn(3, 50_000, generator=generator(0)),
         torch.randn(3, 50_000, generator=generator(1)),
     )
-    assert close(sketch(2 * one.double() - 3 * other.double()), 2 * sketch(one) - 3 * sketch(other))
     assert close(
-        row_sketch(2 * one.double() - 3 * other.double()),
-        2 * row_sketch(one) - 3 * row_sketch(other),
+        sketch(2 * first.double() - 3 * second.double()), 2 * sketch(first) - 3 * sketch(second)
+    )
+    assert close(
+        row_sketch(2 * first.double() - 3 * second.double()),
+        2 * row_sketch(first) - 3 * row_sketch(second),
     )
 
 
@@ -189,10 +194,11 @@ def test_complex_numbers_count_as_pairs():
 def test_nothing_and_a_single_number(shape: tuple[int, ...]):
     values = torch.ones(shape)
     for kind in (sketch, row_sketch):
-        found = kind(values)
-        assert found.shape == (SIZE,) and found.dtype == torch.float64
+        actual = kind(values)
+        assert actual.shape == (SIZE,) and actual.dtype == torch.float64
         assert torch.equal(
-            found, kind(torch.ones(1)) if values.numel() else torch.zeros(SIZE, dtype=torch.float64)
+            actual,
+            kind(torch.ones(1)) if values.numel() else torch.zeros(SIZE, dtype=torch.float64),
         )
     assert row_sketch(torch.tensor(1j)).shape == (SIZE,)
 
@@ -210,12 +216,12 @@ def test_a_row_sketch_of_a_fused_weight_follows_from_its_parts():
     from otel_torch.statistics.sketch_format import TURNS
 
     def turned(rows: int, part: torch.Tensor) -> torch.Tensor:
-        found = row_sketch(part)
+        actual = row_sketch(part)
         turns = torch.polar(
             torch.ones(FREQUENCIES).double(),
             2 * math.pi * (rows * torch.tensor(TURNS).double()).frac(),
         )
-        turned = torch.complex(found[:FREQUENCIES], found[FREQUENCIES:]) * turns
+        turned = torch.complex(actual[:FREQUENCIES], actual[FREQUENCIES:]) * turns
         return torch.cat([turned.real, turned.imag])
 
     query, key, value = (torch.randn(rows, 24, generator=generator(rows)) for rows in (16, 8, 9))
@@ -395,8 +401,8 @@ def test_a_sketch_takes_no_random_number_and_is_seen_by_nobody():
     state = torch.get_rng_state()
     weight = torch.randn(4, 4, requires_grad=True)
     state = torch.get_rng_state()
-    found = measure(weight * 2, ("sketch",))
-    assert type(found.row) is list
+    actual = measure(weight * 2, ("sketch",))
+    assert type(actual.row) is list
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -436,7 +442,7 @@ def test_a_gpu_has_the_sketch_of_the_host_and_is_not_waited_for():
     prepare_tables(device.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = sketch(device)
+        actual = sketch(device)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert close(found.cpu(), sketch(values))
+    assert close(actual.cpu(), sketch(values))

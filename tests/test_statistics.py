@@ -60,24 +60,29 @@ def expected(tensor: torch.Tensor):
         "nonfinite": (~wide.isfinite()).sum(), "rms": wide.square().mean().sqrt(), "l2": wide.square().sum().sqrt(),
         "zeros": (wide == 0).sum(),
     }  # fmt: skip
-    found = {
+    actual = {
         name: value.item()
         for name, value in values.items()
         if not (name == "std" and wide.numel() < 2)
     }
-    return {**found, "numel": wide.numel(), "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+    return {
+        **actual,
+        "numel": wide.numel(),
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype),
+    }
 
 
-def assert_same(found, wanted):
-    assert list(found) == [name for name in STATISTICS if name in wanted]
+def assert_same(actual, wanted):
+    assert list(actual) == [name for name in STATISTICS if name in wanted]
     for name, value in wanted.items():
         if isinstance(value, float):
-            assert found[name] == pytest.approx(
+            assert actual[name] == pytest.approx(
                 value, rel=1e-9, abs=1e-9 * abs(wanted.get("rms", 1.0)), nan_ok=True
             ), name
         else:
-            assert found[name] == value, name
-            assert type(found[name]) is type(value), name
+            assert actual[name] == value, name
+            assert type(actual[name]) is type(value), name
 
 
 def test_the_table_and_the_settings_name_the_same_statistics():
@@ -128,9 +133,9 @@ def test_mean_and_deviation_hold_where_the_mean_is_ten_thousand_deviations(dtype
         tensor = (1e4 + torch.randn(600_000, generator=generator)).to(dtype)
     reference = tensor.to(torch.float64)
     assert reference.mean() / reference.std() > 9_000
-    found = statistics(tensor)
-    assert found["mean"] == pytest.approx(reference.mean().item(), rel=1e-4)
-    assert found["std"] == pytest.approx(reference.std().item(), rel=1e-4)
+    actual = statistics(tensor)
+    assert actual["mean"] == pytest.approx(reference.mean().item(), rel=1e-4)
+    assert actual["std"] == pytest.approx(reference.std().item(), rel=1e-4)
 
 
 @on_both_kernels
@@ -165,8 +170,8 @@ def test_what_is_not_finite_is_counted_and_goes_through_as_in_torch(dtype, bad, 
 def test_complex_numbers_have_the_statistics_of_their_magnitudes_only():
     for dtype in (torch.complex32, torch.complex64, torch.complex128):
         tensor = torch.tensor([3 + 4j, 0, complex(0, math.inf)]).to(dtype)
-        found = statistics(tensor)
-        assert set(found) == {
+        actual = statistics(tensor)
+        assert set(actual) == {
             "abs_mean",
             "nonfinite",
             "rms",
@@ -176,7 +181,7 @@ def test_complex_numbers_have_the_statistics_of_their_magnitudes_only():
             "shape",
             "dtype",
         }
-        assert (found["nonfinite"], found["zeros"], found["abs_mean"]) == (1, 1, math.inf)
+        assert (actual["nonfinite"], actual["zeros"], actual["abs_mean"]) == (1, 1, math.inf)
     assert statistics(torch.tensor([3 + 4j, 0]))["l2"] == 5.0
     assert statistics(torch.tensor([3 + 4j, 0]).conj())["abs_mean"] == 2.5
 
@@ -222,9 +227,9 @@ def test_quantized_tensors_are_measured_by_what_they_stand_for():
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_ragged_tensors_are_measured_by_their_elements(layout):
     parts = [torch.randn(2, 3), torch.randn(4, 3)]
-    found = statistics(torch.nested.nested_tensor(parts, layout=layout))
+    actual = statistics(torch.nested.nested_tensor(parts, layout=layout))
     together = torch.cat(parts)
-    assert_same(found, {**expected(together), "shape": [2, -1, 3]})
+    assert_same(actual, {**expected(together), "shape": [2, -1, 3]})
 
 
 @pytest.mark.filterwarnings("error")
@@ -485,11 +490,11 @@ def test_a_histogram_counts_magnitudes_by_power_of_two():
         2.0**20,
         -1e300,
     ]
-    found = counted(torch.tensor([*values, math.nan, math.inf, -math.inf], dtype=torch.float64))
-    assert found == bins(
+    actual = counted(torch.tensor([*values, math.nan, math.inf, -math.inf], dtype=torch.float64))
+    assert actual == bins(
         zeros=2, below=2, e_40=1, e_1=1, e0=3, e1=1, e2=1, e19=2, above=2, nonfinite=3
     )
-    assert all(type(count) is int for count in found)
+    assert all(type(count) is int for count in actual)
 
 
 @on_both_kernels
@@ -498,8 +503,10 @@ def test_a_histogram_counts_magnitudes_by_power_of_two():
 )
 def test_a_histogram_of_any_type_counts_every_element_once(dtype):
     tensor = (torch.randn(3, 50, 7, generator=torch.Generator().manual_seed(1)) * 3).abs().to(dtype)
-    found = counted(tensor.transpose(0, 2)[:, ::2])
-    assert sum(found) == 7 * 25 * 3 and found == counted(tensor[:, ::2].to(torch.complex128).abs())
+    actual = counted(tensor.transpose(0, 2)[:, ::2])
+    assert sum(actual) == 7 * 25 * 3 and actual == counted(
+        tensor[:, ::2].to(torch.complex128).abs()
+    )
 
 
 @on_both_kernels
@@ -511,7 +518,10 @@ def test_a_histogram_of_pieces_and_of_ones_own_zeros():
     assert counted(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) == bins(e0=5)
     whole = torch.randn(1000)
     assert [
-        one + other for one, other in zip(counted(whole[:300]), counted(whole[300:]), strict=True)
+        first_count + second_count
+        for first_count, second_count in zip(
+            counted(whole[:300]), counted(whole[300:]), strict=True
+        )
     ] == counted(whole)
     measured = measure(torch.ones(3, device="meta"), ("histogram",))
     assert derive(["histogram"], None, measured) == {}

@@ -36,8 +36,8 @@ def train(model: nn.Module, *optimizers: torch.optim.Optimizer, passes: int = 1)
         optimizer.zero_grad()
 
 
-def keys(sink, module: str = "body", **where):
-    return sink.rows("step", "call", "phase", module=module, **where)
+def keys(sink, module: str = "body", **filters):
+    return sink.rows("step", "call", "phase", module=module, **filters)
 
 
 def test_forwards_count_when_nothing_else_says_the_step() -> None:
@@ -64,12 +64,12 @@ def test_an_optimizer_makes_the_step_and_accumulation_makes_calls() -> None:
 
 def test_the_busiest_optimizer_that_holds_the_parameters_counts() -> None:
     with recording() as sink:
-        net, other = Net(), Net()
+        net, second_net = Net(), Net()
         slow, fast = torch.optim.SGD([net.body.bias]), torch.optim.SGD([net.body.weight])
-        foreign = torch.optim.SGD(other.parameters())
+        foreign = torch.optim.SGD(second_net.parameters())
         for turn in range(3):
             train(net, fast, *([slow] if turn == 0 else []))
-            train(other, foreign, foreign)
+            train(second_net, foreign, foreign)
     assert sink.rows("step", module="body", model="Net", phase="forward") == [0, 1, 2]
     assert sink.rows("step", module="body", model="Net#2", phase="forward") == [0, 2, 4]
 

@@ -91,11 +91,11 @@ print(seen == expected)
 def test_seeded_programs_do_not_repeat_their_ids():
     from otel_torch.telemetry.ids import PrivateIds
 
-    found = set()
+    ids = set()
     for _ in range(2):
         random.seed(0)
-        found |= {PrivateIds().generate_span_id(), PrivateIds().generate_trace_id()}
-    assert len(found) == 4 and 0 not in found
+        ids |= {PrivateIds().generate_span_id(), PrivateIds().generate_trace_id()}
+    assert len(ids) == 4 and 0 not in ids
 
 
 def test_a_forked_child_has_ids_of_its_own(tmp_path):
@@ -232,7 +232,7 @@ def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
         expected, sent = from_sdk("trace", SpanItem(one, RECORDS[:2], 0))
         assert sent == expected
     expected, sent = from_sdk("trace", SpanItem(span, [], 0))
-    theirs, ours = (
+    expected_bytes, ours = (
         request.resource_spans[0].scope_spans[0].spans[0] for request in (expected, sent)
     )
     for name in (
@@ -241,8 +241,8 @@ def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
         "links",
     ):  # `readable` makes a new span, which forgets what was dropped
         assert getattr(ours, f"dropped_{name}_count") == getattr(span, f"dropped_{name}")
-        ours.ClearField(f"dropped_{name}_count"), theirs.ClearField(f"dropped_{name}_count")
-    assert ours == theirs and len(ours.events) == len(ours.attributes) == 128
+        ours.ClearField(f"dropped_{name}_count"), expected_bytes.ClearField(f"dropped_{name}_count")
+    assert ours == expected_bytes and len(ours.events) == len(ours.attributes) == 128
 
 
 @pytest.mark.parametrize("records", [RECORDS, SAME])
@@ -326,9 +326,9 @@ def test_the_estimate_of_an_event_is_never_too_small():
 def test_what_is_kept_of_encoded_names_is_bounded():
     from otel_torch.telemetry.otlp_protobuf import _EncodedCache
 
-    kept = _EncodedCache(str.encode, limit=10)
-    assert [kept[str(n)] for n in range(25)] == [str(n).encode() for n in range(25)]
-    assert len(kept) == 5
+    cache = _EncodedCache(str.encode, limit=10)
+    assert [cache[str(n)] for n in range(25)] == [str(n).encode() for n in range(25)]
+    assert len(cache) == 5
 
 
 def test_private_names_of_the_exporters_are_there():

@@ -18,8 +18,10 @@ ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
 def lost(done):
     """{(what, reason): number} of the line that says what was lost."""
     (line,) = re.findall(r"otel_torch: lost: (.*)", done.stderr) or [""]
-    found = re.findall(r"(\d+) ([a-z ]+?)s? \((\w+)\)", line)
-    return {(what.replace(" ", "_"), reason): int(number) for number, what, reason in found}
+    counts = re.findall(r"(\d+) ([a-z ]+?)s? \((\w+)\)", line)
+    return {
+        (item_kind.replace(" ", "_"), reason): int(number) for number, item_kind, reason in counts
+    }
 
 
 def closed_port():
@@ -83,8 +85,8 @@ finish(1.8)
 assert time.monotonic() - started < 20
 """, **ALL, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)  # fmt: skip
     counts: dict[str, int] = {}
-    for (what, _), number in lost(done).items():
-        counts[what] = counts.get(what, 0) + number
+    for (item_kind, _), number in lost(done).items():
+        counts[item_kind] = counts.get(item_kind, 0) + number
     assert (counts["span"], counts["span_event"], counts["log_event"]) == (11, 1000, 1000)
     assert counts["metric_point"] >= 2 * 1000 + 10
     lines = [line for line in done.stderr.splitlines() if "127.0.0.1" in line]
@@ -364,12 +366,12 @@ def test_records_that_are_encoded_are_let_go_before_they_are_sent():
 
     queue, _, losses = queue_with(lambda item: 10, send)
     items = [Sized([str(n)]) for n in range(20)]
-    kept = [weakref.ref(item) for item in items]
+    references = [weakref.ref(item) for item in items]
     queue.put(items, BackpressureBudget())
     items.clear()
     assert started.wait(60)
     gc.collect()
-    assert not any(ref() for ref in kept)
+    assert not any(ref() for ref in references)
     release.set()
     end(queue)
     assert queue.sent == {"log_event": 20} and losses.items() == []
@@ -413,10 +415,10 @@ def test_what_is_made_late_is_made_once_and_counted_where_it_is_lost():
 
     late = DeferredItems(2000, make)
     queue, sent, losses = queue_with(lambda item: 10, limit=1000)
-    other, sent_by_other, _ = queue_with(lambda item: 10)
+    second_queue, sent_by_other, _ = queue_with(lambda item: 10)
     queue.put([late], BackpressureBudget())
-    other.put([late], BackpressureBudget())
-    end(queue), end(other)
+    second_queue.put([late], BackpressureBudget())
+    end(queue), end(second_queue)
     assert sent == [] and losses.items() == [("log_event", "queue_full", 3)]
     assert sent_by_other == [["a", "b", "c"]]
     assert made == [1]

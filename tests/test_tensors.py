@@ -18,8 +18,8 @@ PROGRAM = PROGRAMS / "relu_in_place.py"
 def load(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    found: dict[str, torch.Tensor] = load_file(path)
-    return found
+    tensors_by_key: dict[str, torch.Tensor] = load_file(path)
+    return tensors_by_key
 
 
 def test_every_record_has_its_tensor_as_it_was(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_every_record_has_its_tensor_as_it_was(tmp_path: Path) -> None:
     rows = lines(tmp_path / "run.jsonl")
     for step in range(2):
         tensors = load(folder / f"loop0.step{step}.safetensors")
-        mine = [row for row in rows if row["step"] == step]
-        assert len(tensors) == len(mine) == 4
-        for row in mine:
+        rows_of_step = [row for row in rows if row["step"] == step]
+        assert len(tensors) == len(rows_of_step) == 4
+        for row in rows_of_step:
             tensor = tensors[
                 f"{row['model']}/{row['module']}/{row['tensor']}/call{row['call']}/{row['phase']}"
             ]

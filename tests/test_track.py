@@ -131,12 +131,12 @@ def test_every_structure_is_tracked_with_its_gradients(kind: object) -> None:
     model = Returns(kind)
     x = torch.ones(2, requires_grad=True)
     with track(model) as tracker:
-        found = model(x)
+        output = model(x)
         tensors: list[torch.Tensor] = []
-        rmap_tensor(found, tensors.append)
+        rmap_tensor(output, tensors.append)
         sum((index + 1) * tensor.sum() for index, tensor in enumerate(tensors)).backward()
     forward, backward = tracker
-    assert type(forward.value) is type(found) and backward.grad
+    assert type(forward.value) is type(output) and backward.grad
     tensors: list[torch.Tensor] = []
     rmap_tensor(forward.value, tensors.append)
     assert [tensor.tolist() for tensor in tensors] == [[2.0, 2.0], [3.0, 3.0]] and not any(
@@ -145,7 +145,7 @@ def test_every_structure_is_tracked_with_its_gradients(kind: object) -> None:
     gradients: list[torch.Tensor] = []
     rmap_tensor(backward.value, gradients.append)
     assert [tensor.tolist() for tensor in gradients] == [[1.0, 1.0], [2.0, 2.0]]
-    assert type(backward.value) is type(found)
+    assert type(backward.value) is type(output)
 
 
 def test_the_gradient_of_an_unused_output_is_none() -> None:

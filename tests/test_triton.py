@@ -39,9 +39,9 @@ def chosen() -> Iterator[None]:
 
 @pytest.fixture
 def triton(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = pytest.importorskip("triton", reason="Triton is not installed")
+    actual = pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
-    return found
+    return actual
 
 
 @pytest.mark.scoreboard
@@ -82,13 +82,13 @@ def resources(triton: Any, kernel: Any, tmp_path: Path) -> dict[str, int]:
     if not program.exists():
         pytest.skip("this Triton has no cuobjdump")
     (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    said = subprocess.run(
+    output = subprocess.run(
         [program, "-res-usage", tmp_path / "kernel.cubin"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+    return {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", output)}
 
 
 @pytest.mark.parametrize("capability", (80, 90))
@@ -213,12 +213,12 @@ def test_without_triton_the_device_is_named_once_and_left_to_torch(no_kernels, m
     monkeypatch.delitem(sys.modules, "otel_torch.statistics.triton_kernel", raising=False)
     for _ in range(2):
         gpu_kernel.prepare(device, (torch.float32,), (cpu_kernel.SUMS,))
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        said.startswith(
+        output.startswith(
             "otel_torch: statistics of tensors on cuda:7 are by torch (no Triton kernel: "
         )
-        and said.count("\n") == 1
+        and output.count("\n") == 1
     )
     assert isinstance(gpu_kernel._kernels[device], str)
 
@@ -267,28 +267,28 @@ def test_the_numbers_on_a_gpu_are_those_of_the_host(prepared, dtype, numel):
     names = tuple(name for name in COLUMNS if name != "row_sketch")
     for primitives in (SCALARS, names):
         row = measure(values.cuda(), primitives)
-        found, wanted = read_rows([row, measure(values, primitives)])
+        actual, wanted = read_rows([row, measure(values, primitives)])
         assert (
             prepared.measure(values.cuda(), ALL).tolist()
             == prepared.measure(values.cuda(), ALL).tolist()
         )
-        assert found == pytest.approx(wanted, rel=1e-10, abs=1e-10 * wanted[4])
+        assert actual == pytest.approx(wanted, rel=1e-10, abs=1e-10 * wanted[4])
 
 
 @pytest.mark.gpu
 @on_gpu
 def test_a_gpu_is_not_waited_for_and_nothing_is_allocated(prepared):
     values = some(torch.bfloat16, 100_000).cuda()
-    kept = [measure(values)]
+    measurements = [measure(values)]
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        kept += [measure(values) for _ in range(100)]
+        measurements += [measure(values) for _ in range(100)]
         assert (
             torch.cuda.memory_stats()["allocation.all.allocated"] <= before + 1
         )  # a piece of memory for many rows
-        reading = RowTransfer(kept)
+        reading = RowTransfer(measurements)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(set(map(tuple, reading.fetch()))) == 1
@@ -318,19 +318,19 @@ def test_it_can_be_captured_in_a_graph(prepared):
 def test_threads_and_streams_do_not_mix_their_numbers(prepared):
     tensors = [torch.full((1_000_000,), float(number), device="cuda") for number in range(8)]
     torch.cuda.synchronize()
-    found: dict[int, set[tuple[float, ...]]] = {}
+    actual: dict[int, set[tuple[float, ...]]] = {}
 
     def work(number: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream() if number % 2 else torch.cuda.default_stream()):
             rows = read_rows([measure(tensors[number]) for _ in range(100)])
-        found[number] = {tuple(row[:3]) for row in rows}
+        actual[number] = {tuple(row[:3]) for row in rows}
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {number: {(float(number), float(number), number * 1e6)} for number in range(8)}
+    assert actual == {number: {(float(number), float(number), number * 1e6)} for number in range(8)}
 
 
 @pytest.mark.gpu

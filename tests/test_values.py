@@ -66,9 +66,9 @@ def test_labels(value, expected):
 
 
 def test_the_tensors_themselves_are_given():
-    one, two = torch.ones(1), torch.ones(2)
-    found = dict(walk({"a": one, "b": [two]}, "out"))
-    assert found["out.a"] is one and found["out.b[0]"] is two
+    first, second = torch.ones(1), torch.ones(2)
+    tensors_by_label = dict(walk({"a": first, "b": [second]}, "out"))
+    assert tensors_by_label["out.a"] is first and tensors_by_label["out.b[0]"] is second
 
 
 def test_a_hugging_face_output_is_walked_by_key_without_what_is_none():

@@ -1,5 +1,5 @@
-"""After the first finding: operations inside one module, modules fed with right inputs, where in a
-tensor the error is.
+"""Narrowing down the first divergence: operations inside a module, isolated modules, and the part of
+a tensor that differs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.support import PROGRAMS, environment, lines, metadata, recording, run
 
 pytest.importorskip("safetensors")
 
-# One model, written twice: other names, another cut of the attention, a fused activation. Bugs of
-# the port by name.
+# The same model written twice: different names, another split of the attention, a fused activation.
+# Command-line arguments choose the bugs of the port.
 pytestmark = pytest.mark.scoreboard
 PROGRAM = PROGRAMS / "reference_and_port.py"
 
@@ -39,13 +39,13 @@ Place = tuple[str, str, str]
 def record(
     folder: Path, name: str, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run one side and leave its recording in `name`.jsonl."""
+    """Run one side and record it to `name`.jsonl."""
     recorded = {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": str(folder / f"{name}.jsonl")}
     return run_python(folder, PROGRAM, *arguments, **(recorded | variables))
 
 
 def diff(folder: Path, *arguments: str) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
-    """Run `otel-torch diff` there; its JSON and the whole result."""
+    """Run `otel-torch diff` in `folder`; return its JSON report and the finished process."""
     done = subprocess.run(
         [sys.executable, "-m", "otel_torch", "diff", *arguments, "--json", "diff.json"],
         cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=120, check=False,
@@ -55,15 +55,16 @@ def diff(folder: Path, *arguments: str) -> tuple[dict[str, Any], subprocess.Comp
 
 
 def places(report: dict[str, Any]) -> list[Place]:
-    """Where the port's faults are: module, side, kind."""
-    return [(one["port_module"], one["port_side"], one["kind"]) for one in report["introduced"]]
+    """Return the module, side and kind of each introduced divergence."""
+    return [
+        (divergence["port_module"], divergence["port_side"], divergence["kind"])
+        for divergence in report["introduced"]
+    ]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the reference recorded with its whole tensors, and what belongs where in the
-    port.
-    """
+    """Return a folder with the reference's recording and tensors, and its pairing with the port."""
     folder = tmp_path_factory.mktemp("zoom")
     record(
         folder,
@@ -82,10 +83,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_stacked_bugs_come_apart(reference: Path, tmp_path: Path) -> None:
+def test_isolation_separates_stacked_bugs(reference: Path, tmp_path: Path) -> None:
     bugs = ("scale", "act", "weight", "residual")
     record(reference, "stacked", "port", *bugs)
-    # what belongs where is learned from the wrong port itself: nobody has a right one
+    # The pairing is learned from the wrong port: in practice there is no correct one.
     tensors = tmp_path / "tensors"
     (tmp_path / "tensors").symlink_to(reference / "tensors")
     (reference / "tensors" / "isolation.json").unlink()
@@ -132,7 +133,7 @@ def test_one_bug_is_one_fault_and_reaches_nothing(reference: Path) -> None:
     ]
 
 
-def test_a_warm_up_is_passed_over(reference: Path) -> None:
+def test_isolation_skips_warm_up_steps(reference: Path) -> None:
     record(reference, "warm", "port", "warm", "act")
     diff(reference, "reference.jsonl", "warm.jsonl", "--save-isolation", "tensors")
     done = record(reference, "fed", "port", "warm", "act", OTEL_TORCH_ISOLATE="tensors")
@@ -145,14 +146,16 @@ def test_a_warm_up_is_passed_over(reference: Path) -> None:
     }
 
 
-def test_gradients_flow_through_what_was_put_right(reference: Path) -> None:
+def test_gradients_flow_through_replaced_tensors(reference: Path) -> None:
     diff(reference, "reference.jsonl", "clean.jsonl", "--save-isolation", "tensors")
     done = record(reference, "train", "port", "train", OTEL_TORCH_ISOLATE="tensors")
     assert done.stdout.startswith("grad True")
     assert metadata(reference / "train.jsonl")["isolated"]["inputs"] > 20
 
 
-def test_what_cannot_be_put_right_stays_and_is_said(reference: Path, tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_replaced_stay_and_are_reported(
+    reference: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tensors").mkdir()
     for file in (reference / "tensors" / "reference.rank0").iterdir():
         (tmp_path / "tensors" / file.name).symlink_to(file)
@@ -174,7 +177,7 @@ def test_what_cannot_be_put_right_stays_and_is_said(reference: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("capture", "content", "said"),
+    ("capture", "content", "message"),
     [
         (
             "parity",
@@ -186,14 +189,14 @@ def test_what_cannot_be_put_right_stays_and_is_said(reference: Path, tmp_path: P
         ("outputs", None, "OTEL_TORCH_ISOLATE needs OTEL_TORCH_CAPTURE=parity"),
     ],
 )
-def test_a_folder_that_does_not_do_is_one_line(
-    tmp_path: Path, capture: str, content: str | None, said: str
+def test_an_unusable_isolation_folder_is_reported_in_one_line(
+    tmp_path: Path, capture: str, content: str | None, message: str
 ) -> None:
     (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / "folder" / "isolation.json").write_text(content)
     done = record(tmp_path, "run", "port", OTEL_TORCH_ISOLATE="folder", OTEL_TORCH_CAPTURE=capture)
-    assert said in done.stderr and "nothing is isolated" in done.stderr.lower()
+    assert message in done.stderr and "nothing is isolated" in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert done.stdout == record(tmp_path, "bare", "port", OTEL_TORCH_ENABLED="0").stdout
 
@@ -214,14 +217,14 @@ def test_structured_values_are_put_together_again() -> None:
         "b": OrderedDict(c=Pair(torch.ones(1), 3)),
         "d": Data(torch.ones(1), "x"),
     }
-    met: list[str] = []
+    labels: list[str] = []
 
     def swap(label: str, tensor: torch.Tensor) -> torch.Tensor:
-        met.append(label)
+        labels.append(label)
         return tensor + 1
 
     again = rebuilt(value, "out", swap, lambda label: pytest.fail(label))
-    assert met == [label for label, _ in walk(value, "out")]
+    assert labels == [label for label, _ in walk(value, "out")]
     assert [tensor.item() for _, tensor in walk(again, "out")] == [1, 2, 2, 2]
     assert type(again["b"]["c"]) is Pair and again["d"].name == "x"
     assert value["d"].tensor.item() == 1 and rebuilt((None, 3), "out", swap, print) == (None, 3)
@@ -240,8 +243,8 @@ def test_counts_that_are_shifted_are_put_side_by_side(tmp_path: Path) -> None:
 
 
 class Block(nn.Module):
-    """Everything that could be changed by being watched: dropout, attention, in-place work,
-    integers, an error.
+    """A block with the operations that watching could disturb: dropout, attention, in-place
+    operations, integers and an error.
     """
 
     def __init__(self) -> None:
@@ -265,20 +268,20 @@ class Two(nn.Module):
         self.first, self.second = Block(), Block()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(x))
-        return found
+        output: torch.Tensor = self.second(self.first(x))
+        return output
 
 
 def run_two() -> list[bytes]:
-    """Output, a gradient and the random state, as bytes."""
+    """Return the output, a gradient and the random state as bytes."""
     torch.manual_seed(0)
     model = Two()
-    found = model(torch.randn(2, 5, 8))
-    found.square().sum().backward()
+    output = model(torch.randn(2, 5, 8))
+    output.square().sum().backward()
     gradient = model.first.norm.weight.grad
     assert gradient is not None
     return [
-        tensor.detach().numpy().tobytes() for tensor in (found, gradient, torch.get_rng_state())
+        tensor.detach().numpy().tobytes() for tensor in (output, gradient, torch.get_rng_state())
     ]
 
 
@@ -328,7 +331,7 @@ def test_watching_operations_changes_nothing(capture: str) -> None:
     assert len(set(keys)) == len(keys) and any(row.tensor.startswith("op[") for row in sink.records)
 
 
-def test_no_watch_outlives_a_forward_that_raised() -> None:
+def test_operation_watching_ends_when_a_forward_raises() -> None:
     model = Two()
     with recording(operations=".") as sink:
         with pytest.raises(ValueError, match="not today"):
@@ -360,7 +363,7 @@ def test_compiled_code_has_no_single_operations_and_says_so(
     assert capfd.readouterr().err.count("operations of compiled code are not recorded") == 1
 
 
-def test_a_pattern_that_matches_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pattern_that_matches_nothing_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with recording(operations="secnod"):
         run_two()
     assert (
@@ -387,7 +390,7 @@ def test_show_lists_operations_and_diff_passes_over_them(reference: Path) -> Non
     assert max(map(len, done.stdout.splitlines())) < 300
 
 
-def test_neither_costs_anything_where_nobody_asked(tmp_path: Path) -> None:
+def test_isolation_and_operations_are_not_imported_unless_requested(tmp_path: Path) -> None:
     program = (
         PROGRAM.read_text()
         + "\nprint([name for name in sys.modules if name.endswith(('sources.operations', 'sources.isolation'))])\n"
@@ -422,7 +425,7 @@ def numbers(*shape: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda x: x, "the two tensors are equal"),
         (lambda x: x * 1.5, "the port's tensor is the reference's times 1.5"),
@@ -441,28 +444,28 @@ def numbers(*shape: int) -> Any:
         (lambda x: set_at(x, np.s_[1, 2, 3], np.nan), "1 of 192 elements are NaN or Inf on one side only, the first at [1, 2, 3]"),
     ],
 )  # fmt: skip
-def test_breakdown_says_where_and_how(change: Any, said: str) -> None:
+def test_breakdown_describes_the_error(change: Any, message: str) -> None:
     reference = numbers(2, 6, 16)
-    assert said in break_down(reference, change(reference)).sentence()
+    assert message in break_down(reference, change(reference)).sentence()
 
 
-def set_at(array: Any, where: Any, value: Any) -> Any:
+def set_at(array: Any, position: Any, value: Any) -> Any:
     changed = array.copy()
-    changed[where] = value
+    changed[position] = value
     return changed
 
 
 def test_breakdown_measures_along_each_axis() -> None:
     reference, port = np.ones((4, 8)), np.ones((4, 8))
     port[2, 5] = 3.0
-    found = break_down(reference, port)
-    token, channel = found.axes
-    assert found.error == pytest.approx(2 / np.sqrt(32))
+    breakdown = break_down(reference, port)
+    token, channel = breakdown.axes
+    assert breakdown.error == pytest.approx(2 / np.sqrt(32))
     assert token.worst(1) == [(2, pytest.approx(2 / np.sqrt(8)))] and channel.worst(1) == [
         (5, pytest.approx(2 / np.sqrt(4)))
     ]
     assert token.share.sum() == pytest.approx(1) and channel.share[5] == pytest.approx(1)
-    assert break_down(reference, port.reshape(8, 4)).error == found.error
+    assert break_down(reference, port.reshape(8, 4)).error == breakdown.error
     with pytest.raises(ValueError, match=r"shape \(4, 8\) and the port's \(4, 7\)"):
         break_down(reference, port[:, :7])
 
@@ -479,9 +482,9 @@ def test_tensors_are_found_and_read_without_torch(tmp_path: Path) -> None:
     for index, tensor in enumerate(outputs):
         stored = folder.find(0, 0, tensor_key("Kinds", "", f"out[{index}]", 0, "forward"))
         assert stored is not None
-        found = stored.read()
-        assert found is not None and np.array_equal(
-            found, tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+        loaded = stored.read()
+        assert loaded is not None and np.array_equal(
+            loaded, tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
         )
     assert folder.find(0, 1, tensor_key("Kinds", "", "out[0]", 0, "forward")) is None
 

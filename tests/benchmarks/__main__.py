@@ -66,8 +66,8 @@ def figures_of(name: str) -> list[dict[str, Any]]:
             raise RuntimeError(
                 (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
             )
-        found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["figures"]
-        return [{"benchmark": name, "name": str(one["name"]), **one} for one in found]
+        figures: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["figures"]
+        return [{"benchmark": name, "name": str(figure["name"]), **figure} for figure in figures]
     except subprocess.TimeoutExpired:
         why = f"not done after {_TIMEOUT_S} s"
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -88,14 +88,14 @@ def table(figures: Sequence[dict[str, Any]]) -> str:
     """Return the figures as a Markdown table."""
     words = {True: "yes", False: "**no**", None: "–"}
     lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
-    for one in figures:
-        goal = "–" if one.get("goal") is None else f"≤ {number(one['goal'])}"
+    for figure in figures:
+        goal = "–" if figure.get("goal") is None else f"≤ {number(figure['goal'])}"
         cells = [
-            one["name"],
-            number(one.get("ours")),
+            figure["name"],
+            number(figure.get("ours")),
             goal,
-            words[one.get("met")],
-            one.get("detail") or "",
+            words[figure.get("met")],
+            figure.get("detail") or "",
         ]
         lines.append(
             "| "

@@ -46,11 +46,11 @@ def seconds(values: Tensor, rounds: int, times: int) -> dict[str, float]:
         PLAIN: lambda: measure_tensor(values, _SUMS),
         WITH_SKETCH: lambda: measure_tensor(values, (*_SUMS, "sketch")),
     }
-    found = interleave(
+    measured_seconds = interleave(
         {name: plainly(body) for name, body in bodies.items()}, rounds, times, warm_up=1
     ).cpu
-    ratios = {name: found.ratio(name).value for name in bodies if name != BARE}
-    return ratios | {BARE: min(found.seconds[BARE])}
+    ratios = {name: measured_seconds.ratio(name).value for name in bodies if name != BARE}
+    return ratios | {BARE: min(measured_seconds.seconds[BARE])}
 
 
 def measure(size: Size) -> list[Figure]:
@@ -62,15 +62,15 @@ def measure(size: Size) -> list[Figure]:
             values = torch.randn(count).to(dtype)
             size_in_bytes = count * dtype.itemsize
             times = 1 if size.smallest else max(2, min(1000, _READ_A_ROUND // size_in_bytes))
-            found = seconds(values, size.count(7), times)
-            read = found.pop(BARE)
-            others = "; ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
-            ours_us = 1e6 * read * found[PLAIN]
-            detail = f"one read {1e6 * read:.1f} µs, {size_in_bytes / read / 1e9:.1f} GB/s; ours {ours_us:.1f} µs; in reads: {others}"
+            measured_seconds = seconds(values, size.count(7), times)
+            read = measured_seconds.pop(BARE)
+            ratios = "; ".join(f"{name} {ratio:.2f}" for name, ratio in measured_seconds.items())
+            ours_us = 1e6 * read * measured_seconds[PLAIN]
+            detail = f"one read {1e6 * read:.1f} µs, {size_in_bytes / read / 1e9:.1f} GB/s; ours {ours_us:.1f} µs; in reads: {ratios}"
             name = (
                 f"{label} values, {str(dtype).removeprefix('torch.')}: five numbers over one read"
             )
-            figures.append(Figure(name, found[PLAIN], None, detail))
+            figures.append(Figure(name, measured_seconds[PLAIN], None, detail))
     return figures
 
 

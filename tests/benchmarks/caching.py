@@ -58,19 +58,19 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(copied(one) for one in value)
+        return type(value)(copied(item) for item in value)
     return value
 
 
 def own_hooks(model: nn.Module, inputs: Inputs, change: Callable[[Any], Any]) -> dict[str, Any]:
     """Keep `change(output)` of every module with PyTorch hooks."""
-    kept: dict[str, Any] = {}
+    hooks: dict[str, Any] = {}
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            kept[name] = change(output)
+            hooks[name] = change(output)
 
         return hook
 
@@ -79,7 +79,7 @@ def own_hooks(model: nn.Module, inputs: Inputs, change: Callable[[Any], Any]) ->
         model(**inputs)
     for handle in handles:
         handle.remove()
-    return kept
+    return hooks
 
 
 def cached(model: nn.Module, inputs: Inputs) -> Any:
@@ -136,17 +136,17 @@ def compared(
     }
     if importlib.util.find_spec("nnsight"):
         sides[NNSIGHT] = traced_by_nnsight(model, inputs)
-    found = interleave(
+    timings = interleave(
         {side: plainly(body) for side, body in sides.items()},
         rounds=size.count(15),
         times=size.of(times, 1),
     )
     modules = len(list(model.modules()))
-    over = "; ".join(f"{side} {found.cpu.overhead(side)}" for side in sides if side != BARE)
+    over = "; ".join(f"{side} {timings.cpu.overhead(side)}" for side in sides if side != BARE)
 
     def figure(side: str, goal: float | None, more: str = "") -> Figure:
-        ratio = found.cpu.ratio(side, COPIES)
-        detail = f"{ratio}; on the wall {found.wall.ratio(side, COPIES)}{more}"
+        ratio = timings.cpu.ratio(side, COPIES)
+        detail = f"{ratio}; on the wall {timings.wall.ratio(side, COPIES)}{more}"
         return Figure(
             f"all outputs of a {label}, {side}: time over own hooks with copies",
             ratio.value,

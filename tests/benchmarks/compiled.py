@@ -178,10 +178,10 @@ def _serving(side: Side, work: Work, layers: int, folder: Path) -> Iterator[subp
         variables |= {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(folder / "run.jsonl")}
         variables |= {f"OTEL_TORCH_{name.upper()}": value for name, value in side.settings.items()}
     numbers = (work.width, work.batch, work.tokens, work.forwards, layers)
-    with open(folder / "said", "w", encoding="utf-8") as said:
+    with open(folder / "said", "w", encoding="utf-8") as log:
         child = subprocess.Popen(
             module_command("compiled", "--serve", side.how, *map(str, numbers)),
-            env=environment(**variables), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            env=environment(**variables), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         try:
             yield child

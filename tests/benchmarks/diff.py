@@ -67,8 +67,8 @@ def lengthen(short: Path, long: Path, steps: int) -> None:
     attached = [row for row in rows if row["phase"] == "attach"]
     forward = [row for row in rows if row["phase"] != "attach"]
     sketches = {
-        at: np.frombuffer(base64.b64decode(row["sketch"]), "<f4")
-        for at, row in enumerate(forward)
+        index: np.frombuffer(base64.b64decode(row["sketch"]), "<f4")
+        for index, row in enumerate(forward)
         if "sketch" in row
     }
     ahead = {name: 1 + max(row[name] for row in rows) for name in ("value", "storage")}
@@ -78,7 +78,7 @@ def lengthen(short: Path, long: Path, steps: int) -> None:
             file.write(json.dumps(row) + "\n")
         for step in range(steps):
             scale = 1 - 0.25 * abs(math.sin(1 + step))
-            for at, row in enumerate(forward):
+            for index, row in enumerate(forward):
                 new = dict(row, step=step)
                 for name in SCALED:
                     if name in new:
@@ -88,9 +88,9 @@ def lengthen(short: Path, long: Path, steps: int) -> None:
                 new["order"] = [number + step * events for number in row["order"]]
                 if row["parent"] is not None:
                     new["parent"] = row["parent"] + step * events
-                if at in sketches:
+                if index in sketches:
                     new["sketch"] = base64.b64encode(
-                        (sketches[at] * np.float32(scale)).tobytes()
+                        (sketches[index] * np.float32(scale)).tobytes()
                     ).decode()
                 file.write(json.dumps(new) + "\n")
     source, target = (
@@ -198,16 +198,16 @@ def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figu
     wall, spent, peak, verdict, pairs = measured_diff(*paths)
     fastest = min(readings, key=lambda name: readings[name])
     shown = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in readings.items())
-    what = f"`diff` of 2 × {records:,} records"
+    label = f"`diff` of 2 × {records:,} records"
     detail = f"{size / 1e6:,.0f} MB, {verdict}, {pairs:,} pairs; {spent:.1f} s of the processor, {wall:.1f} s on the wall; {shown}"
     return [
         Figure(
-            f"{what}, time over reading both by the fastest reader",
+            f"{label}, time over reading both by the fastest reader",
             spent / readings[fastest],
             3,
             detail,
         ),
-        Figure(f"{what}, most memory, MB", peak, 500, "the largest resident size"),
+        Figure(f"{label}, most memory, MB", peak, 500, "the largest resident size"),
     ], spent / records
 
 

@@ -147,8 +147,8 @@ def generators(steps: int) -> Iterator[dict[str, Generator]]:
             [sys.executable, "-c", making], cwd=folder, env=environ, check=True, capture_output=True
         )
         made = {}
-        for at, (name, variables) in enumerate(SIDES.items()):
-            made[name] = Generator(folder / str(at), folder / "model", steps, variables)
+        for index, (name, variables) in enumerate(SIDES.items()):
+            made[name] = Generator(folder / str(index), folder / "model", steps, variables)
             stack.callback(made[name].close)
         for generator in made.values():
             generator.answer()

@@ -72,16 +72,16 @@ def measure(size: Size) -> list[Figure]:
         }
         waits = {name: synchronisations(side, forward) for name, side in recorders.items()}
         # the wall's clock: while the host waits for the device it may sleep
-        found = interleave(sides.bare() | recorders, size.count(21), times=5, warm_up=2).wall
-    where = torch.cuda.get_device_name()
+        timings = interleave(sides.bare() | recorders, size.count(21), times=5, warm_up=2).wall
+    device_name = torch.cuda.get_device_name()
     counts = "; ".join(
         f"{name} {within}, behind it {behind}" for name, (within, behind) in waits.items()
     )
-    share = found.share(INPUTS, FASTVIDEO)
-    over = "; ".join(f"{name} {found.overhead(name)}" for name in (CONTROL, *recorders))
+    share = timings.share(INPUTS, FASTVIDEO)
+    over = "; ".join(f"{name} {timings.overhead(name)}" for name in (CONTROL, *recorders))
     most = max(waits[name][0] for name in (OUTPUTS, INPUTS, PARITY))
     return [
-        Figure(SYNCHRONISATIONS, most, 0, f"{where}: {counts}"),
+        Figure(SYNCHRONISATIONS, most, 0, f"{device_name}: {counts}"),
         Figure(OVERHEAD, share.value, 1 / 4, f"{share}; over bare: {over}"),
     ]
 

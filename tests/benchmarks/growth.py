@@ -195,9 +195,15 @@ def counted(signal: str, request: Any) -> Iterator[tuple[str, int, int]]:
                 yield "log_event", ranks[0], len(scope.log_records)
             else:
                 ours = (
-                    one for one in scope.metrics if one.name.startswith("torch.module.activation.")
+                    metric
+                    for metric in scope.metrics
+                    if metric.name.startswith("torch.module.activation.")
                 )
-                yield "metric_point", ranks[0], sum(len(one.gauge.data_points) for one in ours)
+                yield (
+                    "metric_point",
+                    ranks[0],
+                    sum(len(metric.gauge.data_points) for metric in ours),
+                )
 
 
 def made_by_each(signals: str, records: int, steps: int) -> dict[str, int]:
@@ -482,8 +488,8 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         start = time.monotonic() + 0.1
         for child in children:
             child.tell(start)
-        told = [json.loads(child.read()) for child in children]
-        last_made = max(one["made_at"] for one in told)
+        reports = [json.loads(child.read()) for child in children]
+        last_made = max(report["made_at"] for report in reports)
         made = made_by_each(signals, records, steps)
         expected = {
             f"{kind} {rank}": count for kind, count in made.items() for rank in range(ranks)
@@ -506,7 +512,7 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         total = ranks * records * steps
         agents, gateways = (watch.end(total, start) for watch in watches)
         rank_cpu, stand_in = (
-            sum(one["cpu"] for one in told),
+            sum(report["cpu"] for report in reports),
             processor_seconds(behind.pid) - behind_before,
         )
         idle_after, all_after = idle_and_all()
@@ -514,8 +520,8 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
         lost = {name: count for name, count in differences.items() if count > 0}
         own_count = {
             f"{kind} {rank}": count
-            for rank, one in enumerate(told)
-            for kind, count in one["lost"].items()
+            for rank, report in enumerate(reports)
+            for kind, count in report["lost"].items()
         }
         return Run(
             ranks=ranks,
@@ -523,7 +529,7 @@ def run(ranks: int, signals: str, records: int, steps: int, period: float) -> Ru
             offered=ranks * records / period,
             agent=agents,
             gateway=gateways,
-            late=max(one["late"] for one in told),
+            late=max(report["late"] for report in reports),
             drained=arrived_at - last_made,
             lost=sum(lost.values()),
             uncounted=sum(max(0, count - own_count.get(name, 0)) for name, count in lost.items()),
@@ -641,9 +647,9 @@ def store(name: str, ranks: int, records: int, steps: int, period: float) -> Sto
         start = time.monotonic() + 0.1
         for child in children:
             child.tell(start)
-        told = [json.loads(child.read()) for child in children]
+        reports = [json.loads(child.read()) for child in children]
         total = ranks * records * steps
-        if lost := [one["lost"] for one in told if one["lost"]]:
+        if lost := [report["lost"] for report in reports if report["lost"]]:
             raise RuntimeError(
                 f"no figures of {name}: it did not take everything in time ({lost[0]})"
             )
@@ -660,18 +666,18 @@ def backends_table(found: Sequence[Stored]) -> str:
         "CPU s a million records |",
         "|---|--:|--:|--:|---|--:|--:|--:|",
     ]
-    for one in found:
-        kind = BACKENDS[one.backend]
-        each = one.memory / (one.count if kind.unit == "series" else one.records)
+    for backend in found:
+        kind = BACKENDS[backend.backend]
+        each = backend.memory / (backend.count if kind.unit == "series" else backend.records)
         cells = [
-            one.backend,
-            one.ranks,
-            f"{one.records:,}",
-            f"{one.count:,.0f}",
+            backend.backend,
+            backend.ranks,
+            f"{backend.records:,}",
+            f"{backend.count:,.0f}",
             kind.unit,
-            f"{one.memory / 1e6:.0f}",
+            f"{backend.memory / 1e6:.0f}",
         ]
-        cells += [f"{each:,.0f}", f"{one.cpu:.0f}"]
+        cells += [f"{each:,.0f}", f"{backend.cpu:.0f}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -689,13 +695,13 @@ def growth_table(runs: Sequence[Run], period: float) -> str:
         "last arrival, s later | lost | of it uncounted | twice | saturated |",
         "|--:" * 16 + "|---|",
     ]
-    for one in runs:
+    for growth_run in runs:
         cells = [
-            one.ranks, f"{one.offered:,.0f}", f"{one.agent.rate:,.0f}", f"{one.gateway.rate:,.0f}", f"{one.agent.cpu:.1f}",
-            f"{one.gateway.cpu:.1f}", f"{one.rank_cpu:.1f}",
-            f"{100 * one.idle:.0f}", f"{one.agent.memory:.0f}", f"{one.gateway.memory:.0f}",
-            f"{one.agent.queue:.1f}", f"{one.gateway.queue:.1f}", f"{one.drained:.1f}", f"{one.lost:,}", one.uncounted, one.twice,
-            ", ".join(one.saturated(period)) or "nothing",
+            growth_run.ranks, f"{growth_run.offered:,.0f}", f"{growth_run.agent.rate:,.0f}", f"{growth_run.gateway.rate:,.0f}", f"{growth_run.agent.cpu:.1f}",
+            f"{growth_run.gateway.cpu:.1f}", f"{growth_run.rank_cpu:.1f}",
+            f"{100 * growth_run.idle:.0f}", f"{growth_run.agent.memory:.0f}", f"{growth_run.gateway.memory:.0f}",
+            f"{growth_run.agent.queue:.1f}", f"{growth_run.gateway.queue:.1f}", f"{growth_run.drained:.1f}", f"{growth_run.lost:,}", growth_run.uncounted, growth_run.twice,
+            ", ".join(growth_run.saturated(period)) or "nothing",
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -711,8 +717,8 @@ def signals_table(found: dict[str, Run], jsonl: tuple[int, int]) -> str:
         f"| a line of JSONL | {jsonl[0]} | {jsonl[1]} | – | – |",
     ]
     lines += [
-        f"| {name} | {one.agent.wire:.0f} | {one.gateway.wire:.0f} | {one.agent.cpu:.1f} | {one.gateway.cpu:.1f} |"
-        for name, one in found.items()
+        f"| {name} | {signal_run.agent.wire:.0f} | {signal_run.gateway.wire:.0f} | {signal_run.agent.cpu:.1f} | {signal_run.gateway.cpu:.1f} |"
+        for name, signal_run in found.items()
     ]
     return "\n".join(lines)
 
@@ -788,21 +794,24 @@ def figures(options: argparse.Namespace) -> list[Figure]:
 def summed_up(runs: Sequence[Run], period: float) -> list[Figure]:
     """Return the lines for the table of all benchmarks."""
     first, last = runs[0], runs[-1]
-    keeps_up = [one for one in runs if not one.saturated(period)]
+    keeps_up = [growth_run for growth_run in runs if not growth_run.saturated(period)]
     best = keeps_up[-1] if keeps_up else first
-    full = next((one for one in runs if one.saturated(period)), None)
+    full = next((growth_run for growth_run in runs if growth_run.saturated(period)), None)
     until = (
         f"{full.ranks} ranks are the first too many: {', '.join(full.saturated(period))}"
         if full
         else f"nothing was saturated up to {last.ranks} ranks"
     )
-    in_all, twice = sum(one.records for one in runs), sum(one.twice for one in runs)
-    both = [(one.agent.cpu + one.gateway.cpu) for one in (first, best)]
+    in_all, twice = (
+        sum(growth_run.records for growth_run in runs),
+        sum(growth_run.twice for growth_run in runs),
+    )
+    both = [(growth_run.agent.cpu + growth_run.gateway.cpu) for growth_run in (first, best)]
     return [
-        Figure("agent and gateway: lost where nothing is saturated", sum(one.lost for one in keeps_up), 0,
+        Figure("agent and gateway: lost where nothing is saturated", sum(growth_run.lost for growth_run in keeps_up), 0,
                f"of {in_all:,} records in {len(runs)} runs; {twice} events or points arrived twice; {until}"),
-        Figure("agent and gateway: lost and not counted by the rank", sum(one.uncounted for one in runs), 0,
-               f"in all runs, where {sum(one.lost for one in runs):,} events and points were lost"),
+        Figure("agent and gateway: lost and not counted by the rank", sum(growth_run.uncounted for growth_run in runs), 0,
+               f"in all runs, where {sum(growth_run.lost for growth_run in runs):,} events and points were lost"),
         Figure(f"agent and gateway: processor time of a record, {best.ranks} ranks over {first.ranks}", both[1] / both[0], 1.5,
                f"seconds for a million records: agent {best.agent.cpu:.1f}, gateway {best.gateway.cpu:.1f}; a rank's exporters "
                f"{best.rank_cpu:.1f}"),

@@ -111,7 +111,7 @@ def attaching(size: Size, folder: Path) -> Figure:
         finished(child(_ATTACHING, folder / f"attach{turn}.jsonl", *sizes))
         for turn in range(size.of(3, 1))
     ]
-    times = [median(run[at] for run in runs) for at in range(len(sizes))]
+    times = [median(run[index] for run in runs) for index in range(len(sizes))]
     each = [1e6 * seconds / count for seconds, count in zip(times, sizes, strict=True)]
     shown = "; ".join(
         f"{count:,} modules {1e3 * seconds:.0f} ms"
@@ -135,7 +135,7 @@ def together(size: Size, folder: Path) -> list[Figure]:
     modules, steps = size.of(1_000, 5), size.of(20, 2)
 
     def run(count: int) -> tuple[float, float, int]:
-        paths = [folder / f"{count}.{at}.jsonl" for at in range(count)]
+        paths = [folder / f"{count}.{index}.jsonl" for index in range(count)]
         processes = [child(_ONE_OF_MANY, path, modules, steps) for path in paths]
         for process in processes:
             assert process.stdout is not None
@@ -144,14 +144,14 @@ def together(size: Size, folder: Path) -> list[Figure]:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        found = [finished(process) for process in processes]
+        reports = [finished(process) for process in processes]
         written = sum(len(path.read_bytes().splitlines()) for path in paths)
         for path in paths:
             path.unlink()
-        each = median(spent for spent, _, _ in found)
+        each = median(spent for spent, _, _ in reports)
         return (
             each,
-            max(memory for _, _, memory in found),
+            max(memory for _, _, memory in reports),
             count * (modules + 1) * (steps + 1) - written,
         )
 

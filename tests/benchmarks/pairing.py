@@ -90,7 +90,7 @@ class Rounds:
     def surplus(self, side: str, bare: str = BARE, rounds: Sequence[int] | None = None) -> float:
         """Return the median difference of the side to `bare` in seconds."""
         chosen = range(self.count) if rounds is None else rounds
-        return median(self.seconds[side][at] - self.seconds[bare][at] for at in chosen)
+        return median(self.seconds[side][index] - self.seconds[bare][index] for index in chosen)
 
     def cost_share(
         self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE
@@ -106,7 +106,7 @@ class Rounds:
         return estimate(of, self.count)
 
     def _ratio(self, side: str, to: str, rounds: Sequence[int]) -> float:
-        return median(self.seconds[side][at] / self.seconds[to][at] for at in rounds)
+        return median(self.seconds[side][index] / self.seconds[to][index] for index in rounds)
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ def alone(package: str, size: Size) -> Figure:
     with tempfile.TemporaryDirectory() as folder:
         peer = make(copy.deepcopy(model), tokens, folder)
         sides = {BARE: plainly(bare), CONTROL: plainly(bare), label: plainly(peer)}
-        found = interleave(sides, rounds=size.count(5))
-    ratio = found.cpu.ratio(label)
-    detail = f"{ratio}; on the wall {found.wall.ratio(label)}; bare with itself {found.cpu.overhead(CONTROL)}"
+        timings = interleave(sides, rounds=size.count(5))
+    ratio = timings.cpu.ratio(label)
+    detail = f"{ratio}; on the wall {timings.wall.ratio(label)}; bare with itself {timings.cpu.overhead(CONTROL)}"
     return Figure(f"{label}, float32, forward over bare", ratio.value, None, detail)
 
 
@@ -99,8 +99,8 @@ def measure(size: Size) -> list[Figure]:
             *(["--smallest"] if size.smallest else []),
         )
         done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        figures.append(Figure(found["name"], found["ours"], None, found["detail"]))
+        timings = json.loads(done.stdout.strip().splitlines()[-1])
+        figures.append(Figure(timings["name"], timings["ours"], None, timings["detail"]))
     return figures
 
 

@@ -147,7 +147,7 @@ def measure(
 
     def ratio(times: dict[str, list[float]], name: str) -> float:
         return statistics.median(
-            mine / sdk for mine, sdk in zip(times[name], times["sdk"], strict=True)
+            seconds / sdk for seconds, sdk in zip(times[name], times["sdk"], strict=True)
         )
 
     return {
@@ -180,7 +180,7 @@ def compare(rounds: int, count: int) -> dict[str, Costs]:
     ours: Region = lambda: otel_torch.region(NAME)  # noqa: E731
     fastvideo = FastVideoRegion()
     pipeline.open_transport = lambda *_: NoSender()  # type: ignore[assignment,return-value]
-    found = {}
+    results = {}
     modes: dict[str, dict[str, str]] = {
         "our own exporters": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1"},
         "our own exporters, spans only": {
@@ -209,14 +209,14 @@ def compare(rounds: int, count: int) -> dict[str, Costs]:
                 "sdk encoding": settle_sdk(encoding),
             }
             cases = {"ours": ours, "sdk": sdk, "sdk encoding": encoded, "fastvideo": fastvideo}
-            found[mode] = measure(cases, settle, rounds, count)
+            results[mode] = measure(cases, settle, rounds, count)
             otel_torch.stop()
         for name in variables:
             os.environ.pop(name, None)
     otel_torch.start(jsonl="off")
     otel_torch.stop()
     fastvideo.profiler.stop()
-    return found
+    return results
 
 
 # where our spans go -> what a region there may cost, in regions of the SDK's
@@ -226,7 +226,7 @@ GOALS = {"our own exporters": 0.3, "the program's provider": 0.3}
 def figures(size: Size) -> list[Figure]:
     """Measure each destination of a region's span."""
     torch.set_num_threads(1)
-    found = []
+    results = []
     for mode, cases in compare(size.count(21), size.of(1000, 40)).items():
         ours, sdk, fastvideo = cases["ours"], cases["sdk"], cases["fastvideo"]
         detail = (
@@ -234,12 +234,12 @@ def figures(size: Size) -> list[Figure]:
             f"all threads until all is done {ours['all']:.2f} of the SDK's, which encodes nothing; "
             f"of one that encodes {ours['all'] / cases['sdk encoding']['all']:.2f}"
         )
-        found.append(
+        results.append(
             Figure(
                 f"a region, {mode}: cost over the SDK's", ours["calling"], GOALS.get(mode), detail
             )
         )
-    return found
+    return results
 
 
 if __name__ == "__main__":

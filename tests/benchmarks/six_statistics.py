@@ -69,9 +69,9 @@ def measure(size: Size) -> list[Figure]:
     figures = []
     for dtype, times in ((torch.float32, 3), (torch.bfloat16, 6)):
         name = str(dtype).removeprefix("torch.")
-        found = measured(size, dtype, times)
+        timings = measured(size, dtype, times)
         over = {
-            side: found.cpu.overhead(side)
+            side: timings.cpu.overhead(side)
             for side in (CONTROL, EMPTY, CLONES, FASTVIDEO, OUTPUTS, INPUTS, PARITY)
         }
         all_sides = "; ".join(f"{side} {overhead}" for side, overhead in over.items())
@@ -79,8 +79,8 @@ def measure(size: Size) -> list[Figure]:
             ("inputs and outputs", INPUTS, 1 / 4),
             ("with the sketch", PARITY, 1 / 3),
         ):
-            share = found.cpu.share(side, FASTVIDEO)
-            detail = f"share of FastVideo's overhead {share}; on the wall {found.wall.share(side, FASTVIDEO)}"
+            share = timings.cpu.share(side, FASTVIDEO)
+            detail = f"share of FastVideo's overhead {share}; on the wall {timings.wall.share(side, FASTVIDEO)}"
             if side == INPUTS:
                 detail += f"; over bare: {all_sides}"
             figures.append(

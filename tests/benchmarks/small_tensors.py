@@ -37,7 +37,7 @@ def measure(size: Size) -> list[Figure]:
 
     with tempfile.TemporaryDirectory() as folder:
         sides = Sides(model, forward, Path(folder))
-        found = interleave(
+        timings = interleave(
             sides.bare()
             | {
                 FASTVIDEO: sides.fastvideo(FASTVIDEO, ("abs_mean", "sum")),
@@ -50,13 +50,13 @@ def measure(size: Size) -> list[Figure]:
             warm_up=2,
         ).cpu
     costs = "; ".join(
-        f"{side} {1e6 * found.surplus(side) / count:.1f} µs"
+        f"{side} {1e6 * timings.surplus(side) / count:.1f} µs"
         for side, count in sides.records.items()
     )
-    control = f"bare with itself {found.overhead(CONTROL)}"
+    control = f"bare with itself {timings.overhead(CONTROL)}"
 
     def figure(label: str, side: str, more: str = "") -> Figure:
-        share = found.cost_share(side, FASTVIDEO, sides.records)
+        share = timings.cost_share(side, FASTVIDEO, sides.records)
         name = f"tiny tensors, {label}: cost of a record over FastVideo's hook of 2 statistics"
         return Figure(name, share.value, None, f"{share}{more}")
 

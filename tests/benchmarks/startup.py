@@ -60,12 +60,12 @@ def interleaved(
     order = random.Random(0)
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
-    for at in range(warm_up + rounds):
+    for round_index in range(warm_up + rounds):
         for name in order.sample(list(sides), len(sides)):
-            found = spent(sides[name][0], program, sides[name][1])
-            if at >= warm_up:
-                cpu[name].append(found[0])
-                wall[name].append(found[1])
+            seconds = spent(sides[name][0], program, sides[name][1])
+            if round_index >= warm_up:
+                cpu[name].append(seconds[0])
+                wall[name].append(seconds[1])
     return Measured(Rounds(cpu), Rounds(wall))
 
 

@@ -174,7 +174,10 @@ class Page:
                 )
             case "Runtime.consoleAPICalled" if given["type"] in ("error", "warning", "assert"):
                 self.errors.append(
-                    " ".join(str(one.get("value", one.get("description"))) for one in given["args"])
+                    " ".join(
+                        str(argument.get("value", argument.get("description")))
+                        for argument in given["args"]
+                    )
                 )
             case "Log.entryAdded" if given["entry"]["level"] in ("error", "warning"):
                 self.errors.append(given["entry"]["text"])

@@ -31,9 +31,9 @@ class Recorded:
 def program() -> str:
     """The program of the documentation."""
     text = (ROOT / "docs" / "pictures-without-a-server.md").read_text()
-    found = re.search(r"<<'END'\n(.*?)END\n", text, re.S)
-    assert found is not None
-    return found[1]
+    match = re.search(r"<<'END'\n(.*?)END\n", text, re.S)
+    assert match is not None
+    return match[1]
 
 
 def record(folder: Path) -> Recorded:

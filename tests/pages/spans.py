@@ -33,7 +33,7 @@ def span(
         "endTimeUnixNano": _time(end),
         "attributes": _pairs(attributes),
         "events": [
-            {"name": event, "timeUnixNano": _time(at), "attributes": _pairs(said)} for event, at, said in events
+            {"name": event, "timeUnixNano": _time(moment), "attributes": _pairs(details)} for event, moment, details in events
         ],
     }  # fmt: skip
 
@@ -49,9 +49,9 @@ def step(
 
 def line(*spans: dict[str, Any], run: str = "r7", rank: int = 0, pid: int = 71) -> str:
     """A line of a file: spans of one process."""
-    who = {"otel_torch.run.id": run, "dl.rank": rank, "process.pid": pid, "host.name": "node"}
+    resource = {"otel_torch.run.id": run, "dl.rank": rank, "process.pid": pid, "host.name": "node"}
     group = {
-        "resource": {"attributes": _pairs(who)},
+        "resource": {"attributes": _pairs(resource)},
         "scopeSpans": [{"scope": {"name": "otel_torch"}, "spans": list(spans)}],
     }
     return json.dumps({"resourceSpans": [group]}) + "\n"
@@ -83,7 +83,7 @@ def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, float):
         return {"doubleValue": value}
     return (
-        {"arrayValue": {"values": [_value(one) for one in value]}}
+        {"arrayValue": {"values": [_value(item) for item in value]}}
         if isinstance(value, list)
         else {"stringValue": value}
     )

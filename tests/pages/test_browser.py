@@ -33,14 +33,14 @@ def test_a_recording_is_drawn(page, recorded, dark):
     page.open(recorded.show)
     silent(page, recorded.show)
     text = page.text()
-    for said in (
+    for phrase in (
         "ended cleanly",
         "First NaN or Inf: Denoiser (root) in[0], loop 0, step 16, call 0",
         "Timeline",
         "Module × step",
         "Magnitudes",
     ):
-        assert said in text
+        assert phrase in text
     modules, steps = 26, 30
     assert marks(page, "timeline") == 1 + 2 * steps  # torch.run, and a step and a forward for each
     assert marks(page, "heat") == modules * steps
@@ -105,11 +105,11 @@ def test_every_choice_in_the_page_is_drawn(page, recorded):
 def test_the_pointer_shows_what_it_is_at(page, recorded):
     page.open(recorded.show)
     page.point_at("#heat svg g.mark-rect.role-mark > path")
-    said = page.evaluate("document.getElementById('tip').textContent")
+    tooltip = page.evaluate("document.getElementById('tip').textContent")
     first = page.evaluate(
         "data.groups.outputs.rows[0] + '|' + data.groups.outputs.statistics.abs_mean.cells[0][0]"
     ).split("|")
-    assert said == f"{first[0]}\nstep 0\nabs_mean {first[1]}"
+    assert tooltip == f"{first[0]}\nstep 0\nabs_mean {first[1]}"
 
 
 def test_a_narrow_window_has_no_plot_wider_than_itself(page, recorded):
