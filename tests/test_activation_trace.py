@@ -172,9 +172,9 @@ def test_another_hook_of_a_module_stays(trace: Path) -> None:
 
     net = Net()
     halves_manager = ModuleHookManager.get_from_or_default(net.halves)
-    halves_manager = attach(net)
+    manager = attach(net)
     halves_manager.append_forward_hook(Other("halves", [], JsonlSink(trace)))
-    detach_activation_trace(halves_manager)
+    detach_activation_trace(manager)
     assert (
         ModuleHookManager.get_from(net.halves) is halves_manager
         and halves_manager.get_forward_hook("other") is not None
