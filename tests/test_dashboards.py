@@ -1,5 +1,5 @@
-"""The dashboards are made from the names that are sent: no query asks for another, and what is
-checked in is what is made.
+"""The dashboards are generated from the metric names that are sent, and the files in the repository
+are up to date.
 """
 
 import json

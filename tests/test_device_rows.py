@@ -1,4 +1,6 @@
-"""Rows on a device: side by side, copied at once, and never waited for in a forward."""
+"""Rows of statistics on a device: stored side by side, copied together, and never waited for in a
+forward.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Device time of regions: never waited for by the program, asked off its thread, and nothing in a
-captured graph.
+"""Device time of regions: the program never waits for it, another thread queries it, and a captured
+graph contains none of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def own_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StandInEvent:
-    """An event of a device that a test drives by hand."""
+    """A device event that a test completes by hand."""
 
     def __init__(self, device: StandIn) -> None:
         self.device = device
@@ -54,9 +54,7 @@ class StandInEvent:
 
 
 class StandIn:
-    """Stands for an accelerator, which this machine may not have. Times are milliseconds of the
-    device's.
-    """
+    """A fake accelerator. Times are in milliseconds of the device's clock."""
 
     def __init__(self) -> None:
         self.issued = self.reached = 0.0
@@ -142,7 +140,7 @@ def test_a_device_that_fails_is_said_and_left_alone(
 
 
 class Waits(Sink):
-    """A sink that may hear of regions late."""
+    """A sink that accepts deferred regions."""
 
     accepts_deferred_regions = True
 
@@ -154,7 +152,7 @@ class Waits(Sink):
 
 
 def listen() -> tuple[Waits, RegionCloser]:
-    """A sink beside those of the running session."""
+    """Add a sink to the current session."""
     running, sink = session.current(), Waits()
     assert running is not None
     running.recorder.sinks[:] = [sink]

@@ -1,6 +1,4 @@
-"""`diff` on small models of two hands: what is aligned, what is judged, and what is said, rule by
-rule.
-"""
+"""`diff` on small models that were written twice: alignment, judgment and report, rule by rule."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ WIDTH = 32
 
 
 class Attention(nn.Module):
-    """The reference's: three projections, names of its own."""
+    """The reference's attention: three projections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +58,7 @@ class Reference(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """The port's: one projection, and the parts of its output."""
+    """The port's attention: one projection, whose output is split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +89,9 @@ class Layer(nn.Module):
 
 
 class Port(nn.Module):
-    """No name in common with the reference, its blocks inside another module, attention fused."""
+    """A port without a name in common with the reference: blocks inside another module, fused
+    attention.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ def test_a_module_that_is_never_called_is_missing(tmp_path: Path, inputs: torch.
 
 
 class Permuting(nn.Module):
-    """The right numbers in another order."""
+    """Returns the right numbers in another order."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

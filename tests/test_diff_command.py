@@ -1,8 +1,7 @@
-"""`otel-torch diff` as a person starts it: exit status, what goes where, and whatever it is given
-one clear line.
+"""`otel-torch diff` as a user starts it: exit status, output, and one clear line for unusable
+input.
 
-Real processes and real recordings; nothing that is wrong with what it is given may end in a
-traceback, or in a match.
+Real processes and real recordings. Unusable input must end neither in a traceback nor in a match.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ KEYS = [
 
 
 def command(*arguments, cwd=None, **variables):
-    """The process, ended."""
+    """Run `otel-torch diff`."""
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -173,7 +172,7 @@ def test_a_reader_that_has_seen_enough_does_not_change_the_status(recordings):
 
 
 def test_how_far_it_is_stands_in_a_terminal_only(recordings):
-    """And is gone at the end: what remains on the screen is the report."""
+    """At the end the progress line is erased: only the report stays."""
     leader, follower = pty.openpty()
     done = subprocess.Popen(
         [sys.executable, "-m", "otel_torch", "diff", str(recordings["reference"]), str(recordings["again"]), "--json", "-"],
@@ -238,7 +237,7 @@ def test_noise_that_is_none_is_said(recordings):
 
 
 def test_exchanged_files_are_said(recordings, tmp_path):
-    """Only a port carries the mapping by which it loads the reference's weights."""
+    """Only a port has the mapping by which it loads the reference's weights."""
     port = tmp_path / "port.jsonl"
     port.write_bytes(recordings["again"].read_bytes())
     meta = json.loads(recordings["again"].with_name("again.meta.json").read_text())
@@ -253,7 +252,7 @@ def test_exchanged_files_are_said(recordings, tmp_path):
 
 
 def bad_files(folder: Path, good: Path) -> dict[str, tuple[str, list[str]]]:
-    """name -> (a file that cannot be compared, words that the line about it must have)."""
+    """Return {name: (a file that cannot be compared, words that its error line must have)}."""
     text = good.read_bytes()
     lines = text.splitlines(keepends=True)
     made = {
@@ -364,7 +363,7 @@ def test_a_map_that_does_not_fit(recordings, tmp_path, text, expected):
 
 
 def test_an_old_answer_does_not_stay(recordings, tmp_path):
-    """A file from yesterday that says `match` would be taken for today's answer."""
+    """Yesterday's file with `match` would be taken for today's answer."""
     answer = tmp_path / "answer.json"
     assert command(recordings["reference"], recordings["again"], "--json", answer).returncode == 0
     assert (

@@ -1,9 +1,7 @@
-"""`diff` of the files that FastVideo's own trace writes: module, tensor, step and two statistics,
-and nothing else.
+"""`diff` of the files that FastVideo's own trace writes: module, tensor, step and two statistics.
 
-A row names no model and no call, inputs are not recorded and there is no sketch; the step is null
-wherever a pipeline does not say it, guidance makes two forwards with equal keys, and what is not
-finite stands there as a bare token.
+A row has no model, no call, no inputs and no sketch. Its step is null where the pipeline does not
+report it, guidance makes two forwards with equal keys, and NaN and Inf are bare tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ STEPS, FORWARDS = 3, 6
 
 
 class Linear(nn.Linear):
-    """Returns its bias beside its result, as FastVideo's linear layers do."""
+    """Returns its bias with its result, as FastVideo's linear layers do."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return super().forward(x), None
@@ -70,8 +68,9 @@ class Transformer(nn.Module):
 
 
 def trace(guidance: float = 3.0, **changes: float) -> list[Row]:
-    """The rows of three denoising steps with guidance. changes: gates of blocks, by number:
-    `gate_1=0.4`.
+    """Return the rows of three denoise steps with guidance.
+
+    changes: gates of blocks, by number: `gate_1=0.4`.
     """
     torch.manual_seed(0)
     model, rows = Transformer(), []
@@ -117,7 +116,7 @@ def forwards(rows: list[Row]) -> list[list[Row]]:
 
 
 def numbered(rows: list[Row]) -> list[Row]:
-    """With the step that a pipeline says which calls `trace_step`."""
+    """Add the steps that a pipeline with `trace_step` reports."""
     return [
         {**row, "step": number // 2}
         for number, forward in enumerate(forwards(rows))

@@ -1,5 +1,5 @@
-"""A person's map: it overrides what is found, every line of it is used or said, and what was found
-can be saved as one.
+"""A user's map: it overrides the alignment, unused lines are reported, and an alignment can be
+saved as a map.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Names:
 
 
 def names(*modules, model="M", parameters=()):
-    """A model's modules, the root first, and parameters: full names, or (full name, number of the
-    tensor).
+    """Return a model's modules, root first, and parameters, as full names or (full name, tensor
+    number).
     """
     parameters_made = []
     for entry in parameters:
@@ -49,7 +49,7 @@ def names(*modules, model="M", parameters=()):
 
 
 def both(*sides):
-    """Several models of one recording."""
+    """Put several models into one recording."""
     return Names(
         [place for side in sides for place in side.modules],
         [parameter for side in sides for parameter in side.parameters],
@@ -63,7 +63,7 @@ def read(tmp_path, text):
 
 
 def plain(pairs):
-    """Module pairs without the model."""
+    """Return the pairs of modules without their models."""
     return {reference[1]: port[1] for reference, port in pairs.items()}
 
 
@@ -479,7 +479,7 @@ def test_fold_writes_only_what_means_the_same():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
-    """Programs made by chance: what is written means, when it is read, exactly what was found."""
+    """Random programs: a saved map, when read, gives the same pairs."""
     chance = random.Random(seed)
     pairs, port_names = {}, set()
     for leaf in ("q", "k", "norm", "net.0", "net.2", "proj"):
@@ -514,7 +514,7 @@ def test_folded_pairs_are_the_same_pairs(tmp_path, seed):
 
 
 class Attention(nn.Module):
-    """The names of its parts are given: q, k, v, norm of q, out."""
+    """Attention whose parts have the given names: q, k, v, norm of q, out."""
 
     def __init__(self, *parts):
         super().__init__()
@@ -531,7 +531,7 @@ class Attention(nn.Module):
 
 
 class Fused(nn.Module):
-    """The same, its three projections in one, and the norm before heads and tokens change places."""
+    """The same attention with its three projections in one and the norm before the transposition."""
 
     def __init__(self):
         super().__init__()
@@ -577,7 +577,9 @@ class Reference(nn.Module):
 
 
 class Port(nn.Module):
-    """Other names throughout; its norms, of ones, are called so that nothing says which is which."""
+    """A port with other names everywhere; its norms are all ones and their names do not tell them
+    apart.
+    """
 
     def __init__(self, reference, wrong=None):
         super().__init__()
@@ -728,7 +730,7 @@ def test_what_a_map_keeps_apart_is_not_compared(recordings, tmp_path):
 
 
 def test_a_fused_weight_that_is_wrong_is_compared_with_what_belongs_there(recordings, tmp_path):
-    """No sum gives it away: only a map, or the names of the others, says what it is made of."""
+    """No sum identifies its parts: only a map or the names of the other modules do."""
     (tmp_path / "map.toml").write_text(
         '[fused.port]\n"layers.*.mix.qkv" = ["blocks.*.attn.q", "blocks.*.attn.k", "blocks.*.attn.v"]'
         + LAYOUT

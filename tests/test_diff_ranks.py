@@ -27,7 +27,7 @@ WORLD = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """One process's recording, reference.jsonl, and folders of ranks: sharded, wrong, replicated."""
+    """Record one process as reference.jsonl and three folders of ranks: sharded, wrong, replicated."""
     folder = tmp_path_factory.mktemp("ranks")
     run_python(
         folder,

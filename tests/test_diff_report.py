@@ -1,4 +1,4 @@
-"""How a comparison is shown: one screen of text, and a page that opens offline."""
+"""Reports of a comparison: one screen of text, and a page that opens offline."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def pair(
 
 
 def pairs(layers, steps, wrong_layer=None, wrong="self_attn.o_proj"):
-    """All pairs of a port whose error enters in one layer, at one module's input, and stays from
-    there on.
-    """
+    """Return all pairs of a port with an error that enters at one layer's input and stays."""
     rows = []
     for step in range(steps):
         error, depth = 0.0, 0
@@ -95,7 +93,7 @@ def diverged(layers=4, steps=1, **fields):
 
 
 def busy():
-    """A report with much of everything."""
+    """Return a report with many entries of every kind."""
     further = [
         finding(
             module=f"model.layers.{layer}.mlp.down_proj",
@@ -364,7 +362,7 @@ def test_no_name_reaches_the_terminal_raw(everything):
 
 
 class Page(html.parser.HTMLParser):
-    """What a browser would find in a page: its elements, its scripts, its texts."""
+    """The elements, scripts and texts that a browser finds in a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -391,7 +389,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def library():
-    """The scripts of Vega, which take seconds to put together."""
+    """Return the scripts of Vega, which take seconds to assemble."""
     pytest.importorskip("vl_convert")
     return otel_torch.rendering.page.plot_library()
 
@@ -415,7 +413,7 @@ def plots(page):
 
 
 def drawn(plot):
-    """The picture that Vega makes of a plot."""
+    """Return the picture that Vega draws of a plot."""
     import vl_convert
 
     return vl_convert.vegalite_to_svg(

@@ -1,8 +1,8 @@
-"""Long recordings: compared like short ones, in little memory, and what does not fit together is
-said.
+"""Long recordings are compared like short ones, in little memory, and steps without a counterpart
+are reported.
 
-The recordings are real ones of two forwards, lengthened: further steps repeat the rows of the
-second with other numbers.
+Each recording is a real one of two forwards, lengthened: further steps repeat the rows of the
+second forward with other numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> Callable[[str], tuple[Rows, dict[str, Any]]]:
-    """Rows and metadata of one program's recording, made once."""
+    """Return a function that gives the rows and metadata of a program's recording, made once."""
     made: dict[str, tuple[Rows, dict[str, Any]]] = {}
 
     def record(kind: str) -> tuple[Rows, dict[str, Any]]:
@@ -58,7 +58,7 @@ def forward(rows: Rows, step: int) -> Rows:
 
 
 def further(rows: Rows, step: int, scale: float = 1.0) -> Rows:
-    """The second forward of a recording once more, as a later step with other numbers."""
+    """Return the rows of the second forward again, as a later step with other numbers."""
     template = forward(rows, 1)
     start = min(row["value"] for row in template if "sketch" in row)
     ahead = step * 10_000
@@ -89,7 +89,7 @@ def lengthened(
     wrong: Rows = (),
     wrong_at: Iterable[int] = (),
 ) -> Rows:
-    """The recording with further steps, some of them those of a wrong program."""
+    """Return the recording with further steps, some of them of a faulty program."""
     wrong_at = set(wrong_at)
     all_rows = list(rows)
     for step in steps:
@@ -114,7 +114,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def analysed(monkeypatch) -> list[int]:
-    """How many forwards each comparison analysed in full."""
+    """Count the forwards that each comparison analyses in full."""
     counts: list[int] = []
     in_full, run = comparing._Comparison._compare_in_full, comparing._Comparison.run
 
@@ -132,7 +132,7 @@ def analysed(monkeypatch) -> list[int]:
 
 
 def same(actual: Report, expected: Report) -> None:
-    """Two reports say the same; errors may differ by the order in which sums were added."""
+    """Check that two reports agree; errors may differ by the order of summation."""
 
     def near(a, b):
         return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-6))
@@ -174,7 +174,7 @@ def same(actual: Report, expected: Report) -> None:
 
 
 def both(analysed: list[int], *paths: Path, **options: Any) -> Report:
-    """The comparison; that of every forward in full must say the same."""
+    """Compare, and check that comparing every forward in full gives the same report."""
     quick, thorough = compare(*paths, **options), compare(*paths, thorough=True, **options)
     same(quick, thorough)
     assert analysed[-1] >= STEPS - 5 and analysed[-2] < analysed[-1] / 3
@@ -356,7 +356,7 @@ def test_many_steps_are_kept_in_bounded_memory(real, write, monkeypatch):
 def bare(
     rows: Rows, step: Callable[[dict[str, Any]], int | None] = lambda row: row["step"]
 ) -> Rows:
-    """The outputs alone, as FastVideo's own trace writes them."""
+    """Return the outputs only, as FastVideo's own trace writes them."""
     return [
         {
             "module": row["module"],
@@ -409,7 +409,7 @@ def test_two_forwards_in_a_step_without_calls_are_paired_in_order_and_said(tmp_p
 
 
 def test_a_forward_without_an_end_is_cut_where_its_step_changes(real, write, monkeypatch):
-    """A program whose outermost module runs all steps itself."""
+    """The outermost module of this program runs all steps itself."""
 
     def around(rows):
         last = max(row["order"][1] for row in rows if row["phase"] != "attach")

@@ -1,5 +1,5 @@
-"""Denoising loops: steps from the schedule, loops from its being set anew, regions from their
-natural places.
+"""Denoise loops: the schedule gives steps, setting it again gives loops, and regions need no call
+site.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The documents say what is: tables are made from the code, links lead somewhere, commands run,
-names are known.
+"""The documentation is true: generated tables are up to date, links exist, commands run, names are
+documented.
 """
 
 import ast
@@ -83,7 +83,7 @@ def test_the_lines_that_troubleshooting_explains_are_still_said():
 
 
 def test_every_field_of_the_metadata_is_explained(tmp_path):
-    """What a real run writes is what the page shows."""
+    """The page shows the fields that a real run writes."""
     page = (ROOT / "docs" / "record-format.md").read_text()
     record, metadata = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.S))
     run_python(
@@ -173,7 +173,7 @@ def test_commands_run(page, tmp_path):
 
 
 def test_the_code_of_the_readme_runs(tmp_path):
-    """Elsewhere such blocks are pieces; here they are all that is needed."""
+    """On other pages such blocks are fragments."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert blocks
     for block in blocks:

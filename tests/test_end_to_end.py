@@ -1,5 +1,5 @@
-"""Unmodified programs, environment alone: what is on disk is complete, and all of it arrives at an
-OTLP receiver.
+"""Unmodified programs, switched on by environment variables: the files are complete, and an OTLP
+receiver gets everything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every figure of docs/growth.md is what its inputs come to: limits are those of the shipped files
-and of the code, measured ones stand in the tables that `python -m tests.benchmarks.growth` wrote,
-and everything computed is computed here once more.
+"""Every figure of docs/growth.md follows from its inputs: limits are those of the shipped files and
+of the code, measured figures are in the tables that `python -m tests.benchmarks.growth` writes, and
+computed figures are computed here again.
 
-    python -m tests.test_growth        writes the computed tables anew
+`python -m tests.test_growth` writes the computed tables.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ SELECTIONS = (
 
 
 def rows(page: str, part: str) -> list[list[str]]:
-    """The cells of the table between the markers of a part, without its header."""
+    """Return the cells of a part's table without its header."""
     lines = [line for line in section(page, part).splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def section(page: str, part: str) -> str:
-    """What stands between the markers of a part."""
+    """Return the text between the markers of a part."""
     return page.partition(f"<!-- {part} -->")[2].partition(f"<!-- end of {part} -->")[0].strip()
 
 
 def number(cell: str) -> float:
-    """The number that a cell begins with; `1,020` is 1020."""
+    """Return the number at the start of a cell; `1,020` is 1020."""
     match = re.match(r"-?[\d,]+(\.\d+)?", cell)
     assert match, cell
     return float(match[0].replace(",", ""))
 
 
 def inputs_of(page: str) -> dict[str, float]:
-    """What the page says that it begins with, and what was measured, by name."""
+    """Return the page's assumptions and measured figures by name."""
     inputs = {cells[0]: number(cells[1]) for cells in rows(page, "inputs")}
     for name, raw, packed, agent, gateway in rows(page, "signals"):
         inputs |= {f"{name}, B": number(raw), f"{name}, B gzip": number(packed)}
@@ -79,7 +79,7 @@ def inputs_of(page: str) -> dict[str, float]:
 
 
 def shipped(name: str, *keys: str) -> float:
-    """A number in a shipped file; of `${VARIABLE:-number}` the default."""
+    """Return a number in a shipped file; for `${VARIABLE:-number}`, the default."""
     value: Any = yaml.safe_load((SHIPPED / name).read_text())
     for key in keys:
         value = value[key]
@@ -88,7 +88,7 @@ def shipped(name: str, *keys: str) -> float:
 
 
 def senders(ranks: int, which: str, per_node: float) -> int:
-    """How many of a job's ranks send."""
+    """Return how many ranks of a job send."""
     chosen = RankSelection.parse(which, print)
     node = int(per_node)
     return sum(
@@ -102,7 +102,7 @@ def senders(ranks: int, which: str, per_node: float) -> int:
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[object]], left_columns: int = 1) -> str:
-    """Markdown; the first columns to the left, the others to the right."""
+    """Return a Markdown table, the first columns left-aligned and the others right-aligned."""
     rule = "|" + "---|" * left_columns + "--:|" * (len(header) - left_columns)
     return "\n".join(
         [
@@ -123,7 +123,7 @@ def short(value: float) -> str:
 
 
 def example_table(given: Mapping[str, float]) -> str:
-    """What a job of so many ranks makes, and what takes it."""
+    """Return the load of a job and the share of each limit."""
     seconds, node = given["seconds a step"], given["ranks a node"]
     lines = []
     for words, records_name, every, which in SELECTIONS:
@@ -150,8 +150,8 @@ def example_table(given: Mapping[str, float]) -> str:
 
 
 def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float]]:
-    """(limit, where it is set, its value, unit, what one sending rank needs of it), all modules of
-    every step.
+    """Return (limit, where it is set, its value, unit, load of one sending rank), with all modules
+    in every step.
     """
     records, seconds = given["records of a step, all modules"], given["seconds a step"]
     rate = records / seconds
@@ -233,21 +233,23 @@ def limits(given: Mapping[str, float]) -> list[tuple[str, str, float, str, float
 
 
 def in_order(given: Mapping[str, float]) -> list[tuple[int, tuple[str, str, float, str, float]]]:
-    """(the most ranks that may send, the limit), the first one first."""
+    """Return (largest number of sending ranks, limit), the first limit reached first."""
     return sorted(
         ((int(limit[2] / limit[4]), limit) for limit in limits(given)), key=lambda entry: entry[0]
     )
 
 
 def numbered(given: Mapping[str, float]) -> dict[str, int]:
-    """The limits that a job meets with the shipped files, in the order in which it does."""
+    """Return the limits that a job reaches with the shipped files, in the order in which it reaches
+    them.
+    """
     names = [name for _, (name, *_) in in_order(given) if not name.endswith("without the file")]
     return {name: place for place, name in enumerate(names, 1)}
 
 
 def limits_table(given: Mapping[str, float]) -> str:
-    """Up to how many ranks each limit holds; by default all send up to 16 ranks, and beyond that
-    one of a node.
+    """Return up to how many ranks each limit holds; by default all ranks send up to 16, beyond that
+    one per node.
     """
     lines, places = [], numbered(given)
     for most, (name, place, value, unit, needs) in in_order(given):
@@ -276,11 +278,13 @@ def limits_table(given: Mapping[str, float]) -> str:
 
 
 def first_table(given: Mapping[str, float]) -> str:
-    """Which of the limits a job is over, by their numbers."""
+    """Return the numbers of the limits that a job exceeds."""
     places, node = numbered(given), given["ranks a node"]
 
     def over(words: str, sending: int) -> str:
-        """Of a selection: a step of its records, recorded once in so many of the model's."""
+        """Return the load of one recorded step of a selection, with one step recorded out of so
+        many.
+        """
         records, every = next(
             (given[name], every)
             for selection_words, name, every, _ in SELECTIONS
@@ -308,8 +312,8 @@ def first_table(given: Mapping[str, float]) -> str:
 
 
 def one_rank(given: Mapping[str, float]) -> list[tuple[str, str, float, float, str]]:
-    """(limit, where it is set, its value, what a step of one rank needs of it, unit): these do not
-    grow with the ranks.
+    """Return (limit, where it is set, its value, load of one rank's step, unit) of the limits that
+    do not grow with ranks.
     """
     records, seconds = given["records of a step, all modules"], given["seconds a step"]
     events_b = given["span events, B"]
@@ -356,7 +360,7 @@ def one_rank_table(given: Mapping[str, float]) -> str:
 
 
 def away_table(given: Mapping[str, float]) -> str:
-    """How long a queue on disk takes what comes, of its longest signal, which metrics are."""
+    """Return how long a queue on disk lasts for the largest signal, which is metrics."""
     agent = shipped(
         "collector-agent.yaml", "exporters", "otlp_grpc/gateway", "sending_queue", "queue_size"
     )
@@ -387,7 +391,7 @@ def away_table(given: Mapping[str, float]) -> str:
 
 
 def levers_table(given: Mapping[str, float]) -> str:
-    """By how much each setting makes less of it."""
+    """Return the factor by which each setting reduces the load."""
     everything, blocks = given["records of a step, all modules"], given["records of a step, blocks"]
     whole = given[f"{DEFAULT}, B"]
     node, series = given["ranks a node"], given["series a record"]
@@ -409,7 +413,7 @@ COMPUTED: dict[str, Callable[[Mapping[str, float]], str]] = {
 
 
 def made(page: str) -> str:
-    """The page with its computed tables made anew."""
+    """Return the page with its computed tables regenerated."""
     given = inputs_of(page)
     return rewritten(page, **{part: make(given) for part, make in COMPUTED.items()})
 
@@ -423,7 +427,7 @@ def test_every_computed_figure_is_what_the_inputs_come_to() -> None:
 
 
 def test_a_wrong_figure_or_another_input_would_be_seen() -> None:
-    """What the test above relies on: every part is there, and an input is used."""
+    """The test above relies on this: every part exists, and each input is used."""
     page = PAGE.read_text()
     assert made(page.replace("| seconds a step | 5 |", "| seconds a step | 6 |")) != made(page)
     for name, changed in (
@@ -446,7 +450,7 @@ def test_what_a_record_becomes_is_what_the_code_makes_of_it() -> None:
 
 
 def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
-    """Written by the benchmark; nobody has changed one cell alone."""
+    """The benchmark wrote them; no single cell was edited."""
     page = PAGE.read_text()
     for _, _, records, count, unit, memory, each, _ in rows(page, "backends"):
         assert number(memory) * 1e6 / number(
@@ -472,7 +476,7 @@ def test_the_ratios_of_the_measured_tables_are_their_own() -> None:
 
 
 def test_the_prose_computes_nothing() -> None:
-    """Figures stand in tables, where they are checked; sentences have names, and limits of ours."""
+    """Figures are in tables, where they are checked; sentences have names and our limits only."""
     assert (
         export_queue.QUEUE_BYTES == 64 * 2**20
         and senders(16, "auto", 8) == 16
@@ -488,7 +492,7 @@ def test_the_prose_computes_nothing() -> None:
 
 
 def test_the_scan_of_the_page_says_how_many_records_there_are() -> None:
-    """The model and the inputs of its command, in this process."""
+    """Scan the model and inputs of the page's command in this process."""
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
     (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.S)
     shapes = {
@@ -510,7 +514,7 @@ def test_the_scan_of_the_page_says_how_many_records_there_are() -> None:
 
 @pytest.mark.fastvideo
 def test_fastvideo_configures_the_model_as_diffusers_does() -> None:
-    """So that its modules can be counted there."""
+    """Its modules may be counted with diffusers' model."""
     wan = pytest.importorskip("fastvideo.configs.models.dits.wanvideo")
     diffusers = pytest.importorskip("diffusers")
     parameters = inspect.signature(diffusers.WanTransformer3DModel.__init__).parameters.values()
@@ -519,7 +523,7 @@ def test_fastvideo_configures_the_model_as_diffusers_does() -> None:
 
 
 def main() -> int:
-    """Write the computed tables of the page anew."""
+    """Regenerate the computed tables of the page."""
     PAGE.write_text(made(PAGE.read_text()))
     return 0
 

@@ -1,6 +1,4 @@
-"""The hook contract: order, names, errors, attaching and detaching; and what happens to models that
-carry hooks.
-"""
+"""The hook contract: order, names, errors, attaching and detaching, and models that carry hooks."""
 
 from __future__ import annotations
 
@@ -197,7 +195,7 @@ def test_hooks_are_traced_into_one_graph_for_all_layers() -> None:
 
 
 class Keeping(ForwardHook):
-    """Keeps what a module returned."""
+    """Keeps the outputs of a module."""
 
     def __init__(self) -> None:
         self.outputs: list[torch.Tensor] = []

@@ -1,4 +1,6 @@
-"""A body in turns with a forward: it reads and replaces values, never hangs, and leaves no hook."""
+"""Bodies that take turns with a forward: they read and replace values, never hang, and leave no
+hook.
+"""
 
 import contextvars
 import copy

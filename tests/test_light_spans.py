@@ -1,8 +1,6 @@
-"""Regions as light spans: real spans of the SDK's for everybody who touches them, and cheap while
-nobody does.
+"""Regions as light spans: full spans of the SDK for whoever uses them, and cheap otherwise.
 
-Each test runs in a process of its own, as a program sets its provider once; both of ours and of the
-program's.
+Programs run in processes of their own, because a provider can be set only once.
 """
 
 from __future__ import annotations
@@ -85,7 +83,7 @@ def spans(name="fastvideo.region::profiler_region_inference_denoising"):
 
 
 def run(tmp_path: Path, code: str, **variables: str) -> list[str]:
-    """What a program prints, line by line."""
+    """Run a program that exports spans only; return the lines that it prints."""
     return run_python(tmp_path, code, OTEL_TORCH_SIGNALS="spans", **variables).stdout.splitlines()
 
 
@@ -299,8 +297,8 @@ for name, attributes in Choosy.asked:
 
 @pytest.mark.parametrize("processor", ["SimpleSpanProcessor", "BatchSpanProcessor"])
 def test_processors_see_start_and_end(tmp_path: Path, processor: str) -> None:
-    """Also one that is added in the middle of the program; and in the thread and at the time of the
-    region.
+    """This includes a processor that is added later; each is called in the region's thread and at
+    its time.
     """
     printed = run(
         tmp_path,
@@ -535,7 +533,9 @@ def make(**settings: Any) -> tuple[LightTracer, InMemorySpanExporter, TracerProv
 
 
 def test_the_sdks_span_has_the_parts_that_a_light_one_makes() -> None:
-    """Where it has others, regions take the long way: this fails first when the SDK changes."""
+    """With other parts, regions use the SDK's own spans. This test fails first when the SDK
+    changes.
+    """
     light, _, provider = make()
     assert light_span.has_expected_parts(provider.get_tracer("t"))
     closer = RegionCloser(Losses())

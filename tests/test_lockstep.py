@@ -170,7 +170,7 @@ def test_healed_it_lists_every_independent_fault_once() -> None:
 
 
 class FusedAttention(nn.Module):
-    """The attention with its three projections in one."""
+    """Attention with its three projections in one."""
 
     def __init__(self, whole: Attention) -> None:
         super().__init__()

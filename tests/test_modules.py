@@ -1,4 +1,4 @@
-"""Every model that runs is found, and its modules have canonical names, whatever wraps them."""
+"""Every model that runs is found, and its modules have canonical names in any wrapper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Called by its methods only, as diffusers' are."""
+    """A model of which only methods are called, like those of diffusers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""The compiled kernel: the same numbers as torch in fp64 for every dtype, on any number of threads,
-or none at all.
+"""The compiled kernel gives the same numbers as torch in fp64 for every dtype and any number of
+threads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ needs_kernel = pytest.mark.skipif(cpu_kernel.load() is None, reason=cpu_kernel.d
 
 
 def builder() -> ModuleType:
-    """The build hook's file, which is no part of the package."""
+    """Import the build hook, which is not in the package."""
     pytest.importorskip("hatchling", reason="hatchling builds the kernel")
     spec = importlib.util.spec_from_file_location(
         "build_kernel", ROOT / "packaging" / "build_kernel.py"
@@ -65,7 +65,7 @@ def needs_compiler() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library built by the hook from today's source."""
+    """Return a library that the hook builds from the current sources."""
     library = tmp_path_factory.mktemp("kernel") / cpu_kernel.LIBRARY.name
     assert needs_compiler().build(cpu_kernel.FOLDER, library) is None
     return library
@@ -77,7 +77,7 @@ def kernel(built: Path) -> CpuKernel:
 
 
 def sources(folder: Path, changed: str, old: str, new: str) -> Path:
-    """A folder with the kernel's sources, one of them changed."""
+    """Return a folder with the kernel's sources, one of them changed."""
     for name in cpu_kernel.SOURCES:
         text = (cpu_kernel.FOLDER / name).read_text()
         folder.joinpath(name).write_text(text.replace(old, new) if name == changed else text)

@@ -1,6 +1,4 @@
-"""Recording is invisible: what a program computes is bit for bit what it would have been, and
-nothing remains.
-"""
+"""Recording is invisible: a program computes the same bits, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def random_state() -> list[Any]:
 
 
 def bits(value: Any) -> Any:
-    """A value with every tensor replaced by its type, shape, strides and bytes."""
+    """Return a value with every tensor replaced by its type, shape, strides and bytes."""
     if isinstance(value, torch.Tensor):
         if value.is_meta:
             return "meta", value.dtype, tuple(value.shape)
@@ -63,8 +61,8 @@ def bits(value: Any) -> Any:
 
 
 def assert_neutral(program: Callable[[], Any], records: bool = True, **settings: str) -> list[Any]:
-    """Run a program without and with recording everything: it must give the same bits and leave the
-    same random states.
+    """Run a program without recording and with everything recorded; check that bits and random
+    states agree.
     """
     outcomes = []
     for attempt in (
@@ -83,8 +81,8 @@ def assert_neutral(program: Callable[[], Any], records: bool = True, **settings:
 
 
 class Net(nn.Module):
-    """In-place successors, dropout, a buffer that changes, a dict output, a parameter that is
-    handed out.
+    """In-place modules, dropout, a buffer that changes, a dict output, a parameter that is
+    returned.
     """
 
     def __init__(self) -> None:
