@@ -19,7 +19,7 @@ export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 .PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
-	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects"
+	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
 	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests"
 	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"

@@ -1,10 +1,21 @@
-"""Runs the tests' programs in processes of their own: forked from an interpreter that has imported
-torch already, or in a fresh interpreter.
+"""Runs the tests' programs in child processes: forked from an interpreter that has imported torch, or
+in fresh interpreters.
 
-Forking saves the one to two seconds that importing torch takes. Set `FRESH_INTERPRETERS=1` to start
-a fresh interpreter for every program; the results must be the same. Programs that need one in any
-case pass `fresh=True`: those about start-up files, the order of imports, hash seeds, other ways to
-call Python (`-m`, `-c`, standard input), spawned processes and torchrun.
+Forking saves the one to two seconds in which torch is imported. With `FRESH_INTERPRETERS=1` every
+program gets a fresh interpreter, and all results must be the same; variables that are read while
+Python or torch loads have the same effect for one program.
+
+Fresh in any case (`fresh=True`, or a command that starts Python itself):
+- start-up files, the switch, `-m`, `-c`, standard input, and all commands (test_startup,
+  test_processes, test_cli, test_docs);
+- spawned and forked children, workers of the compiler, torchrun (test_processes);
+- an end of each kind: normal, Ctrl-C, SIGTERM, a daemon thread (test_processes);
+- programs that import this package before torch, and a run from end to end (test_end_to_end);
+- equal bytes of two runs, because strings hash differently in each interpreter (test_processes,
+  test_parity_capture, test_noise);
+- delivery to receivers, and all other programs without torch, which start quickly (`drive`);
+- a run of the torch profiler (test_profiler), a pair of recordings (parity/test_scoreboard), and
+  FastVideo (tests/fastvideo).
 """
 
 from __future__ import annotations
@@ -58,7 +69,7 @@ class WarmInterpreter:
         atexit.register(self.close)
 
     def loads_alike(self, environment: Mapping[str, str]) -> bool:
-        """Return whether an interpreter with `environment` would load itself and torch the same."""
+        """Return whether Python and torch would load identically in this environment."""
 
         def read_at_load(variables: Mapping[str, str]) -> dict[str, str]:
             return {k: v for k, v in variables.items() if k.startswith(READ_AT_LOAD)}

@@ -1,4 +1,4 @@
-"""FastVideo's activation trace, attached by hand: its contract without its faults."""
+"""FastVideo's activation trace, attached in code: its contract without its defects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """FastVideo's variables, which are read at the call."""
+    """Set FastVideo's variables, which are read at the call."""
     path = tmp_path / "made" / "trace.jsonl"
     monkeypatch.setenv("FASTVIDEO_TRACE_ACTIVATIONS", "1")
     monkeypatch.setenv("FASTVIDEO_TRACE_OUTPUT", str(path))

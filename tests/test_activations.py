@@ -1,5 +1,5 @@
-"""What is recorded of a call: outputs, inputs, gradients, parameters, in every container and of
-every kind of tensor.
+"""Records of a call: outputs, inputs, gradients and parameters, in every container and for every
+kind of tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sample:
 
 
 class Returning(nn.Module):
-    """Returns what it is given a function for; its one parameter takes part."""
+    """Returns the result of a given function; its one parameter takes part."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ TENSORS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 class Named(torch.Tensor):
-    """A tensor class that must not see what is computed of it."""
+    """A tensor class that must not see the computation of statistics."""
 
     @classmethod
     def __torch_function__(

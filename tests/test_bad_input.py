@@ -1,7 +1,6 @@
-"""Whatever is wrong with what we are given is one clear line, and the program's result and exit
-status stay its own.
+"""Bad settings give one clear line, and the program keeps its result and exit status.
 
-Unmodified programs in child processes, with nothing but environment variables set, two at a time.
+Unmodified programs in child processes, switched on by environment variables, two at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RESULT, STATUS = "296.0\n", 3
 
 @dataclass
 class Case:
-    """A program to run in a folder, with what is set for it; `{folder}` in a value is that folder."""
+    """A program, and the variables to set for it; `{folder}` in a value is the folder it runs in."""
 
     environ: dict[str, str]
     program: str = PROGRAM

@@ -1,5 +1,5 @@
-"""Each benchmark's program runs, at its smallest size, and what it finds can stand in the table.
-Nothing here looks at a time.
+"""Every benchmark runs at its smallest size and returns the figures of its table. No test depends
+on time.
 """
 
 from __future__ import annotations

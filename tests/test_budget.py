@@ -1,5 +1,5 @@
-"""OTEL_TORCH_BUDGET: recording costs no more than it may, what is recorded still pairs, and what
-goes wrong is seen.
+"""OTEL_TORCH_BUDGET: recording stays within its share of time, sampled recordings still pair, and
+errors are still seen.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Program:
         self._first, self._unread = first, 0.0
 
     def run(self, kind: Kind, step: int, loop: int = 0, wanted: bool = True) -> bool:
-        """One step; whether it was recorded."""
+        """Run one step; return whether it was recorded."""
         self.cadence.begin()
         recorded = self.cadence.choose(kind, step, loop, wanted)
         self.now += self._step + self._first + self._in_step * recorded

@@ -1,4 +1,4 @@
-"""`otel-torch show --chrome-trace`: the run's spans as a trace that Perfetto opens."""
+"""`otel-torch show --chrome-trace` writes the run's spans as a trace that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.test_show import recording, row  # noqa: F401  # a fixture
 
 @pytest.fixture
 def trace(tmp_path, capsys):
-    """Runs the command and gives the trace's events, and what was said."""
+    """Run the command; return the events of the trace, and the output."""
 
     def make(*words):
         path = tmp_path / "trace.json"
@@ -104,8 +104,8 @@ def test_processes_and_threads_are_called_by_rank_and_stand_in_their_order(
 
 
 def test_spans_that_overlap_without_nesting_have_threads_of_their_own(recording, tmp_path, trace):
-    """A training step begins in the first forward and ends in the optimizer: viewers draw overlaps
-    in one thread wrong.
+    """A training step begins in its first forward and ends in the optimizer; viewers draw overlaps
+    within a thread wrong.
     """
     traces = line(
         span("region a", 0, 4), step(0, 2, 6), span("region b", 5, 9), span("inner", 5.5, 7)
@@ -221,7 +221,7 @@ def test_a_traces_file_that_a_kill_cut_off_is_drawn_up_to_there_and_said(
 
 
 def test_an_unmodified_program_is_drawn_without_saying_where_its_spans_are(tmp_path, trace):
-    """The files that a run writes are found by its metadata."""
+    """The metadata of a run names the files that it wrote."""
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\nfrom torch import nn\nimport otel_torch\n"

@@ -1,4 +1,6 @@
-"""Compiled programs record what eager ones do, with the graphs that they have anyway."""
+"""Compiled programs give the records of eager ones, and keep the graphs that they have without
+recording.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that are said once a process may have been said by an earlier test."""
+    """Forget which lines an earlier test logged: some are logged once per process."""
     monkeypatch.setattr(console, "_printed", {})
 
 
@@ -127,7 +129,7 @@ def make(kind: type[Net] = Net) -> Net:
 
 
 def graphs_of(work: Callable[[], object]) -> tuple[int, int]:
-    """(graphs, graph breaks) of some work."""
+    """Return the numbers of graphs and graph breaks that a function compiles."""
     torch._dynamo.reset()
     counters.clear()
     work()
@@ -172,7 +174,7 @@ def test_a_compiled_model_gives_the_records_of_an_eager_one_with_the_same_graphs
     ids=["whole", "regional", "reduce"],
 )
 def test_inductor_keeps_every_record(way, how: dict[str, str]) -> None:
-    """It drops what it believes to be without effect."""
+    """Inductor removes code that it considers without effect."""
     with recording(capture="inputs,outputs") as sink:
         way(make(), backend="inductor", **how) if not how else way(make(), **how)
     with recording(capture="inputs,outputs") as eager:
@@ -181,7 +183,7 @@ def test_inductor_keeps_every_record(way, how: dict[str, str]) -> None:
 
 
 def test_the_values_are_those_of_the_compiled_program() -> None:
-    """Not those of an eager run beside it: what the compiler gets wrong must be seen."""
+    """They are not those of an eager run: errors of the compiler must be visible."""
 
     def halved(graph: Any, inputs: Any) -> Any:
         for node in graph.graph.nodes:
@@ -243,7 +245,7 @@ def test_gradients_that_a_graph_hides_are_said(
 def test_a_compiled_backward_pass_keeps_its_graphs(
     compiled: bool, nothing_said: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Hooks on gradients are in its graph; one that broke it would raise here."""
+    """Hooks on gradients are part of its graph; a graph break would raise here."""
 
     def train() -> None:
         net = make()
@@ -329,7 +331,7 @@ def test_a_compiled_training_step_is_recorded() -> None:
 @pytest.mark.parametrize("way", [whole, regional], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("student", ["Net", "Net#2"], ids=["student first", "teacher first"])
 def test_teacher_and_student_of_one_class_are_told_apart(student: str, way) -> None:
-    """By default the compiler takes the hooks of whichever instance ran first for those of all."""
+    """By default the compiler uses the hooks of the instance that ran first for all instances."""
     with recording(models=f"^{student}$") as sink:
         for net in (Net(), Net()):
             way(net, backend="eager")
@@ -423,7 +425,7 @@ class Structured(Net):
 
 
 class Told(nn.Module):
-    """Is called with keywords and a mapping; one part returns no tensor at all."""
+    """Called with keywords and a mapping; one part returns no tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -561,7 +563,7 @@ def test_functional_transforms_compile_as_before(transform: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_distributed_tensors_in_a_graph(backend: str, tmp_path: Path) -> None:
-    """They refuse any operator that torch has no rule for."""
+    """Distributed tensors refuse operators for which torch has no rule."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -603,7 +605,7 @@ def test_a_graph_that_was_compiled_before_recording_began_is_named(
 def test_that_nothing_came_is_said_after_the_first_step(
     modules: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not at the end only: a run of a week should not find out then."""
+    """A run of a week should not report this only at its end."""
     net = make()
     for block in net.blocks:
         block.compile(backend="eager")
@@ -663,7 +665,7 @@ def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
     not TORCH_AT_LEAST_2_13, reason="older torch does not say which model a graph calls"
 )
 def test_the_graphs_that_a_compiler_makes_are_no_models() -> None:
-    """They are modules too, and are called where a function is compiled and no model is around."""
+    """Graphs are modules too, and are called where a function is compiled."""
     with recording() as sink:
         of_a_function(make(), backend="aot_eager")
     assert Counter(sink.rows("model")) == {"Net": 30}

@@ -142,7 +142,7 @@ graph.replay()
 torch.cuda.synchronize()
 assert torch.equal(y, wanted)
 """,
-        OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl", OTEL_TORCH_CAPTURE="parity",
+        fresh=True, OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl", OTEL_TORCH_CAPTURE="parity",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("a CUDA graph is captured") == 1
@@ -202,7 +202,7 @@ torch.cuda.set_sync_debug_mode("default")
 assert (torch.cuda.memory_stats()["num_alloc_retries"], torch.cuda.memory_reserved()) == before
 print("done")
 """,
-        OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl",
+        fresh=True, OTEL_TORCH_ENABLED="1", OTEL_TORCH_JSONL="run.jsonl",
     )  # fmt: skip
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 21 * 21

@@ -1,5 +1,5 @@
-"""OTEL_TORCH_OTLP_FILE: what is on disk is what would have been sent, in the format of
-OpenTelemetry's file exporter.
+"""OTEL_TORCH_OTLP_FILE: the files contain what would be sent, in the format of OpenTelemetry's file
+exporter.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ finish()
 
 
 def test_a_killed_process_leaves_its_lines(tmp_path: Path) -> None:
-    """It goes on until its first steps are on disk, and dies in the middle of the others."""
+    """It is killed while it writes, once its first steps are on disk."""
     done = drive(
         tmp_path,
         """
@@ -287,7 +287,7 @@ finish(1.8)
 
 
 def test_the_end_waits_for_files_that_are_behind(tmp_path: Path) -> None:
-    """A collector is not waited for beyond the deadline, a disk is."""
+    """The deadline at exit holds for a collector, not for a disk."""
     done = drive(tmp_path, """
 for step in range(5): run_step(step, [record(f"layer.{n}", step) for n in range(1000)])
 finish(0.01)
@@ -297,7 +297,7 @@ finish(0.01)
 
 
 def test_what_is_given_up_is_counted_once(tmp_path: Path) -> None:
-    """After the end the thread may still have a message in its hands."""
+    """After the end the thread may still try to write a message."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -348,7 +348,7 @@ def test_exporters_that_take_objects_get_them_too(tmp_path: Path) -> None:
 
 
 def test_lines_stay_short_where_they_can(tmp_path: Path) -> None:
-    """The Collector's receiver reads lines of 1 MiB where nobody has changed it."""
+    """By default the Collector's receiver reads lines of up to 1 MiB."""
     drive(tmp_path, """
 for step in range(30): run_step(step, [record(f"layer.{n}", step) for n in range(500)])
 finish()
@@ -367,7 +367,7 @@ def test_a_disabled_sdk_writes_nothing(tmp_path: Path) -> None:
 
 
 def fill(message: Any, chance: random.Random, depth: int = 0) -> Any:
-    """Any values in any fields of a message."""
+    """Set random values in random fields of a message."""
     for field in message.DESCRIPTOR.fields:
         if chance.random() < 0.35 or (depth > 8 and field.type == field.TYPE_MESSAGE):
             continue

@@ -1,5 +1,5 @@
-"""What OTEL_TORCH_CAPTURE=parity records: which tensors are one, in which order calls nest, and
-what modules there are.
+"""The records of OTEL_TORCH_CAPTURE=parity: which tensors are the same, how calls nest, and the
+table of modules.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parity(**settings: str) -> AbstractContextManager[ListSink]:
 
 
 def named(sink: ListSink, phase: str = "forward", **filters: Any) -> dict[tuple[str, str], Record]:
-    """The records of a phase by (module, tensor); the last one where there are several."""
+    """Return the last record of a phase for each (module, tensor)."""
     return {
         (record.module, record.tensor): record
         for record in sink.records
@@ -44,7 +44,9 @@ def values(sink: ListSink, **filters: Any) -> dict[tuple[str, str], int]:
 
 
 class Mixed(nn.Module):
-    """Passes things on, changes them in place, and hands views of one tensor to two modules."""
+    """Returns inputs unchanged, changes tensors in place, and passes views of one tensor to two
+    modules.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,9 +111,7 @@ def test_views_share_their_storage(mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.__name__)
 def test_memory_that_is_used_again_is_another_tensor(mode: Callable[[], Any]) -> None:
-    """As an allocator hands one address out again and again; here every tensor lies in the same
-    array.
-    """
+    """An allocator reuses addresses; here all tensors are in one array."""
     memory = np.empty((64, 64), dtype=np.float32)
 
     class Looping(nn.Module):
@@ -149,7 +149,7 @@ def test_tensors_that_live_on_are_one_over_steps_and_measured_anew() -> None:
 
 
 def test_a_module_that_changes_its_input_by_other_means_than_torch_is_not_believed() -> None:
-    """Kernels of a program's own write where torch's count of changes does not see them."""
+    """A program's own kernel may write without torch's version counter."""
 
     class Kernel(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ def test_collectives_change_a_tensor_and_are_noticed(tmp_path: Path) -> None:
 
 
 def tree(sink: ListSink) -> list[tuple[str, str | None]]:
-    """(module, enclosing module) in order of entering."""
+    """Return (module, enclosing module) in the order of calls."""
     calls = {
         r.position.order[0]: (r.module, r.position.parent)
         for r in sink.records
@@ -212,7 +212,7 @@ def test_order_and_parent_are_the_tree_of_calls() -> None:
 
 
 class Catching(nn.Module):
-    """Tries one way, and takes another where that raises, from two levels down."""
+    """Calls a module that raises two levels down, then another one."""
 
     def __init__(self) -> None:
         super().__init__()

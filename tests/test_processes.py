@@ -1,7 +1,7 @@
-"""Every kind of process is recorded once, and whatever ends it leaves every completed step on disk.
+"""Every process is recorded once, and however it ends, every completed step is on disk.
 
-Unmodified programs in child processes, with nothing but environment variables set. Programs that do
-not depend on each other run two at a time, started when the first of them is asked for.
+Unmodified programs in child processes, switched on by environment variables. Programs that are
+independent run two at a time, started when the first of them is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHOLE_STEP = [("0", "out"), ("1", "out"), ("", "out")]
 
 @dataclass
 class Ended:
-    """A program that has ended."""
+    """The results of a program."""
 
     folder: Path
     status: int
@@ -48,14 +48,14 @@ class Ended:
 
 
 def execute(folder: Path, code: str | Path, fresh: bool = False, **variables: str) -> Ended:
-    """Run a program, or code that goes on with the model of two layers."""
+    """Run a program, or code to append to the model of two layers."""
     program = code if isinstance(code, Path) else MODEL + textwrap.dedent(code)
     done = run_python(folder, program, check=False, timeout=120, fresh=fresh, **variables)
     return Ended(folder, done.returncode, done.stdout, done.stderr)
 
 
 def by_step(path: Path) -> dict[int, list[tuple[str, str]]]:
-    """(module, tensor) of the records of each step, in the file's order."""
+    """Return (module, tensor) of the records of each step, in the order of the file."""
     steps: dict[int, list[tuple[str, str]]] = {}
     for row in lines(path):
         steps.setdefault(row["step"], []).append((row["module"], row["tensor"]))

@@ -1,5 +1,5 @@
-"""The torch profiler inside regions: what its trace holds, and that it is written whatever way the
-process ends.
+"""The torch profiler in regions: the contents of its trace, which is written however the process
+ends.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(folder: Path, code: str, fresh: bool = False, **variables: str) -> str:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """The complete events of the one trace in `folder`."""
+    """Return the complete events of the only trace in `folder`."""
     [trace] = folder.glob("*.pt.trace.json.gz")
     with gzip.open(trace, "rt") as lines:
         return [event for event in json.load(lines)["traceEvents"] if event.get("ph") == "X"]
@@ -224,8 +224,8 @@ class Scopes(Sink):
 
 
 class Switches:
-    """Stands for a torch profiler where only its switching is of interest: Kineto can run once in a
-    process at a time.
+    """A fake torch profiler that records when it is switched: Kineto can run only once in a process
+    at a time.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""`record_function` ranges of an unmodified program as scopes: those that were asked for, and no
-others.
-"""
+"""`record_function` ranges of an unmodified program become scopes if they are selected."""
 
 from __future__ import annotations
 

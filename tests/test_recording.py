@@ -1,4 +1,4 @@
-"""The reader of recordings: ours, FastVideo's, cut-off ones, and what is none."""
+"""The reader of recordings: ours, FastVideo's, truncated files, and files of other kinds."""
 
 from __future__ import annotations
 

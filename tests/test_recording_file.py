@@ -1,4 +1,4 @@
-"""One file a process, whole lines only, and metadata that is always true of the file beside it."""
+"""One file per process, complete lines only, and metadata that is true at all times."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def test_at_the_limit_writing_ends_with_the_step(
 
 
 class Disk:
-    """A clock, and a disk that takes `seconds` by it for each write."""
+    """A fake clock, and a disk on which each write takes `seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now, self.seconds = 1000.0, seconds
@@ -387,13 +387,13 @@ def test_waiting_for_the_disk_is_said_once(
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    """A recorder of records that need no reading, with a recording and a list as its sinks."""
+    """Return a recorder whose sinks are a recording and a list."""
     losses = Losses()
     yield Recorder(Arrived, lambda: [open_sink(tmp_path / "run.jsonl", losses), ListSink()], losses)
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """The next write stops after so many bytes and raises what Ctrl-C raises."""
+    """Make the next write stop after some bytes and raise KeyboardInterrupt."""
     write = os.write
 
     def stop(descriptor: int, data: memoryview) -> int:

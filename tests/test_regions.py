@@ -1,4 +1,4 @@
-"""Regions: which names resolve, when one becomes a scope, and that a program never notices."""
+"""Regions: how names resolve, when a region becomes a scope, and that programs do not notice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ IN_ITS_DOCUMENTS = [
 
 
 class Seen(Sink):
-    """Keeps scopes, in the order in which they opened and closed."""
+    """Keeps scopes in the order in which they opened and closed."""
 
     def __init__(self) -> None:
         self.opened: list[Scope] = []
@@ -85,7 +85,7 @@ class Seen(Sink):
 
 
 def record(**environ: str) -> Seen:
-    """Run a session from now on, with these variables and nothing else."""
+    """Start a session with these variables and no others."""
     seen, losses = Seen(), Losses()
     settings = Settings.from_env({f"OTEL_TORCH_{name}": value for name, value in environ.items()})
     session.become(
@@ -416,7 +416,7 @@ def test_regions_in_compiled_code_do_nothing_and_break_no_graph() -> None:
 
 
 class Ranges:
-    """Stands for the NVTX library, which only a CUDA build has."""
+    """A fake NVTX library; only CUDA builds have one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cuda: bool = True) -> None:
         self.calls: list[str] = []

@@ -1,5 +1,5 @@
-"""`otel-torch send`: everything on disk arrives, once, whatever comes in between; what does not is
-said, and tried next time.
+"""`otel-torch send`: all data on disk arrives once, whatever interrupts it; failures are reported
+and retried.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run_send(
 
 
 def log_line(*bodies: str, attribute: str = "") -> str:
-    """A line of log records, as any exporter writes it."""
+    """Return a line of log records, as any exporter writes it."""
     attributes = [{"key": "a", "value": {"stringValue": attribute}}]
     records = [
         {"timeUnixNano": "1", "body": {"stringValue": body}, "attributes": attributes}
@@ -102,7 +102,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def many(path: Path, number: int = 30) -> Path:
-    """A file of several messages: lines of 300 kB and more."""
+    """Write a file of several messages: lines of 300 kB and more."""
     return write(path, *(log_line(str(n), attribute="x" * 300_000) for n in range(number)))
 
 
@@ -709,7 +709,7 @@ def test_ranges_hold_what_was_put_in() -> None:
 
 
 def test_the_files_of_a_read_only_copy_are_found(tmp_path: Path) -> None:
-    """A copy of a folder takes what is known of its files with it."""
+    """A copied folder includes the progress of its files."""
     write(tmp_path / "a" / "logs.jsonl", log_line("0"))
     with Receiver() as receiver:
         run_send(tmp_path, "a", **receiver.environment())

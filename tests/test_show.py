@@ -1,4 +1,4 @@
-"""`otel-torch show`: what a person sees of a recording."""
+"""`otel-torch show`: the text report of a recording."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(*words):
 
 
 def table(text):
-    """The lines under the heading, in words, by module."""
+    """Return the words of the lines below the heading, by module."""
     body = text.split("\n\n", 1)[1].splitlines()
     header = body[0].split()
     return header, [

@@ -1,6 +1,4 @@
-"""`otel-torch show --html`: a recording as one page. What a browser makes of it is looked at in
-tests/pages.
-"""
+"""`otel-torch show --html`: a recording as one page. tests/pages opens it in a browser."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from tests.test_show import recording, row  # noqa: F401  # a fixture
 
 @pytest.fixture
 def page(tmp_path, monkeypatch, capsys):
-    """Runs the command and gives the page as a browser finds it."""
+    """Run the command; return the page as a browser parses it."""
     monkeypatch.setattr(otel_torch.rendering.page, "plot_library", lambda: "/* the plots */")
 
     def make(*words):
@@ -53,7 +51,7 @@ def data(page):
 
 
 def cells(page, statistic, tensors="outputs"):
-    """Values by row and column."""
+    """Return the values by row and column."""
     drawn = data(page)
     group = drawn["groups"][tensors]
     table = group["statistics"][statistic]["cells"]
@@ -456,7 +454,7 @@ def test_without_the_plotting_library_one_line_says_what_to_install(
 def test_whatever_is_put_together_is_what_putting_all_together_gives(
     monkeypatch, statistic, cells_in_memory
 ):
-    """In one chunk or in many, with columns for all steps or a single one."""
+    """Merging gives the same in one chunk or many, with columns for all steps or one."""
     monkeypatch.setattr(grids, "MAX_CELLS", cells_in_memory)
     numbers = random.Random(7)
     rows = [

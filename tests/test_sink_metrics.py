@@ -1,4 +1,4 @@
-"""Metrics as a receiver gets them: every step's value, non-finite ones counted, series bounded."""
+"""Metrics as a receiver gets them: every step's value, NaN and Inf counted, series bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def receiver():
 
 
 def values(receiver, name=GAUGE):
-    """(module, step label, value), sorted by time."""
+    """Return (module, step label, value), sorted by time."""
     points = sorted(receiver.metric_points(name), key=lambda point: point["time"])
     return [
         (p["attributes"]["torch.module"], p["attributes"].get("torch.step"), p["value"])

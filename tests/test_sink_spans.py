@@ -16,7 +16,7 @@ def receiver():
 
 
 def parents(receiver):
-    """{span name: name of its parent, or its parent's id where that is no span of ours}."""
+    """Return the name of each span's parent, or the parent's id if it is not our span."""
     spans = receiver.spans()
     names = {span["span_id"]: span["name"] for span in spans}
     return {span["name"]: names.get(span["parent_id"], span["parent_id"]) for span in spans}
@@ -158,9 +158,7 @@ finish()
 
 
 def test_the_programs_spans_in_a_forward_are_children_of_the_step(tmp_path, receiver):
-    """Also where a region keeps the forward from being a span itself, in a thread in which nothing
-    is current.
-    """
+    """Also in a thread without a current span, and if a region prevents a span for the forward."""
     done = drive(tmp_path, """
 import threading
 from opentelemetry import trace
@@ -214,9 +212,7 @@ def test_steps_of_a_training_are_traces_of_their_own_linked_both_ways(tmp_path, 
 
 
 def test_no_trace_outgrows_four_megabytes(tmp_path, receiver):
-    """A denoising loop is one trace until that is full; a single step that is too large by itself
-    is spread as well.
-    """
+    """A denoise loop is one trace until that is full; a single step that is too large is split too."""
     drive(tmp_path, """
 for step in range(12):
     run_step(step, [record(f"blocks.{n}.attention", step) for n in range(1000)], bounded=True)
@@ -284,7 +280,7 @@ tracer = trace.get_tracer("program")
 
 
 def test_the_programs_own_provider_is_used_and_not_replaced(tmp_path, receiver):
-    """It is installed after ours were built; its event limit costs nothing."""
+    """It is installed after our sinks were built; its event limit drops nothing."""
     done = drive(tmp_path, PROVIDER + """
 with tracer.start_as_current_span("program"):
     run_step(0, [record(f"layer.{n}") for n in range(500)])
@@ -325,7 +321,7 @@ def test_the_sampler_of_the_environment_decides(tmp_path, receiver):
 def test_a_provider_of_the_program_gets_even_the_spans_that_end_with_the_program(
     tmp_path, receiver
 ):
-    """Its own exit function was registered after ours and so runs first, unless we see to it."""
+    """The provider's exit function was registered after ours, so it would run first."""
     run_python(tmp_path, "import os\nimport torch\n" + PROVIDER + """
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters())

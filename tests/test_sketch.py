@@ -1,6 +1,4 @@
-"""The sketch: its distance estimates that of the tensors, it adds up over parts, and it is the same
-for ever.
-"""
+"""The sketch estimates the distance of tensors, adds up over parts, and never changes."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ SHAPES = [(1, 96, 512), (2, 33, 129), (1, 300, 1024)]
 def test_the_distance_of_sketches_estimates_the_distance_of_tensors(
     fault: Callable[..., torch.Tensor], shape: tuple[int, ...]
 ):
-    """Within 20 % from the 5th to the 95th percentile, whatever the difference looks like."""
+    """The error is within 20 % from the 5th to the 95th percentile for any kind of difference."""
     ratios = []
     chance = generator(sum(shape))
     for _ in range(TRIALS // 4 if math.prod(shape) > 100_000 else TRIALS):
@@ -103,9 +101,7 @@ def test_tiny_tensors_too(numel: int):
 
 
 def test_large_tensors_of_which_all_pieces_are_alike():
-    """Signs repeat from piece to piece of 1021 x 128 elements: what is equal in all of them must
-    not add up.
-    """
+    """Signs repeat in pieces of 1021 x 128 elements; equal pieces must not add up."""
     ratios = []
     for seed in range(12):
         piece = torch.randn(1021 * 128, generator=generator(seed))
@@ -212,7 +208,7 @@ def test_what_is_not_finite_makes_every_number_so(bad: float):
 
 
 def test_a_row_sketch_of_a_fused_weight_follows_from_its_parts():
-    """The phases of a part are turned by the rows before it: which parts, and in which order."""
+    """The rows before a part rotate its phases, which tells the parts and their order."""
     from otel_torch.statistics.sketch_format import TURNS
 
     def turned(rows: int, part: torch.Tensor) -> torch.Tensor:
@@ -381,7 +377,7 @@ FAR = "++-+++-+-+-+++-+++---++++---+--+---++++-+++----++++--++++-+++---"
 
 
 def test_signs_are_the_same_for_ever():
-    """A recording made today is compared with one made by a later version, on another device: these
+    """Recordings of today are compared with those of later versions and other devices, so these
     literals never change.
     """
     assert [

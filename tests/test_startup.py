@@ -48,7 +48,7 @@ def stop():
 
 
 def make_environment(folder, *, start_up_file):
-    """A virtual environment with this package, a stand-in torch and a stand-in bootstrap."""
+    """Make a virtual environment with this package, a fake torch and a fake bootstrap."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = pathlib.Path(
         sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)})
@@ -75,8 +75,8 @@ def without_file(tmp_path_factory):
 
 @pytest.fixture
 def execute(tmp_path):
-    """execute(python, program, …) runs a program and returns its result, with `calls`: the notes of
-    the bootstrap.
+    """Run a program with `execute(python, program, …)`; the result has `calls`, the notes of the
+    bootstrap.
     """
 
     def execute(python, program, *, flags=(), wrapper=(), **variables):
@@ -335,9 +335,7 @@ def test_run_in_run_is_one_run(execute, with_file):
 
 @pytest.fixture(scope="session")
 def instrumented(tmp_path_factory):
-    """An environment that also sees this interpreter's packages, behind its own, and our entry
-    points.
-    """
+    """Make an environment that also sees this interpreter's packages and our entry points."""
     pytest.importorskip(
         "opentelemetry.instrumentation", reason="the extra `instrument` is not installed"
     )

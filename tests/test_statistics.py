@@ -1,6 +1,4 @@
-"""The statistics of tensors: right, cheap to ask for, and invisible to the program they are taken
-in.
-"""
+"""The statistics of tensors are right, cheap, and invisible to the program."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ INTEGERS = [
 
 @pytest.fixture(params=["auto", "torch"])
 def kernel(request):
-    """Each of the ways in which a CPU's tensors are measured."""
+    """Use each way of measuring the tensors of a CPU."""
     cpu_kernel.choose(request.param)
     yield request.param
     cpu_kernel.choose("auto")
@@ -52,7 +50,7 @@ def statistics(tensor: torch.Tensor, names=STATISTICS):
 
 
 def expected(tensor: torch.Tensor):
-    """The statistics as torch computes them of an fp64 copy."""
+    """Return the statistics as torch computes them from an fp64 copy."""
     wide = tensor.detach().to(torch.float64).flatten()
     values = {
         "abs_mean": wide.abs().mean(), "sum": wide.sum(), "min": wide.min(), "max": wide.max(), "mean": wide.mean(),
@@ -461,8 +459,8 @@ def counted(tensor):
 
 
 def bins(**counts):
-    """A histogram: `zeros`, `nonfinite`, `below` 2^-40, `above` 2^20, and `e3`, `e_3` for 2^3 and
-    2^-3.
+    """Return a histogram: `zeros`, `nonfinite`, `below` 2^-40, `above` 2^20, and `e3`, `e_3` for
+    2^3 and 2^-3.
     """
     places = {"zeros": 0, "below": 1, "above": 62, "nonfinite": 63}
     wanted = [0] * 64

@@ -1,6 +1,4 @@
-"""The parts of OpenTelemetry's side, each by itself: where to send, ids, bytes, values, the
-receiver's answers.
-"""
+"""The parts of the OpenTelemetry export, one by one: endpoints, ids, encoding, values, responses."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def test_a_rank_that_does_not_export_has_no_sink(monkeypatch, capsys):
 
 
 def test_ids_leave_the_programs_random_numbers_alone(tmp_path):
-    """The SDK's own exemplars and the exporters' retries draw from them as well."""
+    """The SDK's exemplars and the exporters' retries use the random module too."""
     with Receiver("unavailable") as receiver:
         done = drive(tmp_path, """
 import random
@@ -144,7 +142,7 @@ SAME = [
 
 
 def from_sdk(signal, item):
-    """What the SDK encodes of an item's own objects, and what a receiver reads of our bytes."""
+    """Return the SDK's encoding of an item, and a receiver's reading of ours."""
     from importlib import import_module
 
     from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -172,7 +170,7 @@ def from_sdk(signal, item):
 
 
 def make_span(**fields):
-    """A span of the tests' resource and scope."""
+    """Return a span with the tests' resource and scope."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -192,7 +190,7 @@ def test_bytes_of_span_events_are_what_the_sdk_would_have_sent(records):
 
 
 def test_bytes_of_a_span_are_what_the_sdk_would_have_sent():
-    """With everything that the program may have put on it while it was the current one."""
+    """The span has all that a program may set on it."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import (
         Link,
@@ -262,7 +260,7 @@ def test_bytes_of_log_records_are_what_the_sdk_would_have_sent(records):
 @pytest.mark.parametrize("with_step", [True, False])
 @pytest.mark.parametrize(("records", "points"), [(RECORDS, 35), (SAME, 3000)])
 def test_bytes_of_gauges_are_what_the_sdk_would_have_sent(with_step, records, points):
-    """Nothing that is not finite, no numel, no text."""
+    """NaN, Inf, numel and text are not sent."""
     from otel_torch.telemetry.queue_items import GaugeItem
 
     item = GaugeItem(records, 0, with_step)
@@ -332,8 +330,8 @@ def test_what_is_kept_of_encoded_names_is_bounded():
 
 
 def test_private_names_of_the_exporters_are_there():
-    """What is read of the SDK's exporters; a new version that lacks one falls back, and this says
-    so.
+    """Without one of these names the code falls back; this test reports a new version that lacks
+    it.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

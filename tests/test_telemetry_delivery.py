@@ -1,5 +1,5 @@
-"""What arrives, what does not, and that the latter is counted: real receivers that are healthy,
-broken, slow or gone.
+"""Delivery to receivers that are healthy, broken, slow or gone: everything arrives or is counted as
+lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALL = {"OTEL_TORCH_SIGNALS": "spans,span_events,log_events,metrics"}
 
 
 def lost(done):
-    """{(what, reason): number} of the line that says what was lost."""
+    """Return {(item, reason): number} from the line that reports losses."""
     (line,) = re.findall(r"otel_torch: lost: (.*)", done.stderr) or [""]
     counts = re.findall(r"(\d+) ([a-z ]+?)s? \((\w+)\)", line)
     return {
@@ -55,7 +55,7 @@ def test_a_burst_of_a_hundred_thousand_records_arrives_whole_and_fits_into_messa
 
 
 def test_records_arrive_while_the_program_runs(tmp_path):
-    """The child waits for the receiver's answer: nothing is kept back until the end."""
+    """The program waits until the receiver has answered."""
     with Receiver() as receiver:
         done = drive(tmp_path, """
 run_step(0, [record()], training=True)
@@ -134,7 +134,7 @@ def test_a_receiver_that_refuses_is_not_asked_again(tmp_path, protocol):
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_what_an_unavailable_receiver_did_not_take_is_sent_again(tmp_path, protocol):
-    """The child waits until it has failed, then the receiver recovers."""
+    """The receiver recovers once a request has failed."""
     with Receiver("unavailable") as receiver:
         receiver.recover_after_failures = 4
         done = drive(tmp_path, """
@@ -173,7 +173,7 @@ def test_compression_and_headers_of_the_standard_variables_are_used(tmp_path):
 
 
 def test_a_full_queue_drops_the_new_and_counts_them():
-    """A sender that is stuck in its first message: the rest waits, up to the limit."""
+    """The sender blocks in its first message; the queue fills up to its limit."""
     import threading
     import time
 
@@ -285,7 +285,7 @@ finish(1)
 
 
 class Sized:
-    """An item of so many records, which a `Counting` sender takes as so many bytes each."""
+    """An item with the given numbers of records and bytes."""
 
     def __init__(self, records):
         self.records, self.size = records, 100
@@ -306,7 +306,7 @@ class Sized:
 
 
 def queue_with(encoded, send=None, **options):
-    """A queue, and what its sender was given. encoded: the bytes of an item."""
+    """Return a queue and the list of what its sender gets."""
     from otel_torch.records import Losses
     from otel_torch.telemetry.answer import Answer
     from otel_torch.telemetry.export_queue import ExportQueue
@@ -349,7 +349,7 @@ def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
 
 
 def test_records_that_are_encoded_are_let_go_before_they_are_sent():
-    """As objects they would be gone through by the program's cycle collector, again and again."""
+    """As objects, the program's garbage collector would scan them again and again."""
     import gc
     import threading
     import weakref
@@ -378,9 +378,7 @@ def test_records_that_are_encoded_are_let_go_before_they_are_sent():
 
 
 def test_what_was_encoded_and_never_sent_is_counted_as_such():
-    """The first message is not answered, so it may have arrived; what waits behind it has certainly
-    not.
-    """
+    """The first message has no answer, so it may have arrived; the queued ones have not."""
     import threading
     import time
 

@@ -1,4 +1,4 @@
-"""Whole tensors on disk: complete, as they were when they existed, within the budget."""
+"""Whole tensors on disk: complete, unchanged, within the budget."""
 
 from __future__ import annotations
 

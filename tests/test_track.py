@@ -1,4 +1,4 @@
-"""tensor_tracker's interface, without its failures."""
+"""tensor_tracker's interface, without its defects."""
 
 import copy
 import dataclasses

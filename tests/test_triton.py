@@ -1,5 +1,5 @@
-"""The kernel for GPUs. Without one it is run by Triton's interpreter and compiled ahead of time,
-and that is all that these tests can tell of it; those of the mark `gpu` need the device itself.
+"""The kernel for GPUs. Without a GPU, Triton's interpreter runs it and it is compiled ahead of
+time; tests with the mark `gpu` need a device.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compiled(triton: Any, capability: int, dtype: torch.dtype, wanted: int) -> t
 
 
 def loads(kernel: Any, dtype: torch.dtype) -> int:
-    """How many loads of a tile's row of `dtype` the kernel has."""
+    """Return how many loads of a tile's row of `dtype` the kernel has."""
     return len(
         re.findall(
             rf"tt\.load .*tensor<1024x!tt\.ptr<{gpu_kernel.TRITON_TYPES[dtype][1:].replace('fp', 'f')}>",
@@ -77,7 +77,7 @@ def loads(kernel: Any, dtype: torch.dtype) -> int:
 
 
 def resources(triton: Any, kernel: Any, tmp_path: Path) -> dict[str, int]:
-    """Registers, stack (where what finds no register is spilled) and local memory of a thread."""
+    """Return the registers, stack (spilled registers) and local memory of a thread."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not program.exists():
         pytest.skip("this Triton has no cuobjdump")

@@ -1,4 +1,4 @@
-"""Which tensors a value holds, by the names that the record format fixes."""
+"""Finding the tensors in a value, with the names that the record format fixes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
 
 
 class EarlyImports:
-    """Modules imported before the program asked for them; a finder that hands them out.
+    """Imports modules early and hides them until the program imports them; a finder on
+    `sys.meta_path`.
 
     A program that imports torch must still go through `sys.meta_path`, because that is where the
     session starts. Importing any module of a group makes the whole group visible again.
@@ -77,7 +78,7 @@ class EarlyImports:
                 self._show(group, imported.partition(".")[0])
 
     def _show(self, group: str, package: str) -> None:
-        """Make a group visible, or only one package in it that is not what it was loaded for."""
+        """Make a group visible; of a dependency, only that package."""
         names = self._groups[group]
         if package == group.partition(".")[0]:
             shown = self._groups.pop(group)
@@ -163,7 +164,7 @@ def become(request: dict, streams: list[int]) -> None:
 
 
 def run(script: str) -> None:
-    """Run `script` as the main module, up to and including an exception that nothing handles."""
+    """Run `script` as the main module; print a traceback without this file's frames."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = main
