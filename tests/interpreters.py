@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("warm_interpreter.py")
@@ -103,10 +104,15 @@ class Program:
         with reply:
             self._reply = reply.makefile("rb")
         self._streams = {out: bytearray(), err: bytearray()}
-        self.pid = int(self._reply.readline())
+        pid = self._reply.readline()
+        if not pid:
+            raise RuntimeError(f"{SERVER.name} has ended; its error is in the output of the tests")
+        self.pid = int(pid)
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        """Kill the program unless it has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Wait for the exit status and for the end of the standard output and error.
@@ -179,11 +185,13 @@ def run_script(
 def run_group(
     argv: Sequence[str], env: Mapping[str, str], cwd: str | Path, timeout: float, ranks: int
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run a script once for each rank of a group, with torchrun's variables and without torchrun;
-    None where a fresh interpreter is needed.
+    """Run a script once for each rank of a group, with torchrun's variables but without torchrun.
 
-    A rank that fails ends the others. Returns the output of all ranks, and the status of the first
-    rank that failed or 0.
+    A rank that fails ends the others.
+
+    Returns:
+        The output of all ranks, and the status of the first rank that failed or 0. None if fresh
+        interpreters are needed.
     """
     warm = warm_interpreter(TORCH, env)
     if warm is None:

@@ -26,8 +26,8 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-# packages of whose modules nobody waits for the import of one by itself (`after_import`)
-NOT_AWAITED = ("numpy", "torch")
+# no `after_import` waits for a submodule of these packages, so they become visible all at once
+SHOWN_AT_ONCE = ("numpy", "torch")
 START_UP_FILE = Path(__file__).parents[1] / "packaging" / "otel_torch.pth"
 
 
@@ -86,7 +86,7 @@ class EarlyImports:
             shown = [name for name in names if name.partition(".")[0] == package]
             self._groups[group] = [name for name in names if name not in shown]
         for name in shown:
-            if package in NOT_AWAITED or self._modules[name].__spec__ is None:
+            if package in SHOWN_AT_ONCE or self._modules[name].__spec__ is None:
                 sys.modules.setdefault(name, self._modules[name])
             else:
                 importlib.import_module(name)
@@ -117,12 +117,8 @@ def serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                 streams, reply = request[1][:3], request[1][3]
                 pid = os.fork()
                 if pid == 0:
-                    for inherited in (
-                        control.detach(),
-                        reply,
-                        *running,
-                        *(r for _, r in running.values()),
-                    ):
+                    replies = [pending for _, pending in running.values()]
+                    for inherited in (control.detach(), reply, *running, *replies):
                         os.close(inherited)
                     return request[0], streams
                 os.write(reply, f"{pid}\n".encode())
@@ -138,7 +134,7 @@ def serve(control: socket.socket) -> tuple[dict, list[int]] | None:
                 try:
                     os.write(reply, f"{status}\n".encode())
                 except BrokenPipeError:
-                    pass  # whoever asked has given up waiting
+                    pass  # the test has timed out
                 os.close(descriptor)
                 os.close(reply)
 
@@ -154,10 +150,11 @@ def become(request: dict, streams: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # after the interpreter has ended: skip the destructors of libtorch, which take 0.2 s
     libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
     tempfile.tempdir = None
     if (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # that of `random` is set at the fork
+        random.seed()  # the fork seeds the module `random` itself
     sys.argv[:] = request["argv"]
     sys.orig_argv[:] = [sys.executable, *sys.argv]
     sys.path[0] = str(Path(sys.argv[0]).parent)
@@ -188,7 +185,7 @@ if __name__ == "__main__":
     gc.freeze()  # copies share what was imported, and their collections pass it over
     accepted = serve(socket.socket(fileno=0))
     if accepted is not None:
-        early.hide()
         become(*accepted)
+        early.hide()
         exec(START_UP_FILE.read_text(), {})
         run(accepted[0]["argv"][0])
