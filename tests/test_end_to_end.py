@@ -143,10 +143,10 @@ def test_a_run_that_turns_nan_reads_back_everywhere(tmp_path: Path) -> None:
     rows = read_recording(tmp_path / "run.jsonl")
     assert [row["nonfinite"] for row in rows if row["module"] == "0"] == [0, 0, 2, 2]
     assert all(row["mean"] != row["mean"] for row in rows if row["step"] >= 2)
-    for rows in (receiver.events(), of_logs(receiver)):
+    for events in (receiver.events(), of_logs(receiver)):
         means = [
             attributes["torch.stat.mean"]
-            for attributes in rows
+            for attributes in events
             if attributes["torch.module"] == "0"
         ]
         assert means[2:] == ["NaN", "NaN"] and all(isinstance(mean, float) for mean in means[:2])

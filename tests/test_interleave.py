@@ -188,13 +188,13 @@ def test_next_goes_on_to_the_next_call() -> None:
     tokens = torch.tensor([[1, 2, 3]])
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = model.generate(tokens, **options)
-    tokens = []
+    generated = []
     it = interleave(model)
     with it.execute(model.generate, tokens, **options) as run:
         for _ in range(3):
-            tokens.append(run.lm_head.output[0, -1].argmax().item())
+            generated.append(run.lm_head.output[0, -1].argmax().item())
             run.next()
-    assert tokens == expected[0, 3:].tolist() and torch.equal(it.result, expected)
+    assert generated == expected[0, 3:].tolist() and torch.equal(it.result, expected)
 
     shared = nn.Linear(4, 4)
     twice = nn.Sequential(shared, shared)
