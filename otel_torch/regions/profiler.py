@@ -254,7 +254,7 @@ class TorchProfilerController:
             return None
 
     def leave(self, mark: Any, scope: Scope | None) -> None:
-        """End the region's mark, also after `stop`; stop to collect at the outermost region."""
+        """End the region's mark, also after `stop`; stop collecting at the outermost region."""
         try:
             mark.__exit__(None, None, None)
             with self._lock:

@@ -335,7 +335,7 @@ class ModelRegistry(Source):
             )
 
     def _on_compiled_call(self, site: ModuleSite) -> None:
-        """Begin a forward if a compiled graph runs a model that no call was seen of.
+        """Begin a forward if a compiled graph runs a model whose own call was not observed.
 
         Such a graph is compiled from a function that calls the model. The forward begins with the
         first module of the graph, and ends before that module runs again.
