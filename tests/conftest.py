@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector away from the million objects of the imported frameworks: many
+    tests collect, and so does the compiler.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def torch_state() -> list[Any] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -63,12 +64,29 @@ def needs_compiler() -> ModuleType:
     return module
 
 
+def build_wheel(folder: Path, **variables: str) -> tuple[Path, str]:
+    """Build a wheel of the current sources; return its path and the output."""
+    code = f"from hatchling.build import build_wheel; print(build_wheel({str(folder)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return folder / done.stdout.split()[-1], done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library that the hook builds from the current sources."""
-    library = tmp_path_factory.mktemp("kernel") / cpu_kernel.LIBRARY.name
-    assert needs_compiler().build(cpu_kernel.FOLDER, library) is None
-    return library
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a wheel that a compiler took part in."""
+    needs_compiler()
+    return build_wheel(tmp_path_factory.mktemp("wheel"))[0]
+
+
+@pytest.fixture(scope="module")
+def built(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the library of the wheel."""
+    build_kernel, folder = needs_compiler(), tmp_path_factory.mktemp("kernel")
+    with zipfile.ZipFile(wheel) as files:
+        return Path(files.extract(f"{build_kernel.FOLDER}/{build_kernel.NAME}", folder))
 
 
 @pytest.fixture(scope="module")
@@ -406,16 +424,14 @@ def test_a_missing_or_failing_compiler_is_one_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("compiler", ("", "no-such-compiler"), ids=("with a compiler", "without"))
-def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path, compiler):
+def test_the_wheel_holds_the_kernel_or_is_of_python_alone(tmp_path, compiler, request):
     build_kernel = needs_compiler()
+    output = ""
     if compiler:
-        monkeypatch.setenv("CC", compiler)
-    code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    name = done.stdout.split()[-1]
-    with zipfile.ZipFile(tmp_path / name) as wheel:
+        path, output = build_wheel(tmp_path, CC=compiler)
+    else:
+        path = request.getfixturevalue("wheel")
+    with zipfile.ZipFile(path) as wheel:
         inside = set(wheel.namelist())
         library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
         assert (library in inside) == (not compiler) and {
@@ -423,11 +439,9 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(monkeypatch, tmp_path,
         } <= inside
         wheel.extractall(tmp_path / "installed")
     if compiler:
-        assert (
-            name.endswith("-py3-none-any.whl") and "no compiled kernel" in done.stdout + done.stderr
-        )
+        assert path.name.endswith("-py3-none-any.whl") and "no compiled kernel" in output
     else:
-        assert "-py3-none-" in name and not name.endswith("-any.whl")
+        assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
         folder = tmp_path / "installed" / build_kernel.FOLDER
         check_sums(
             measured(CpuKernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS),
