@@ -16,11 +16,12 @@ export TOKENIZERS_PARALLELISM := false
 # tests compile tiny graphs: starting the compiler's worker processes takes longer than compiling
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 
-.PHONY: help quickstart test test-fastvideo test-oldest e2e bench lint format docs dashboards pictures clean
+.PHONY: help quickstart test test-fastvideo test-frameworks test-oldest e2e bench lint format docs dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
 	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests"
+	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
 	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
@@ -50,6 +51,14 @@ $(VENV)/installed-fastvideo: $(VENV)/installed-test
 	$(call install,$(VENV),constraints.txt,--no-deps fastvideo==0.2.1)
 	@touch $@
 
+# DeepSpeed has no wheel, and compiles nothing that a CPU needs; the last two ask for packages that these tests do not use
+$(VENV)/installed-frameworks: $(VENV)/installed-test
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check setuptools wheel
+	DS_BUILD_OPS=0 $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt deepspeed
+	$(call install,$(VENV),constraints.txt,-e '.[frameworks]')
+	$(call install,$(VENV),constraints.txt,--no-deps ultralytics ultralytics-thop megatron-core)
+	@touch $@
+
 $(OLDEST)/installed-test: $(OLDEST)/made constraints-oldest.txt $(INSTALLED)
 	$(call install,$(OLDEST),constraints-oldest.txt,-e '.[test]')
 	@touch $@
@@ -60,13 +69,16 @@ quickstart: $(VENV)/installed-examples
 	@echo "Recording: otel-torch/quickstart.jsonl. Metadata: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python $(PYTEST) -m "(fastvideo or scoreboard) and not e2e" $(LONG) $(PYTEST_ARGS)
 
+test-frameworks: $(VENV)/installed-frameworks
+	$(VENV)/bin/python $(PYTEST) -m frameworks tests/frameworks $(PYTEST_ARGS)
+
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
 
 e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build

@@ -1,0 +1,1 @@
+"""Programs of other training frameworks, run unmodified: `make test-frameworks`."""

@@ -1,0 +1,26 @@
+"""Prints what recording must not change. The programs know nothing of otel_torch."""
+
+import hashlib
+
+import torch
+from torch import nn
+
+
+def exact(value: float | torch.Tensor) -> str:
+    """Return all bits of a number."""
+    return float(value).hex()
+
+
+def digest(module: nn.Module) -> str:
+    """Return a hash of all parameters and buffers; of its own shard for a distributed tensor."""
+    sha256 = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        sha256.update(name.encode())
+        sha256.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return sha256.hexdigest()[:16]
+
+
+def random_number() -> int:
+    """Return the next number of torch's default generator."""
+    return int(torch.randint(0, 2**31, ()).item())

@@ -1,0 +1,67 @@
+"""Trains with the Trainer of transformers: accumulation, evaluation, checkpointing, clipping."""
+
+import torch
+from checks import digest, exact, random_number
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __init__(self, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens = torch.randint(0, 64, (length, 12), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class Print(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        values = {name: exact(value) for name, value in logs.items() if "loss" in name}
+        print("CHECK", state.global_step, values)
+
+
+set_seed(0)
+config = LlamaConfig(
+    vocab_size=64,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+trainer = Trainer(
+    model=LlamaForCausalLM(config),
+    args=TrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        gradient_checkpointing=True,
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    ),
+    train_dataset=Tokens(64, seed=1),
+    eval_dataset=Tokens(8, seed=2),
+    callbacks=[Print()],
+)
+trainer.train()
+print("CHECK final", digest(trainer.model), random_number())

@@ -1,0 +1,88 @@
+"""Runs a framework's program twice, bare and recorded, and compares what it printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.interpreters import run_script
+from tests.support import checked, environment, lines, metadata
+
+PROGRAMS = Path(__file__).with_name("programs")
+TIMEOUT_S = 300
+# what the frameworks would look for on a network, print, or start
+QUIET = {
+    "ACCELERATE_USE_CPU": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "YOLO_OFFLINE": "true",
+}
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Recorded:
+    """The recordings of one program, one per rank, and what it printed."""
+
+    ranks: list[Path]
+    output: str
+    messages: list[str]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of rank 0."""
+        return lines(self.ranks[0])
+
+    def metadata(self, rank: int = 0) -> dict[str, Any]:
+        return metadata(self.ranks[rank])
+
+
+def record(tmp_path: Path, program: str, ranks: int = 1, **variables: str) -> Recorded:
+    """Run a program of `programs/` bare and then recorded. Both must exit with 0 and print the
+    same lines that begin with CHECK.
+
+    Args:
+        ranks: more than one starts the program with torchrun.
+        variables: the environment of both runs; settings of ours affect only the recorded one.
+    """
+    bare = _run(tmp_path / "bare", program, ranks, variables | {"OTEL_TORCH_ENABLED": "0"})
+    done = _run(tmp_path / "recorded", program, ranks, variables)
+    assert _checks(bare.stdout), f"{program} checks nothing"
+    assert _checks(done.stdout) == _checks(bare.stdout)
+    return Recorded(
+        sorted((tmp_path / "recorded").glob("run*.jsonl")),
+        done.stdout,
+        [line for line in done.stderr.splitlines() if line.startswith("otel_torch")],
+    )
+
+
+def _run(folder: Path, program: str, ranks: int, variables: dict[str, str]) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(PROGRAMS / program)]
+    if ranks > 1:
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command.append(str(PROGRAMS / program))
+    settings = {"OTEL_TORCH_CAPTURE": "inputs,outputs,gradients,parameters"} | QUIET | variables
+    env = environment(folder, **settings)
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+    return checked(run_script(command, env, folder, TIMEOUT_S, fresh=True))
+
+
+def _checks(output: str) -> list[str]:
+    """Return the lines to compare; ranks print in any order."""
+    return sorted(line for line in output.splitlines() if line.startswith("CHECK"))
+
+
+def distinct(rows: Iterable[Row], *fields: str) -> list[Any]:
+    """Return the distinct values of the fields in order of first appearance: tuples, or bare
+    values for one field.
+    """
+    values = (tuple(row.get(field) for field in fields) for row in rows)
+    return [value if len(fields) > 1 else value[0] for value in dict.fromkeys(values)]
