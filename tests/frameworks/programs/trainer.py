@@ -1,7 +1,7 @@
 """Trains with the Trainer of transformers: accumulation, evaluation, checkpointing, clipping."""
 
 import torch
-from checks import digest, exact, random_number
+from checks import check, digest, exact, random_number
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -27,7 +27,7 @@ class Tokens(torch.utils.data.Dataset):
 class Print(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         values = {name: exact(value) for name, value in logs.items() if "loss" in name}
-        print("CHECK", state.global_step, values)
+        check(state.global_step, values)
 
 
 set_seed(0)
@@ -64,4 +64,4 @@ trainer = Trainer(
     callbacks=[Print()],
 )
 trainer.train()
-print("CHECK final", digest(trainer.model), random_number())
+check("final", digest(trainer.model), random_number())
