@@ -83,6 +83,7 @@ def unobserved(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return below
 
 
+@unobserved
 def _plain_layers() -> frozenset[int]:
     """Return the dispatch keys of ordinary CPU tensors, with and without inference mode."""
     try:

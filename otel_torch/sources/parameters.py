@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from otel_torch import torch_private
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.module_names import class_name
@@ -56,6 +57,7 @@ class ParameterObserver:
                 ]
                 self._measurer.add(call, tensors)
 
+    @torch_private.unseen_by_function_modes
     def record_gradients(
         self, model: Model, parameter_ids: frozenset[int], step: int, loop: int
     ) -> None:

@@ -37,6 +37,7 @@ from otel_torch.sources.denoising import Denoising
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.source import Source
 from otel_torch.sources.uncalled_roots import RootMethodRun
+from otel_torch.torch_private import unobserved
 
 Rule = Literal["trace_step", "framework", "optimizer", "schedule", "forward"]
 
@@ -515,6 +516,7 @@ class StepTracker(Source):
             if self.cadence is not None:
                 self.cadence.end()
 
+    @unobserved  # sinks write whole tensors
     def _flush(self, scope: Scope | None) -> None:
         """Flush pending tensors, and charge the time to the budget, if any."""
         if self.cadence is None:

@@ -17,6 +17,7 @@ from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.table import derive
+from otel_torch.torch_private import unobserved
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class _PendingRecords:
         self._transfer = RowTransfer([tensor.measurement for tensor in pending])
         self.ready = self._transfer.is_ready
 
+    @unobserved
     def records(self) -> list[Record]:
         """Wait for the numbers and return the records."""
         as_record = self._reader.as_record

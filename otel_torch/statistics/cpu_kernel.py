@@ -25,7 +25,7 @@ from otel_torch.process.console import say_once
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift
 from otel_torch.statistics.sketch_format import SIZE
-from otel_torch.torch_private import count_function_modes, is_plain_memory
+from otel_torch.torch_private import count_function_modes, is_plain_memory, unobserved
 
 # flags of what a kernel computes, and how many numbers each gives, in the order of a row
 SUMS, HISTOGRAM, SKETCH = 1, 2, 4
@@ -293,6 +293,7 @@ def _set_parallel(library: ctypes.PyDLL) -> None:
 
 
 @functools.cache
+@unobserved  # the first tensor may be measured inside a mode or tracer of the program
 def _loaded() -> tuple[CpuKernel | None, str]:
     """Return the kernel, or None and the reason."""
     try:

@@ -91,6 +91,7 @@ def _without_positional(plan: _RowPlan) -> _RowPlan:
 
 
 @unseen_by_function_modes
+@unseen_by_function_modes  # autocast must stay visible
 def prepare_devices(tensors: Iterable[Tensor], columns: Sequence[str]) -> None:
     """Send the sketch's tables to the GPUs of `tensors`, and compile the Triton kernel if chosen.
 
