@@ -15,9 +15,6 @@ A step of a training loop is a trace of its own, linked from and to the span of 
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,24 +24,17 @@ from typing import Any
 
 from opentelemetry import context as context_api
 from opentelemetry.context import Context, get_current
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
-    NonRecordingSpan,
     Span,
     SpanContext,
     Status,
     StatusCode,
-    TraceFlags,
-    Tracer,
     get_current_span,
     set_span_in_context,
 )
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-import otel_torch
 from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.records import Batch, Losses, Record, Scope
@@ -56,7 +46,6 @@ from otel_torch.telemetry.attributes import (
     event_attributes,
     to_attributes,
 )
-from otel_torch.telemetry.ids import PrivateIds
 from otel_torch.telemetry.light_span import (
     CURRENT,
     LightSpan,
@@ -66,22 +55,16 @@ from otel_torch.telemetry.light_span import (
     read_context,
 )
 from otel_torch.telemetry.pipeline import Pipelines
-from otel_torch.telemetry.providers import read_event_limit, watch_tracer_provider
+from otel_torch.telemetry.providers import watch_tracer_provider
 from otel_torch.telemetry.queue_items import CHUNK_BYTES, SpanItem, chunk_records
-from otel_torch.telemetry.trace_size import JOINED_SHARE, SPAN_BYTES, TraceSize
+from otel_torch.telemetry.run_span import RunSpan
+from otel_torch.telemetry.trace_size import SPAN_BYTES, TraceSize
+from otel_torch.telemetry.tracing import Tracing, estimate_scope, estimate_span
 
-# links from the run's span to traces that steps start; every one of these links back to the run
-MAX_LINKS = 100
-_LINK_BYTES = 60
-_EVENT_BYTES = 120
 # an unmodified span of a region
 _REGION_BYTES = SPAN_BYTES + 100
-# events of a program's span that are reserved for others than activations
-_RESERVED_EVENTS = 8
 # a Context refuses item assignment, because contexts are usually shared; ours is new
 _set_item = dict.__setitem__
-_CARRIER = "TRACEPARENT"
-_propagator = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +73,7 @@ class _OpenScope:
 
     scope: Scope
     span: Span | None
-    tracing: _Tracing
+    tracing: Tracing
     parent_span_id: int = 0  # the current span's id when the scope started
     trace_bytes_before: int = 0  # the size of its trace then
     attached: tuple[Token[Context], int] | None = None  # with the thread's id
@@ -99,108 +82,18 @@ class _OpenScope:
     ended: bool = False
 
 
-class _QueueProcessor(SpanProcessor):
-    """Enqueues our own spans when they end, with the records that become their events."""
-
-    def __init__(self, pipelines: Pipelines) -> None:
-        self._pipelines = pipelines
-        self.events: dict[int, tuple[list[Record], int]] = {}
-
-    def on_end(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        if context is None:
-            return
-        records, size = self.events.pop(context.span_id, ([], 0))
-        if context.trace_flags.sampled:
-            self._pipelines.put("traces", [SpanItem(span, records, size + _estimate_span(span))])
-
-
-def _estimate_span(span: ReadableSpan) -> int:
-    """Return the approximate bytes of an SDK span in a message."""
-    events = sum(_EVENT_BYTES + _estimate_attributes(each.attributes or {}) for each in span.events)
-    links = _LINK_BYTES * len(span.links)
-    return SPAN_BYTES + _estimate_attributes(span.attributes or {}) + events + links
-
-
-def _estimate_scope(scope: Scope) -> int:
-    """Return the approximate bytes of a scope's span, without activation events."""
-    events = sum(
-        _EVENT_BYTES + _estimate_attributes(attributes) for _, _, attributes in scope.events
-    )
-    return SPAN_BYTES + _estimate_attributes(scope.attributes) + events
-
-
-def _estimate_attributes(attributes: Any) -> int:
-    size = 0
-    for key, value in attributes.items():
-        value_size = 4 * len(value) if isinstance(value, (str, tuple, list)) else 8
-        size += 24 + len(key) + value_size
-    return size
-
-
-class _Tracing:
-    """A tracer for our spans: of the program's provider, or of a private one."""
-
-    def __init__(
-        self,
-        tracer: Tracer,
-        ids: PrivateIds | None,
-        processor: _QueueProcessor | None,
-        provider: Any,
-    ) -> None:
-        self.tracer, self.ids, self.processor, self.provider = tracer, ids, processor, provider
-        self._light_tracer: LightTracer | None = None
-
-    @classmethod
-    def of_program(cls, provider: Any) -> _Tracing:
-        """Make spans with the program's provider."""
-        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
-        if type(getattr(tracer, "id_generator", None)) is RandomIdGenerator:
-            tracer.id_generator = PrivateIds()  # the SDK's draws from the program's random numbers
-        return cls(tracer, None, None, provider)
-
-    @classmethod
-    def private(cls, pipelines: Pipelines) -> _Tracing:
-        """Make spans with a provider of our own, which enqueues them for our exporters."""
-        ids, processor = PrivateIds(), _QueueProcessor(pipelines)
-        provider = TracerProvider(
-            resource=pipelines.resource,
-            shutdown_on_exit=False,
-            id_generator=ids,
-            span_limits=SpanLimits(max_events=SpanLimits.UNSET),
-        )
-        provider.add_span_processor(processor)
-        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
-        return cls(tracer, ids, processor, provider)
-
-    def light_tracer(self) -> LightTracer | None:
-        """Return a tracer for light spans, or None if spans need the SDK's tracer."""
-        if self._light_tracer is None or not self._light_tracer.is_current():
-            self._light_tracer = LightTracer.of(self.tracer, collects=self.processor is not None)
-        if self._light_tracer is not None and self._light_tracer.is_current():
-            return self._light_tracer
-        return None
-
-    def event_limit(self, span: Span) -> int | None:
-        """Return how many activation events a span takes; None if only the message limits them."""
-        if self.processor is not None:
-            return None
-        limit = read_event_limit(span)
-        return None if limit is None else max(limit - _RESERVED_EVENTS, limit // 2)
-
-
 class SpanSink(Sink):
     """Makes the spans of one process, under the span of its run."""
 
     accepts_deferred_regions = True
 
     def __init__(self, settings: Settings, job: Job, losses: Losses, pipelines: Pipelines) -> None:
-        self._job, self._losses, self._pipelines = job, losses, pipelines
+        self._losses, self._pipelines = losses, pipelines
         self._has_event_signal = "span_events" in settings.signals
         self._has_messages = settings.exceptions == "message"
         self._region_prefix = settings.region_prefix
         # by id of the program's provider; None for our own
-        self._tracings: dict[int | None, _Tracing] = {}
+        self._tracings: dict[int | None, Tracing] = {}
         self._open: dict[Scope, _OpenScope] = {}
         # open scopes that are not the current span of a thread: steps, and regions around them;
         # replaced at each change, so that it is read without the lock
@@ -212,12 +105,9 @@ class SpanSink(Sink):
         # the program's tracer provider when `_light_tracer` was made
         self._read_provider: Callable[[], object] = lambda: None
         self._provider: object = self
-        self._run: Span | None = None
-        self._run_context: SpanContext | None = None
-        self._run_trace_id, self._is_run_full = 0, False
-        self._carrier: str | None = None
-        self._links = self._linked_traces = 0
         self._size = TraceSize(job.world_size)
+        self._run = RunSpan(job, self._size)
+        self._is_run_full = False
         self._last_step_bytes = 0
         self._lock = threading.RLock()
 
@@ -228,7 +118,7 @@ class SpanSink(Sink):
         if tracing is None:
             return
         with self._lock:
-            run = self._run_span(tracing, scope.start_ns)
+            run = self._run.get(tracing, scope.start_ns)
             current = get_current_span()
             parent, context = self._parent_of_new(current, run)
             if scope.kind == "forward" and self._is_in_region():
@@ -279,7 +169,7 @@ class SpanSink(Sink):
         opened = self._open.get(scope) if scope is not None else None
         if opened is not None and opened.span is not None:
             return opened.span.get_span_context()
-        return self._run_context
+        return self._run.context
 
     def _parent_of_new(self, current: Span, run: Span) -> tuple[Span, Context]:
         """Return the parent of a new span, and the context in which it is the current one."""
@@ -305,7 +195,7 @@ class SpanSink(Sink):
         return any(scope.kind == "region" and scope.name.startswith(prefix) for scope in self._open)
 
     def _start_scope(
-        self, tracing: _Tracing, scope: Scope, parent: Span, context: Context, run: Span
+        self, tracing: Tracing, scope: Scope, parent: Span, context: Context, run: Span
     ) -> _OpenScope:
         """Start the scope's span under `parent`, or as the root of a trace that is linked to it.
 
@@ -329,7 +219,7 @@ class SpanSink(Sink):
             span = self._start_root(
                 tracing, scope.name, context, linked, attributes, scope.start_ns
             )
-            self._link_from_run(run, span)
+            self._run.link(span)
         else:
             span = tracing.tracer.start_span(
                 scope.name, context, attributes=attributes, start_time=scope.start_ns
@@ -342,7 +232,7 @@ class SpanSink(Sink):
 
     def _start_root(
         self,
-        tracing: _Tracing,
+        tracing: Tracing,
         name: str,
         context: Context,
         linked: SpanContext,
@@ -354,12 +244,6 @@ class SpanSink(Sink):
         return tracing.tracer.start_span(
             name, without_parent, attributes=attributes, links=[Link(linked)], start_time=start_ns
         )
-
-    def _link_from_run(self, run: Span, root: Span) -> None:
-        self._linked_traces += 1
-        if self._links < MAX_LINKS and root.get_span_context().is_valid:
-            self._links += 1
-            run.add_link(root.get_span_context())
 
     def _end(self, opened: _OpenScope, span: Span, end_ns: int) -> None:
         """Set the attributes, events and error of an ended scope, and end its span."""
@@ -374,7 +258,7 @@ class SpanSink(Sink):
             if scope.error is not None:
                 self._mark_error(span, scope.error, end_ns)
         context = span.get_span_context()
-        self._size.grow(context.trace_id, opened.size + _estimate_scope(scope))
+        self._size.grow(context.trace_id, opened.size + estimate_scope(scope))
         if processor is not None and opened.records:
             processor.events[context.span_id] = opened.records, opened.size
         span.end(end_ns)
@@ -418,7 +302,7 @@ class SpanSink(Sink):
         """
         if self._read_provider() is not self._provider:
             self._find_light_tracer()
-        tracer, run = self._light_tracer, self._run
+        tracer, run = self._light_tracer, self._run.span
         if tracer is None or run is None:
             return None
         # `tracer.is_current()`, without the call
@@ -443,13 +327,13 @@ class SpanSink(Sink):
         elif not current_id:
             parent = run
         if parent is run and (
-            self._is_run_full or self._size.is_full(self._run_trace_id, SPAN_BYTES)
+            self._is_run_full or self._size.is_full(self._run.trace_id, SPAN_BYTES)
         ):
             self._is_run_full = True  # a trace never shrinks
             span = tracer.start(closer, label, None, context, start_ns)
             if span is not None:
                 span.linked_span = run
-                self._link_from_run(run, span)
+                self._run.link(span)
         else:
             span = tracer.start(closer, label, parent, context, start_ns)
         if span is not None:
@@ -474,7 +358,7 @@ class SpanSink(Sink):
             self._mark_error(span, error, end_ns)
         is_modified = span.is_modified
         if is_modified or span.parent_span is not None:  # a trace of one root stays small
-            size = _estimate_span(span) if is_modified else _REGION_BYTES
+            size = estimate_span(span) if is_modified else _REGION_BYTES
             self._size.grow_unlocked(span.trace[0], size)
         tracer = span.light_tracer
         if tracer.enqueue is None or is_modified:
@@ -491,7 +375,7 @@ class SpanSink(Sink):
                 continue
             if span.light_tracer.collects:
                 span.awaits_release = False
-                size = _estimate_span(span) if span.is_modified else _REGION_BYTES
+                size = estimate_span(span) if span.is_modified else _REGION_BYTES
                 items.append(SpanItem(span, [], size))
             else:
                 span.light_tracer.process(span)
@@ -511,7 +395,7 @@ class SpanSink(Sink):
         if tracing is None:
             return
         with self._lock:
-            run = self._run_span(tracing, batch.records[0].time_ns)
+            run = self._run.get(tracing, batch.records[0].time_ns)
             opened = self._open.get(batch.step) if batch.step is not None else None
             if opened is None or opened.span is None or opened.ended:
                 parent, context = self._parent_of_new(get_current_span(), run)
@@ -544,7 +428,7 @@ class SpanSink(Sink):
         return ()
 
     def _add_event_spans(
-        self, tracing: _Tracing, records: Sequence[Record], parent: Span, context: Context
+        self, tracing: Tracing, records: Sequence[Record], parent: Span, context: Context
     ) -> None:
         """Put records on spans `torch.step.events` under `parent`.
 
@@ -582,9 +466,7 @@ class SpanSink(Sink):
                 parent, context = span, set_span_in_context(span)
             position += len(part)
 
-    # -- the run
-
-    def _tracing(self) -> _Tracing | None:
+    def _tracing(self) -> Tracing | None:
         """Return the tracing for the program's current provider; None if spans go nowhere."""
         provider = self._pipelines.provider("traces")
         if provider is None and not self._pipelines.exports("traces"):
@@ -594,67 +476,11 @@ class SpanSink(Sink):
             with self._lock:
                 if key not in self._tracings:
                     self._tracings[key] = (
-                        _Tracing.private(self._pipelines)
+                        Tracing.private(self._pipelines)
                         if provider is None
-                        else _Tracing.of_program(provider)
+                        else Tracing.of_program(provider)
                     )
         return self._tracings[key]
-
-    def _run_span(self, tracing: _Tracing, start_ns: int) -> Span:
-        """Return the span of this process's run, and start it at the first call.
-
-        Processes that are started later join its trace through the environment.
-        """
-        if self._run is not None:
-            return self._run
-        attributes: dict[str, Any] = {
-            "otel_torch.run.id": self._job.run_id,
-            "dl.rank": self._job.rank,
-        }
-        self._run = tracing.tracer.start_span(
-            "torch.run", self._run_parent(tracing), attributes=attributes, start_time=start_ns
-        )
-        self._run_context = self._run.get_span_context()
-        self._size.run = self._run_trace_id = self._run_context.trace_id
-        self._own_span_ids.add(self._run_context.span_id)
-        self._size.grow(self._run_context.trace_id, SPAN_BYTES + _LINK_BYTES * MAX_LINKS)
-        if not os.environ.get(_CARRIER) and self._run_context.is_valid:
-            carrier: dict[str, str] = {}
-            _propagator.inject(carrier, set_span_in_context(self._run))
-            self._carrier = os.environ[_CARRIER] = carrier["traceparent"]
-        return self._run
-
-    def _run_parent(self, tracing: _Tracing) -> Context:
-        """Return the context in which the run's span starts.
-
-        It is the trace of the environment, if any; else the trace that all ranks of the run share.
-        """
-        variables = (_CARRIER, "TRACESTATE")
-        carried = {name.lower(): os.environ[name] for name in variables if name in os.environ}
-        context = _propagator.extract(carried, Context())
-        is_joining = get_current_span(context).get_span_context().is_valid
-        if is_joining or multiprocessing.parent_process() is not None:
-            self._size.share = JOINED_SHARE
-        if is_joining:
-            return context
-        if tracing.ids is not None:
-            tracing.ids.next_trace_id = self._job.trace_id
-            return context
-        return self._remote_parent(tracing)
-
-    def _remote_parent(self, tracing: _Tracing) -> Context:
-        """Return a made-up remote parent, which gives a span of the program's provider the run's
-        trace id; sampled as the provider's sampler decides.
-        """
-        flags = TraceFlags.SAMPLED
-        sampler = getattr(tracing.provider, "sampler", None)
-        if sampler is not None:
-            decision = sampler.should_sample(None, self._job.trace_id, "torch.run").decision
-            flags = TraceFlags.SAMPLED if decision.is_sampled() else TraceFlags.DEFAULT
-        digest = hashlib.sha256(f"run:{self._job.run_id}".encode()).digest()
-        span_id = int.from_bytes(digest[:8], "big") or 1
-        parent = SpanContext(self._job.trace_id, span_id, True, TraceFlags(flags))
-        return set_span_in_context(NonRecordingSpan(parent), Context())
 
     def finish(self, deadline: float) -> None:
         """End the open spans, marked as unfinished: an open span is never exported."""
@@ -671,9 +497,4 @@ class SpanSink(Sink):
                     span.set_attribute("otel_torch.unfinished", True)
                     span.light_tracer.end(span, now)
             self.release_spans(open_regions)
-            if self._run is not None and self._run.is_recording():
-                if self._linked_traces:
-                    self._run.set_attribute("otel_torch.linked_traces", self._linked_traces)
-                self._run.end(now)
-        if self._carrier is not None and os.environ.get(_CARRIER) == self._carrier:
-            del os.environ[_CARRIER]
+            self._run.finish(now)

@@ -1,0 +1,113 @@
+"""Where the spans of a process are made: by the program's tracer provider, or by one of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import Span, Tracer
+
+import otel_torch
+from otel_torch.records import Record, Scope
+from otel_torch.telemetry.ids import PrivateIds
+from otel_torch.telemetry.light_span import LightTracer
+from otel_torch.telemetry.pipeline import Pipelines
+from otel_torch.telemetry.providers import read_event_limit
+from otel_torch.telemetry.queue_items import SpanItem
+from otel_torch.telemetry.trace_size import SPAN_BYTES
+
+LINK_BYTES = 60
+_EVENT_BYTES = 120
+# events of a program's span that are reserved for others than activations
+_RESERVED_EVENTS = 8
+
+
+class QueueProcessor(SpanProcessor):
+    """Enqueues our own spans when they end, with the records that become their events."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
+        self.events: dict[int, tuple[list[Record], int]] = {}
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        records, size = self.events.pop(context.span_id, ([], 0))
+        if context.trace_flags.sampled:
+            self._pipelines.put("traces", [SpanItem(span, records, size + estimate_span(span))])
+
+
+class Tracing:
+    """A tracer for our spans: of the program's provider, or of a private one."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        ids: PrivateIds | None,
+        processor: QueueProcessor | None,
+        provider: Any,
+    ) -> None:
+        self.tracer, self.ids, self.processor, self.provider = tracer, ids, processor, provider
+        self._light_tracer: LightTracer | None = None
+
+    @classmethod
+    def of_program(cls, provider: Any) -> Tracing:
+        """Make spans with the program's provider."""
+        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
+        if type(getattr(tracer, "id_generator", None)) is RandomIdGenerator:
+            tracer.id_generator = PrivateIds()  # the SDK's draws from the program's random numbers
+        return cls(tracer, None, None, provider)
+
+    @classmethod
+    def private(cls, pipelines: Pipelines) -> Tracing:
+        """Make spans with a provider of our own, which enqueues them for our exporters."""
+        ids, processor = PrivateIds(), QueueProcessor(pipelines)
+        provider = TracerProvider(
+            resource=pipelines.resource,
+            shutdown_on_exit=False,
+            id_generator=ids,
+            span_limits=SpanLimits(max_events=SpanLimits.UNSET),
+        )
+        provider.add_span_processor(processor)
+        tracer = provider.get_tracer("otel_torch", otel_torch.__version__)
+        return cls(tracer, ids, processor, provider)
+
+    def light_tracer(self) -> LightTracer | None:
+        """Return a tracer for light spans, or None if spans need the SDK's tracer."""
+        if self._light_tracer is None or not self._light_tracer.is_current():
+            self._light_tracer = LightTracer.of(self.tracer, collects=self.processor is not None)
+        if self._light_tracer is not None and self._light_tracer.is_current():
+            return self._light_tracer
+        return None
+
+    def event_limit(self, span: Span) -> int | None:
+        """Return how many activation events a span takes; None if only the message limits them."""
+        if self.processor is not None:
+            return None
+        limit = read_event_limit(span)
+        return None if limit is None else max(limit - _RESERVED_EVENTS, limit // 2)
+
+
+def estimate_span(span: ReadableSpan) -> int:
+    """Return the approximate bytes of an SDK span in a message."""
+    events = sum(_EVENT_BYTES + _estimate_attributes(each.attributes or {}) for each in span.events)
+    links = LINK_BYTES * len(span.links)
+    return SPAN_BYTES + _estimate_attributes(span.attributes or {}) + events + links
+
+
+def estimate_scope(scope: Scope) -> int:
+    """Return the approximate bytes of a scope's span, without activation events."""
+    events = sum(
+        _EVENT_BYTES + _estimate_attributes(attributes) for _, _, attributes in scope.events
+    )
+    return SPAN_BYTES + _estimate_attributes(scope.attributes) + events
+
+
+def _estimate_attributes(attributes: Any) -> int:
+    size = 0
+    for key, value in attributes.items():
+        value_size = 4 * len(value) if isinstance(value, (str, tuple, list)) else 8
+        size += 24 + len(key) + value_size
+    return size
