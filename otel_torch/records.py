@@ -128,6 +128,7 @@ class Scope:
         training: whether an optimizer drives its loop.
         device_s: measured device time in seconds, None if not measured.
         events: (time_ns, name, attributes) of its span; sinks read them at `close`.
+        has_span: whether it gets a span of its own. A region without one is counted and timed.
     """
 
     kind: str
@@ -141,6 +142,7 @@ class Scope:
     training: bool = False
     device_s: float | None = None
     events: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    has_span: bool = True
 
 
 @dataclass(frozen=True, slots=True)

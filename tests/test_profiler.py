@@ -139,15 +139,15 @@ def test_natural_regions_and_close(tmp_path: Path) -> None:
         tmp_path,
         """
 scope = open_region("training_step", lexical=False)
-burn("step")
+burn("the step")
 close_region(scope)
 burn("outside")
 close()
 assert list(__import__("pathlib").Path(sys.argv[1]).glob("summary_rank0.json"))
 """,
     )
-    assert "step" in names(tmp_path) and "outside" not in names(tmp_path)
-    assert "fastvideo.region::profiler_region_training_step" in names(tmp_path)
+    assert "the step" in names(tmp_path) and "outside" not in names(tmp_path)
+    assert "torch.step" in names(tmp_path)
 
 
 def test_other_threads_are_said_and_disturb_nothing(tmp_path: Path) -> None:
@@ -297,11 +297,11 @@ def test_collection_follows_the_depth_and_exceptions() -> None:
 def test_a_natural_region_carries_the_events_of_a_call_site_in_it() -> None:
     seen = record()
     controller = TorchProfilerController(
-        Switches(), CPU, TorchProfilerConfig({"profiler_region_training_step": True})
+        Switches(), CPU, TorchProfilerConfig({"profiler_region_inference_denoising": True})
     )
     controller.start()
-    natural = open_region("training_step")
-    with region("training_step"):
+    natural = open_region("inference_denoising")
+    with region("inference_denoising"):
         pass
     close_region(natural)
     assert [name for _, name, _ in seen.closed[0].events] == [ENABLE, DISABLE] and seen.closed == [

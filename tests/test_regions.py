@@ -347,14 +347,52 @@ def test_a_failing_sink_does_not_reach_the_program() -> None:
 
 def test_a_natural_region_has_the_times_it_was_given() -> None:
     seen = record()
-    scope = open_region("training_step", start_ns=5, lexical=False)
+    scope = open_region("inference_denoising", start_ns=5, lexical=False)
     assert scope is not None and scope.kind == "natural" and not scope.lexical
     scope.end_ns = 9
     close_region(scope, error := ValueError())
     close_region(scope)
     close_region(None)
     assert seen.closed == [scope] and (scope.start_ns, scope.end_ns, scope.error) == (5, 9, error)
-    assert scope.name == "fastvideo.region::profiler_region_training_step"
+    assert scope.name == "fastvideo.region::profiler_region_inference_denoising"
+
+
+def test_natural_regions_of_training_have_plain_names_until_a_region_is_registered() -> None:
+    seen = record()
+    close_region(open_region("training_backward"))
+    with region("training_optimizer"):  # entered by name: it is the registered region
+        pass
+    register_profiler_region("my_stage", "mine")
+    close_region(open_region("training_backward"))
+    assert [(scope.name, scope.attributes["torch.region"]) for scope in seen.closed] == [
+        ("torch.backward", "torch.backward"),
+        (
+            "fastvideo.region::profiler_region_training_optimizer",
+            "profiler_region_training_optimizer",
+        ),
+        (
+            "fastvideo.region::profiler_region_training_backward",
+            "profiler_region_training_backward",
+        ),
+    ]
+
+
+def test_a_call_site_inside_a_region_of_a_plain_name_has_its_own_span() -> None:
+    seen = record()
+    natural = open_region("training_backward")
+    with region("training_backward"):
+        pass
+    close_region(natural)
+    assert [scope.name for scope in seen.closed] == [
+        "fastvideo.region::profiler_region_training_backward",
+        "torch.backward",
+    ]
+
+
+def test_a_plain_name_selects_its_region() -> None:
+    record(REGIONS="torch.backward")
+    assert open_region("training_backward") is not None
+    assert open_region("training_optimizer") is None
 
 
 def test_a_natural_region_steps_back_for_call_sites() -> None:

@@ -33,6 +33,7 @@ from otel_torch.regions.registry import (
     bounded_span_name,
     choose,
     explain_unknown,
+    plain_name,
     resolve_profiler_region,
 )
 from otel_torch.session import Session
@@ -167,7 +168,12 @@ def _enter(name: str, collector: Collector | None) -> _OpenRegion | RegionEntry 
 
 
 def _open(
-    name: str, kind: str, lexical: bool, start_ns: int, collector: Collector | None
+    name: str,
+    kind: str,
+    lexical: bool,
+    start_ns: int,
+    collector: Collector | None,
+    around: Scope | None = None,
 ) -> _OpenRegion | None:
     current = session.current()
     if current is None and collector is None:
@@ -182,6 +188,8 @@ def _open(
         if kind == "region":
             _explicit.add(choice.region)
         opened = _with_scope(name, choice, kind, lexical, start_ns, collector)
+        if around is not None and opened.scope is not None and opened.scope.name == around.name:
+            opened.scope.has_span, opened.scope.events = False, around.events
         return opened if opened.open(collector, lexical and wants_nvtx()) else None
     except Exception as error:
         _report_failure(name, "opened", error)
@@ -203,19 +211,22 @@ def _with_scope(
     collector: Collector | None,
 ) -> _OpenRegion:
     """Return the region, not opened yet, with the scope that it gets under this session."""
-    attributes = {"torch.region": choice.region}
     is_explicit = kind == "region"
+    plain = None if is_explicit else plain_name(choice.region)
+    attributes = {"torch.region": plain or choice.region}
     current = session.current()
     if current is None or choice.span_name is None:
         # a natural region's scope has no span, but tells its caller when it started
         unrecorded = (
-            None if is_explicit else Scope(kind, choice.region, lexical, attributes, start_ns)
+            None
+            if is_explicit
+            else Scope(kind, plain or choice.region, lexical, attributes, start_ns)
         )
         return _OpenRegion(choice.region, unrecorded, None)
     natural = _open_natural.get(choice.region) if is_explicit else None
-    if natural and natural[-1].recorder is current.recorder:
+    if natural and natural[-1].recorder is current.recorder and not plain_name(choice.region):
         return _OpenRegion(choice.region, natural[-1].scope, None)  # it has its span already
-    span_name = choice.span_name
+    span_name = plain or choice.span_name
     if not choice.is_registered:
         span_name = bounded_span_name(span_name)
     if is_explicit and collector is None and not wants_nvtx():
@@ -365,18 +376,21 @@ def is_entered_explicitly(name: str) -> bool:
     return (registered.name if registered is not None else name) in _explicit
 
 
-def open_region(name: str, *, start_ns: int = 0, lexical: bool = True) -> Scope | None:
+def open_region(
+    name: str, *, start_ns: int = 0, lexical: bool = True, around: Scope | None = None
+) -> Scope | None:
     """Open a natural region, which has no call site, and return its scope. Never raises.
 
     Args:
         start_ns: Unix nanoseconds; 0 for now.
+        around: an open scope whose span also stands for the region, if both have the same name.
 
     Returns:
         None if the settings do not select the region, or if call sites enter it themselves.
     """
     if is_compiling() or is_entered_explicitly(name):
         return None
-    opened = _open(name, "natural", lexical, start_ns, _collector)
+    opened = _open(name, "natural", lexical, start_ns, _collector, around)
     if opened is None:
         return None
     with _lock:
@@ -393,11 +407,12 @@ def close_region(scope: Scope | None, error: BaseException | None = None) -> Non
         return
     opened = None
     with _lock:
-        candidates = _open_natural.get(scope.attributes["torch.region"], [])
-        for candidate in candidates:
-            if candidate.scope is scope:
-                opened = candidate
-                candidates.remove(candidate)
+        for candidates in _open_natural.values():
+            for candidate in candidates:
+                if candidate.scope is scope:
+                    opened = candidate
+            if opened is not None:
+                candidates.remove(opened)
                 break
     if opened is not None:
         try:

@@ -35,6 +35,7 @@ from otel_torch.records import Scope
 from otel_torch.regions import entry as _regions
 from otel_torch.regions.fallback_settings import find_settings, read_environment
 from otel_torch.regions.registry import (
+    PLAIN_NAMES,
     list_profiler_regions,
     names_of,
     normalise,
@@ -101,6 +102,11 @@ class TorchProfilerConfig:
                 f"use any of {available}"
             )
         return cls(selected)
+
+
+def _mark_name(region: str, scope: Scope | None) -> str:
+    plain = PLAIN_NAMES.get(region)
+    return plain if scope is not None and scope.name == plain else MARK + region
 
 
 class TorchProfilerController:
@@ -246,7 +252,7 @@ class TorchProfilerController:
                 self._depth += 1
                 if self._depth == 1:
                     self._switch(True, scope)
-            mark: Any = torch.profiler.record_function(MARK + region)
+            mark: Any = torch.profiler.record_function(_mark_name(region, scope))
             mark.__enter__()
             return mark
         except Exception as error:

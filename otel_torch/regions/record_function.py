@@ -19,7 +19,7 @@ from otel_torch import session
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions.entry import pop_last_of_thread
-from otel_torch.regions.registry import bounded_span_name, clear_unregistered_names
+from otel_torch.regions.registry import PLAIN_NAMES, bounded_span_name, clear_unregistered_names
 
 if TYPE_CHECKING:
     from otel_torch.recorder import Recorder
@@ -73,7 +73,8 @@ def uninstall() -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_selected(name: str, names: Any) -> bool:
-    return names.matches(name) and not name.startswith(_PROFILER_MARKS)
+    is_mark = name.startswith(_PROFILER_MARKS) or name in PLAIN_NAMES.values()
+    return not is_mark and names.matches(name)
 
 
 def _open(entered_range: Any) -> None:

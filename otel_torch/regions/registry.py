@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,6 +41,12 @@ _BUILT_IN = {
     "distillation_student_forward": "Forward pass of the student.",
     "distillation_loss": "The distillation loss.",
     "distillation_update": "Parameter updates of a distillation.",
+}
+# what natural regions are called in a program that has no names of its own for them
+PLAIN_NAMES = {
+    "profiler_region_training_step": "torch.step",
+    "profiler_region_training_backward": "torch.backward",
+    "profiler_region_training_optimizer": "torch.optimizer.step",
 }
 # FastVideo's code and its documentation name this region differently; either name selects both
 _SYNONYMS = {
@@ -117,10 +124,25 @@ def list_profiler_regions() -> list[ProfilerRegion]:
 def names_of(region: ProfilerRegion) -> tuple[str, ...]:
     """Return every name by which a setting may select the region."""
     names = [region.name, region.short]
+    if region.name in PLAIN_NAMES:
+        names.append(PLAIN_NAMES[region.name])
     synonym = _SYNONYMS.get(region.name)
     if synonym is not None:
         names += [synonym, synonym.removeprefix(PREFIX)]
     return tuple(names)
+
+
+def plain_name(region: str) -> str | None:
+    """Return what a natural region is called in this program, if not by its registered name.
+
+    A program that has imported FastVideo, or has registered a region, sees registered names only.
+
+    >>> plain_name("profiler_region_training_backward")
+    'torch.backward'
+    """
+    if len(_registered) > len(_BUILT_IN) or "fastvideo" in sys.modules:
+        return None
+    return PLAIN_NAMES.get(region)
 
 
 def explain_unknown(name: str) -> str:

@@ -410,7 +410,7 @@ class StepTracker(Source):
             active.model = model
             active.scope.attributes.setdefault("torch.model", model.name)
         if active.rule == "optimizer" and active.region is None and context.phase == "forward":
-            active.region = entry.open_region("training_step", lexical=False)
+            active.region = entry.open_region("training_step", lexical=False, around=active.scope)
 
     @staticmethod
     def _ends_step(active: ActiveStep, rule: Rule, model: TrackedModel) -> bool:

@@ -115,7 +115,7 @@ class SpanSink(Sink):
 
     def open(self, scope: Scope) -> None:
         tracing = self._tracing()
-        if tracing is None:
+        if tracing is None or not scope.has_span:
             return
         with self._lock:
             run = self._run.get(tracing, scope.start_ns)
