@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import platform
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -306,8 +304,11 @@ class RunningSession:
 
     def _metadata(self) -> dict[str, Any]:
         """Return what the sources and the versions add to the metadata of a recording."""
+        from otel_torch.sources.environment import describe_environment, versions
+
         metadata: dict[str, Any] = {
-            "versions": _versions(),
+            "versions": versions(),
+            "environment": describe_environment(),
             "kernels": _kernels(),
             "models": self._models(),
         }
@@ -376,17 +377,6 @@ class _Framework(Source):
         self._framework.uninstall()
         while self._call_off:
             self._call_off.pop()()
-
-
-def _versions() -> dict[str, str]:
-    versions = {
-        "python": platform.python_version(),
-        "otel_torch": importlib.import_module("otel_torch").__version__,
-    }
-    for name in ("torch", "numpy", "diffusers", "transformers", "fastvideo"):
-        if (module := sys.modules.get(name)) is not None:
-            versions[name] = str(getattr(module, "__version__", ""))
-    return versions
 
 
 def _kernels() -> str:

@@ -31,6 +31,7 @@ KEYS = [
     "unpaired",
     "ambiguous",
     "warnings",
+    "environment",
 ]
 
 

@@ -25,6 +25,7 @@ from otel_torch.parity.align import align
 from otel_torch.parity.cached_comparison import CachedJudgment, CheckedPairs, PairPlan
 from otel_torch.parity.call_graph import Program, build_program
 from otel_torch.parity.coverage import Coverage, unpaired_forward_warnings
+from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import MissingModule
 from otel_torch.parity.finding import ComparedPair, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
@@ -118,6 +119,9 @@ class _Comparison:
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
+        self.report.environment = environment_differences(
+            self._recordings.reference.meta, port_meta
+        )
         self._unexchanged = unexchanged_slots(port_meta)
         # plans judge by the final outputs of a run, which are no evidence in an isolated run
         self._plans = PlanCache(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.records import json_safe
 
 SCHEMA = "otel_torch.diff/1"
@@ -122,6 +123,7 @@ class Report:
         unpaired: `reference` and `port` -> the modules that only this side has.
         ambiguous: Modules with several equally good matches.
         warnings: One line each.
+        environment: What differs between the environments of the two runs.
         compared: The pairs in the reference's order. For a long recording, those of its first steps
             and of every step with a difference.
         compared_left_out: How many pairs are missing from `compared`.
@@ -141,6 +143,7 @@ class Report:
     )
     ambiguous: list[UncomparedTensor] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    environment: list[EnvironmentDifference] = field(default_factory=list)
     compared: list[ComparedPair] = field(default_factory=list)
     compared_left_out: int = 0
     chain: list[ComparedPair] = field(default_factory=list)
@@ -171,6 +174,7 @@ class Report:
             "unpaired": _to_json(self.unpaired),
             "ambiguous": _to_json(self.ambiguous),
             "warnings": list(self.warnings),
+            "environment": _to_json(self.environment),
         }
         if everything:
             content["compared"] = _to_json(self.compared)

@@ -15,6 +15,7 @@ from otel_torch.parity.report.wording import (
     WEAKER_VERDICT,
     closest_to_floor,
     count_summary,
+    environment_sentence,
     error_sentence,
     explanation_sentence,
     format_error,
@@ -77,6 +78,8 @@ def _summary(report: Report) -> list[str]:
         lines.append(
             f"<h1>These recordings cannot be compared.</h1><p>{escaped(report.reason or '')}</p>"
         )
+    if report.environment:
+        lines.append(f'<p class="warning">{escaped(environment_sentence(report.environment))}</p>')
     if report.weaker:
         lines.append(f'<p class="warning">{escaped(WEAKER_VERDICT)}</p>')
     lines.append(

@@ -18,6 +18,7 @@ from otel_torch.parity.report.wording import (
     WEAKER_VERDICT,
     closest_to_floor,
     count_summary,
+    environment_sentence,
 )
 from otel_torch.rendering.words import plural
 
@@ -65,6 +66,7 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
         blocks = [_incomparable_block(report, screen)]
     blocks += [coverage_block(report, screen), _verdict_line(report, screen)]
 
+    blocks.insert(0, _environment_block(report, screen))
     separated = [line for block in blocks if block for line in ("", *block)]
     return _heading(report, screen) + separated[1:]
 
@@ -74,6 +76,13 @@ def _heading(report: Report, screen: Screen) -> list[str]:
         return []
     text = f"reference {report.reference}, port {report.port}"
     return screen.wrap(text, "dim", max_lines=2)
+
+
+def _environment_block(report: Report, screen: Screen) -> list[str]:
+    if not report.environment:
+        return []
+    text = f"! {environment_sentence(report.environment)}"
+    return screen.wrap(text, "yellow", hanging_indent="  ", max_lines=3)
 
 
 def _match_block(report: Report, screen: Screen) -> list[str]:

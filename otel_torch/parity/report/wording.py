@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
 from otel_torch.rendering.table import escape
@@ -53,6 +54,15 @@ _DEFECTS: dict[Kind, str] = {
     "weights": "has different values, because the weights differ",
     "missing": "exists on one side only",
 }
+
+
+def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
+    """Return what differs between the environments, the reference's value first.
+
+    >>> environment_sentence([EnvironmentDifference("torch", "2.12.0", "2.13.0")])
+    'The environments differ (reference → port): torch 2.12.0 → 2.13.0.'
+    """
+    return f"The environments differ (reference → port): {', '.join(map(str, differences))}."
 
 
 def headline(finding: Finding) -> str:
