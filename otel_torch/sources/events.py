@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from otel_torch.sources.modules import Model, ModuleSite
 
-    # model, ids of the parameters that the optimizer holds, step, loop
-    GradientsReady = Callable[[Model, frozenset[int], int, int], None]
+    # model, ids of the parameters that the optimizer holds, step, loop, by what the gradients are
+    # still multiplied
+    GradientsReady = Callable[[Model, frozenset[int], int, int, Tensor | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,12 +59,18 @@ class ParameterObserver:
 
     @torch_private.unseen_by_function_modes
     def record_gradients(
-        self, model: Model, parameter_ids: frozenset[int], step: int, loop: int
+        self,
+        model: Model,
+        parameter_ids: frozenset[int],
+        step: int,
+        loop: int,
+        scale: Tensor | None = None,
     ) -> None:
         """Record the gradients with which an optimizer is about to step.
 
         Args:
             parameter_ids: `id` of each parameter that the optimizer holds.
+            scale: by what the gradients are multiplied until the optimizer divides by it.
         """
         if step not in self._settings.steps:
             return
@@ -73,8 +79,16 @@ class ParameterObserver:
             for key, parameter in module._parameters.items():
                 if parameter is None or id(parameter) not in parameter_ids:
                     continue
-                if parameter.grad is not None:
+                gradient = parameter.grad
+                if gradient is not None:
+                    if scale is not None:
+                        gradient = _divide(gradient, scale)
                     # several optimizers may hold the same parameter
                     number = model.calls.count(counts, f"{name}.{key}")
                     call = RecordedCall(model.name, name, step, number, loop, "backward", None)
-                    self._measurer.add(call, [(f"param_grad.{key}", parameter.grad)])
+                    self._measurer.add(call, [(f"param_grad.{key}", gradient)])
+
+
+@torch_private.unobserved
+def _divide(gradient: Tensor, scale: Tensor) -> Tensor:
+    return gradient / scale.to(gradient.device)

@@ -94,19 +94,30 @@ class Training(Source):
     @torch_private.keep_out_of_frames
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Report the gradients of this step now, or after each evaluation of its closure."""
         _leave_graph()
         self._scopes[id(optimizer)] = entry.open_region("training_optimizer", lexical=False)
-        try:
-            self._report_gradients(optimizer)
-        except Exception as error:
-            say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
+        report = functools.partial(self._report_gradients, optimizer)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], _followed_by(report, args[1]), *args[2:]), kwargs
+        if callable(closure := kwargs.get("closure")):
+            return args, kwargs | {"closure": _followed_by(report, closure)}
+        report()
+        return None
 
     def _report_gradients(self, optimizer: Optimizer) -> None:
         """Emit `gradients_ready` for every model: their gradients are complete now."""
+        try:
+            self._emit_gradients_ready(optimizer)
+        except Exception as error:
+            say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
+
+    def _emit_gradients_ready(self, optimizer: Optimizer) -> None:
         tracker = self._step_tracker
         completed = tracker.steps_of(optimizer)
         parameters = optimized_parameters(optimizer)
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
         for model in list(self._registry.models):
             context = model.forward_context
             if tracker.cadence is not None and context is not None and not context.recording:
@@ -114,7 +125,7 @@ class Training(Source):
             busiest = tracker.optimizer_steps(model)
             step = completed if busiest is None else busiest
             for notify in self._events.gradients_ready:
-                notify(model, parameters, step, tracker.loop)
+                notify(model, parameters, step, tracker.loop, scale)
 
     @torch_private.keep_out_of_frames
     def _after_step(
@@ -129,6 +140,22 @@ class Training(Source):
                 f"a step of {type(optimizer).__name__} is not counted: "
                 f"{type(error).__name__}: {error}"
             )
+
+
+def _followed_by(report: Callable[[], None], closure: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a closure that does the same, and reports the gradients that it computed.
+
+    Before a closure runs, the parameters still have the gradients of the step before.
+    """
+
+    @functools.wraps(closure)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        loss = closure(*args, **kwargs)
+        report()
+        return loss
+
+    torch_private.keep_out_of_frames(evaluate, with_callees=False)
+    return evaluate
 
 
 def _leave_graph() -> None:
