@@ -241,6 +241,28 @@ def test_gradients_that_a_graph_hides_are_said(
     assert capfd.readouterr().err.count("gradients inside compiled code are not recorded") == 1
 
 
+class TwoOutputs(nn.Module):
+    """Has an output that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.used(x), self.unused(x)
+
+
+def test_an_output_without_a_gradient_loses_nothing(
+    nothing_said: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with recording(capture="outputs,gradients") as sink:
+        net = torch.compile(TwoOutputs(), fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            net(X)[0].sum().backward()
+    assert sink.rows("tensor", phase="backward") == ["grad[0]", "grad[0]"]
+    assert "was not recorded" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_compiled_backward_pass_keeps_its_graphs(
     compiled: bool, nothing_said: None, capfd: pytest.CaptureFixture[str]

@@ -85,9 +85,11 @@ class _GradientHook:
         self._measurer, self._label = measurer, label
 
     @torch_private.keep_out_of_frames
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: torch.Tensor | None) -> None:
         if torch.compiler.is_compiling():  # compiled autograd
             compiled.report_compiled_gradient()
+            return
+        if gradient is None:  # what a compiled backward pass returns for an output without one
             return
         self.count += 1
         self.remove()
