@@ -213,6 +213,20 @@ def count_compiled_graphs() -> int:
         return 0
 
 
+def trace_module_calls(compiler: Any, original: Callable[..., Any]) -> None:
+    """Have the compiler trace a wrapped `nn.Module.__call__` instead of going on to forward.
+
+    It skips what it takes for torch's own, which is what `nn.Module.__call__` was when it was
+    imported.
+
+    Args:
+        compiler: the module `torch._dynamo.variables.nn_module`.
+        original: what `nn.Module.__call__` was before it was wrapped.
+    """
+    if getattr(compiler, "unpatched_nn_module_call", original) is torch.nn.Module.__call__:
+        compiler.unpatched_nn_module_call = original
+
+
 def local_while_tracing(context: Any, name: str) -> Any:
     """Return the value of a local variable where the compiler is tracing, or None if unknown.
 

@@ -14,6 +14,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -178,8 +179,8 @@ def _ids_of_submodules(module: torch.nn.Module) -> set[int]:
 
 # `site` is not really changed; the compiler has to believe so
 _SCHEMA = (
-    "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool differentiable)"
-    " -> ()"
+    "observe(Tensor[] tensors, Tensor(a!) site, str[] labels, bool entering, bool grad_enabled, "
+    "bool differentiable) -> ()"
 )
 _operators: Any = torch.library
 _library = _operators.Library("otel_torch", "FRAGMENT")
@@ -196,6 +197,7 @@ def _observe(
     site: torch.Tensor,
     labels: list[str],
     entering: bool,
+    grad_enabled: bool,
     differentiable: bool,
 ) -> None:
     site_ref = _sites.get(int(site.item()))
@@ -203,12 +205,14 @@ def _observe(
         return
     site_object, observer = site_ref(), site_ref.observer()
     if site_object is not None and observer is not None:
-        observer.on_compiled_tensors(
-            site_object,
-            list(zip(labels, tensors, strict=True)),
-            entering=entering,
-            differentiable=differentiable,
-        )
+        # a graph with a backward pass computes without gradients, but the program does not
+        with torch.enable_grad() if grad_enabled else nullcontext():
+            observer.on_compiled_tensors(
+                site_object,
+                list(zip(labels, tensors, strict=True)),
+                entering=entering,
+                differentiable=differentiable,
+            )
 
 
 def _observe_in_vmap(
@@ -259,10 +263,13 @@ def _report_compiled_gradient(context: Any) -> None:
 def _observe_tensors(
     site: torch.Tensor, labeled: list[tuple[str, torch.Tensor]], entering: bool
 ) -> None:
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in labeled)
+    grad_enabled = torch.is_grad_enabled()
+    differentiable = grad_enabled and any(tensor.requires_grad for _, tensor in labeled)
     tensors = [
         tensor.to_local() if isinstance(tensor, _dtensor_types) else tensor  # type: ignore[attr-defined]
         for _, tensor in labeled
     ]
     labels = [label for label, _ in labeled]
-    torch.ops.otel_torch.observe.default(tensors, site, labels, entering, differentiable)
+    torch.ops.otel_torch.observe.default(
+        tensors, site, labels, entering, grad_enabled, differentiable
+    )

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
+from otel_torch.process.import_hooks import after_import
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
@@ -209,6 +210,10 @@ class ModelRegistry(Source):
             restore,
             register_module_module_registration_hook(self._register).remove,
             torch_private.hide_from_torchscript(TorchHook),
+            after_import(
+                "torch._dynamo.variables.nn_module",
+                lambda compiler: torch_private.trace_module_calls(compiler, original_call),
+            ),
         ]
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
