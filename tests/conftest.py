@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from otel_torch.parity.finding import Report
 
 
 def pytest_collection_finish() -> None:
@@ -42,6 +45,26 @@ def torch_stays_as_it_is() -> Iterator[None]:
     before = torch_state()
     yield
     assert before is None or torch_state() == before, "this test leaves torch changed"
+
+
+@pytest.fixture(autouse=True)
+def comparisons_do_not_contradict_themselves(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail a test of `diff` in which a finding names a place whose own pair is right."""
+    if not request.path.name.startswith("test_diff"):
+        return
+    from otel_torch.parity import compare
+    from tests.contradictions import contradictions
+
+    run = compare._Comparison.run
+
+    def run_and_check(comparison: compare._Comparison) -> Report:
+        report = run(comparison)
+        assert not contradictions(report)
+        return report
+
+    monkeypatch.setattr(compare._Comparison, "run", run_and_check)
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ def align(reference: Program, port: Program, modules: ModulePairs, comparer: Com
     _pair_fused_modules(alignment)
     _pair_modules_alike(alignment)
     _pair_modules_with_equal_inputs(alignment)
+    _pair_only_modules_of_a_class(alignment)
     _pair_inputs_of_namesakes(alignment)
     alignment.pairs.sort(key=lambda pair: pair.time)
     return alignment
@@ -615,6 +616,33 @@ def _pair_modules_with_equal_inputs(alignment: Alignment) -> None:
                 _pair_calls(alignment, reference, port)
                 alignment.pairs += outputs
                 break
+
+
+def _pair_only_modules_of_a_class(alignment: Alignment) -> None:
+    """Pair the inputs of unpaired leaf modules, the only ones of their class in paired containers.
+
+    Their inputs differ, so they are wrong: an activation of one program has another name there.
+    """
+    ports = _unpaired_leaves_by_class(alignment, alignment.port)
+    for key, calls in _unpaired_leaves_by_class(alignment, alignment.reference).items():
+        if len(calls) == len(ports.get(key, [])) == 1:
+            reference, port = calls[0], ports[key][0]
+            inputs = pair_roles(alignment.comparer, reference.inputs, port.inputs, "alike")
+            if inputs:
+                _pair_calls(alignment, reference, port)
+                alignment.pairs += inputs
+
+
+def _unpaired_leaves_by_class(
+    alignment: Alignment, program: Program
+) -> dict[tuple[ModuleCall, str], list[ModuleCall]]:
+    """Group unpaired leaf calls by (the port's call of the innermost paired container, class)."""
+    groups: dict[tuple[ModuleCall, str], list[ModuleCall]] = defaultdict(list)
+    for call in _pairable_calls(alignment, program):
+        container = _paired_container(alignment, call)
+        if container is not None and _is_unpaired_leaf(alignment, call):
+            groups[_port_call(alignment, container), call.cls].append(call)
+    return groups
 
 
 def _outputs_of_equal_inputs(

@@ -42,10 +42,8 @@ def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
             evidence, role, siblings
         )
         if is_unlike and not _is_followed_by_right_value(evidence, role.call.parent, until):
-            reference = wrong_role(first.reference, evidence.right.reference)
-            birth = Location.of(reference.value.birth)
             kind = kind_of(first.relation)
-            return Fault(kind, birth, Location.of(role), first, first.relation)
+            return Fault(kind, fault.reference, Location.of(role), first, first.relation)
     return None
 
 
@@ -134,16 +132,17 @@ def find_reordered(evidence: Evidence, first: TensorPair) -> Fault | None:
         value
         for value in values
         if is_informative(value.birth)
-        and value not in evidence.right.port
+        and value not in evidence.right
         and value.birth.time <= until
     ]
     for value in sorted(candidates, key=lambda value: value.birth.time):
         reference = _reordered_reference(evidence, value, first)
         if reference is not None:
             relation = evidence.comparer.relation(reference, value)
-            roles = reference.birth, value.birth
-            pair = TensorPair([roles[0]], [roles[1]], "alike", relation)
-            return Fault("layout", Location.of(roles[0]), Location.of(roles[1]), pair, relation)
+            role = evidence.wrong_use(reference) or wrong_role(first.reference, evidence.right)
+            pair = TensorPair([role], [value.birth], "alike", relation)
+            places = evidence.place_of(role), Location.of(value.birth)
+            return Fault("layout", *places, pair, relation)
     return None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment, TensorPair, enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.faults import Fault, Location, kind_of
 from otel_torch.parity.parameters import ParameterPair, pattern
-from otel_torch.parity.sides import Sides
 
 # how closely a value of the port matches the reference's values: not at all, in the order of
 # another layout, exactly
@@ -20,13 +20,14 @@ class Evidence:
     """An alignment, indexed by call, value and tensor name.
 
     Attributes:
-        right: The values of each side that are in a right pair.
+        right: The values of either side that are in a right pair.
     """
 
     def __init__(self, alignment: Alignment) -> None:
         self.alignment = alignment
         self.comparer = alignment.comparer
-        self.right: Sides[set[TensorValue]] = Sides(set(), set())
+        self.right: set[TensorValue] = set()
+        self._right_roles: set[Role] = set()
         self._pairs_by_call: dict[ModuleCall, list[TensorPair]] = {}
         self._values_by_size: dict[int, list[TensorValue]] = {}
         self._roles_by_name: dict[tuple[str, str, str], list[Role]] = {}
@@ -38,9 +39,9 @@ class Evidence:
         for pair in alignment.pairs:
             for role in (*pair.reference, *pair.port):
                 self._pairs_by_call.setdefault(role.call, []).append(pair)
-            if pair.is_right:
-                self.right.reference.update(role.value for role in pair.reference)
-                self.right.port.update(role.value for role in pair.port)
+                if pair.is_right:
+                    self.right.add(role.value)
+                    self._right_roles.add(role)
 
     # -- tensors of a call
 
@@ -86,7 +87,7 @@ class Evidence:
         """Return how closely the reference has a value of the port; more is closer."""
         level = self._match_levels.get(value)
         if level is None:
-            level = _MATCHED if value in self.right.port else _UNMATCHED
+            level = _MATCHED if value in self.right else _UNMATCHED
             for candidate in self._values_by_size.get(value.numel, ()):
                 if level == _MATCHED:
                     break
@@ -104,23 +105,47 @@ class Evidence:
         return [weight for weight in weights if not weight.equal]
 
     def fault_of(self, pair: TensorPair) -> Fault:
-        """Return the fault that a wrong pair shows, at the birth of its values."""
-        reference = wrong_role(pair.reference, self.right.reference)
-        port = wrong_role(pair.port, self.right.port)
-        if self.is_wrong_from_right_inputs(pair):
+        """Return the fault that a wrong pair shows, where either program's value goes wrong."""
+        reference, port = wrong_role(pair.reference, self.right), wrong_role(pair.port, self.right)
+        weights = self.unequal_weights(reference.call, port.call) if pair.is_output else []
+        if weights or self.is_wrong_from_right_inputs(pair):
             # even if the module returns its input, it is the module that is wrong
             locations = Location.of(reference), Location.of(port)
         else:
-            locations = Location.of(reference.value.birth), self._origin(port)
-        weights = self.unequal_weights(reference.call, port.call) if pair.is_output else []
+            locations = self.place_of(reference), self._origin(port)
         kind = "weights" if weights else kind_of(pair.relation)
         return Fault(kind, *locations, pair, pair.relation, weights)
 
-    def _origin(self, port: Role) -> Location:
-        """Return where the port's value comes from.
+    def place_of(self, role: Role) -> Location:
+        """Return where a wrong tensor begins: where its value is born, or handed to a wrong place.
 
-        If it was right where it was made, the fault is the module that returned its input
-        unchanged, or the code that used the wrong value.
+        A value that is right elsewhere goes wrong on its way into the outermost call that receives
+        it as `role` does.
+        """
+        if role.value not in self.right:
+            return Location.of(role.value.birth)
+        for call in enclosing_calls(role.call):
+            received = [
+                given
+                for given in call.inputs
+                if given.value is role.value and given not in self._right_roles
+            ]
+            if role.side == "output" or not received:
+                break
+            role = received[0]
+        return Location.of(role)
+
+    def wrong_use(self, value: TensorValue) -> Role | None:
+        """Return the first role in which a value may be wrong, None if it is right in all."""
+        if value not in self.right:
+            return value.birth
+        after = itertools.dropwhile(lambda role: role not in self._right_roles, value.roles)
+        return next((role for role in after if role not in self._right_roles), None)
+
+    def _origin(self, port: Role) -> Location:
+        """Return where the port's value goes wrong.
+
+        That may be a module that returns its input unchanged.
         """
         value = port.value
         passed_on = [
@@ -130,14 +155,18 @@ class Evidence:
             and role.time <= port.time
             and role is not value.birth
             and role.call is not port.call
+            and role not in self._right_roles
             and returns_input(role)
         ]
         for role in passed_on:
             if self._is_skipped(role.call):
                 return Location.of(role)
-        if value not in self.right.port:
-            return Location.of(value.birth)
-        return Location.of(next(iter(passed_on), port))
+        if value in self.right and passed_on and not self._is_used_rightly_after(passed_on[0]):
+            return Location.of(passed_on[0])
+        return self.place_of(port)
+
+    def _is_used_rightly_after(self, role: Role) -> bool:
+        return any(use in self._right_roles for use in role.value.roles if use.time > role.time)
 
     def _is_skipped(self, call: ModuleCall) -> bool:
         """Return whether a leaf returns its input, though its siblings compute something."""

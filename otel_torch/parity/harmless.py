@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from otel_torch.parity.align import TensorPair
+from otel_torch.parity.align import TensorPair, enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Role, Sketch
 from otel_torch.parity.evidence import Evidence, is_informative
 
@@ -30,12 +30,16 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
 def _has_right_use(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether a module that receives the wrong value returns only right outputs.
 
-    A norm also hides a wrong scale, so a scaled value never counts as used rightly.
+    A norm also hides a wrong scale, so a scaled value never counts as used rightly. Of a value that
+    is right elsewhere, only the uses inside this call count.
     """
     for role in pair.port:
+        is_misplaced = role.side == "input" and role.value in evidence.right
         for use in role.value.roles:
             is_own_output = use.call is role.call and role.side == "output"
             if use.side != "input" or is_own_output:
+                continue
+            if is_misplaced and role.call not in (use.call, *enclosing_calls(use.call)):
                 continue
             outputs = evidence.output_pairs(use.call)
             if outputs and all(output.is_right for output in outputs) and not _is_scaled(pair):

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.recording.reader import load_recording
+from tests.contradictions import contradictions
 from tests.interpreters import run_script
 from tests.parity.case import Case, Place
 
@@ -194,10 +195,16 @@ class RecorderInProcess(Recorder):
 
 
 def our_diff(recordings: Recordings) -> Named | None:
-    """Judge by `otel_torch.diff`, with the noise of the reference and without a map."""
+    """Judge by `otel_torch.diff`, with the noise of the reference and without a map.
+
+    Raises: RuntimeError, if the report contradicts itself.
+    """
     import otel_torch
 
     report = otel_torch.diff(recordings.reference, recordings.port, noise=recordings.noise)
+    lines = contradictions(report)
+    if lines:
+        raise RuntimeError(f"contradiction: {lines[0]}")
     if report.verdict == "match":
         return None
     if report.verdict == "incomparable":
