@@ -131,9 +131,7 @@ def find_reordered(evidence: Evidence, first: TensorPair) -> Fault | None:
     candidates = [
         value
         for value in values
-        if is_informative(value.birth)
-        and value not in evidence.right
-        and value.birth.time <= until
+        if is_informative(value.birth) and value not in evidence.right and value.birth.time <= until
     ]
     for value in sorted(candidates, key=lambda value: value.birth.time):
         reference = _reordered_reference(evidence, value, first)

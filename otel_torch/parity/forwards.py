@@ -120,21 +120,27 @@ def iterate_forwards(
     cutter = _ForwardCutter(kinds)
     for batch in iterate_batches(path, kinds, problem, read):
         yield from cutter.cut(batch)
-    if cutter.current is not None:
-        yield cutter.current
+    yield from cutter.finish()
 
 
 class _ForwardCutter:
-    """Collects the rows of the current forward."""
+    """Collects the rows of the current forward: those of an outermost call and of all calls in it.
+
+    A call in it may be of another model: a module that its owner keeps in a list or a closure is a
+    model by itself. Rows without recorded calls are cut by `_UnorderedCutter`.
+    """
 
     def __init__(self, kinds: RowKinds) -> None:
-        self.current: ForwardRows | None = None
         self._kinds = kinds
+        self._unordered = _UnorderedCutter(kinds)
         self._is_skipped: list[bool] = []  # by kind
+        self._has_parents = False  # whether the recording names enclosing calls
+        self._current: ForwardRows | None = None
+        self._is_open = False  # whether the outermost call was seen entering, but not leaving
         self._exit = -1  # of the outermost call; -1 while unknown
         self._first_entry = -1
-        self._seen: set[Any] = set()  # tensors of a forward without calls
-        self._last_key: ForwardKey | None = None  # of the previous row
+        self._calls: set[int] = set()  # while the outermost call was not seen
+        self._last_key: ForwardKey | None = None  # of the previous row of the current model
 
     def cut(self, batch: RowBatch) -> Iterator[ForwardRows]:
         """Yield the forwards that end in a batch."""
@@ -149,7 +155,7 @@ class _ForwardCutter:
             if skipped[row]:
                 row = end if skipped[row:].all() else row + int(np.argmin(skipped[row:]))
                 continue
-            current = self.current
+            current = self._current
             is_inside = 0 <= entered[row] <= self._exit
             if is_inside and current is not None and current.length < _LONGEST:
                 is_outside = (entered[row:] > self._exit) | (entered[row:] < 0) | skipped[row:]
@@ -157,45 +163,132 @@ class _ForwardCutter:
                 current.append(batch, row, stop)
                 row = stop
                 continue
-            yield from self._add_row(batch, row, int(entered[row]), int(exited[row]))
+            if entered[row] < 0:
+                yield from self._unordered.add(batch, row)
+            else:
+                yield from self._add_row(batch, row, int(entered[row]), int(exited[row]))
             row += 1
+
+    def finish(self) -> Iterator[ForwardRows]:
+        """Yield the forwards that the recording's end ends."""
+        yield from self._unordered.finish()
+        if self._current is not None:
+            yield self._current
 
     def _add_row(
         self, batch: RowBatch, row: int, entered: int, exited: int
     ) -> Iterator[ForwardRows]:
         """Add a row to the current forward, or yield that and start the next one."""
         record = batch.record(row)
-        key = record.model, record.loop, record.step, record.phase
-        name = record.module, record.tensor, record.call
-        is_new = is_cut = False
-        current = self.current
-        if current is None:
-            is_new = True
-        elif entered < 0:  # without calls, a tensor occurs once in a forward
-            is_repeated = name in self._seen and key == current.key
-            is_new = key != current.key or is_repeated
-            current.repeated = current.repeated or (is_repeated and record.step is not None)
-        elif entered <= self._exit:  # inside a forward that is too long
-            is_new = is_cut = key != self._last_key
-        elif record.parent is None:
-            is_new = self._exit >= 0 or entered > self._first_entry
-        else:
-            is_new = self._exit >= 0 or key != current.key
-        if is_new:
+        key = _key(record)
+        self._has_parents = self._has_parents or record.parent is not None
+        current = self._current
+        is_cut = current is not None and self._is_cut(current, key, entered)
+        if current is None or is_cut or self._starts_forward(current, record, key, entered):
             if current is not None:
                 yield current
-            current = self.current = ForwardRows(key, self._kinds, is_cut)
-            self._exit = self._exit if is_cut else -1
-            self._first_entry = entered
-            self._seen.clear()
-        assert current is not None
-        self._last_key = key
+            current = self._current = ForwardRows(key, self._kinds, is_cut)
+            if not is_cut:
+                self._is_open, self._exit, self._first_entry = False, -1, entered
+                self._calls.clear()
+        if record.model == current.model:
+            self._last_key = key
+        is_outermost = record.parent is None and entered <= self._first_entry
         self._first_entry = min(self._first_entry, entered)
-        if entered < 0:
-            self._seen.add(name)
-        elif record.parent is None:
-            self._exit = max(exited, entered)
+        if is_outermost:
+            self._exit, self._is_open = exited, exited < 0
+        elif self._exit < 0 and not self._is_open:
+            self._calls.update((entered, -1 if record.parent is None else record.parent))
         current.append(batch, row, row + 1)
+
+    def _is_cut(self, current: ForwardRows, key: ForwardKey, entered: int) -> bool:
+        """Return whether a forward that is too long is cut here, where its step changes."""
+        is_inside = entered <= self._exit
+        return is_inside and key[0] == current.model and key != self._last_key
+
+    def _starts_forward(
+        self, current: ForwardRows, record: RowRecord, key: ForwardKey, entered: int
+    ) -> bool:
+        """Return whether a row belongs to another outermost call than the rows before."""
+        if self._exit >= 0:
+            return entered > self._exit
+        if self._is_open and not self._has_parents:
+            return False
+        if record.parent is None:
+            return entered > self._first_entry
+        return not self._is_open and key != current.key and record.parent not in self._calls
+
+
+@dataclass(slots=True, eq=False)
+class _UnorderedForward:
+    """A forward whose rows name no calls.
+
+    Attributes:
+        models: Its own model, and those whose rows stand between its own.
+        seen: The tensors of its own model.
+        is_running: Whether its root has not returned.
+    """
+
+    rows: ForwardRows
+    models: set[str]
+    seen: set[Any] = field(default_factory=set)
+    is_running: bool = True
+
+
+class _UnorderedCutter:
+    """Collects rows without recorded calls: of each model those of one step, each tensor once.
+
+    Rows of another model between those of a model that has not returned belong to its forward.
+    """
+
+    def __init__(self, kinds: RowKinds) -> None:
+        self._kinds = kinds
+        self._open: list[_UnorderedForward] = []  # in the order of their first rows
+
+    def add(self, batch: RowBatch, row: int) -> Iterator[ForwardRows]:
+        """Add a row; yield the forwards that end before it."""
+        record = batch.record(row)
+        key, name = _key(record), (record.module, record.tensor, record.call)
+        forward = next((f for f in self._open if record.model in f.models), None)
+        if forward is not None and record.model == forward.rows.model:
+            is_same_step = key == forward.rows.key
+            if not is_same_step or name in forward.seen:
+                is_repeated = is_same_step and record.step is not None
+                forward.rows.repeated = forward.rows.repeated or is_repeated
+                yield from self._close(self._open.index(forward) + 1)
+                forward = None
+        if forward is None:
+            forward = _UnorderedForward(ForwardRows(key, self._kinds), {record.model})
+            self._open.append(forward)
+        elif forward.is_running:
+            self._absorb_later(forward)
+        if record.model == forward.rows.model:
+            forward.seen.add(name)
+            is_returned = not record.module and record.tensor.startswith("out")
+            forward.is_running = forward.is_running and not is_returned
+        forward.rows.append(batch, row, row + 1)
+
+    def _absorb_later(self, forward: _UnorderedForward) -> None:
+        """Add the forwards that began after this one to it."""
+        first = self._open.index(forward) + 1
+        for later in self._open[first:]:
+            forward.models |= later.models
+            for part in later.rows.parts:
+                forward.rows.append(*part)
+        del self._open[first:]
+
+    def _close(self, count: int) -> Iterator[ForwardRows]:
+        """Yield the first `count` open forwards."""
+        closed, self._open = self._open[:count], self._open[count:]
+        yield from (forward.rows for forward in closed)
+
+    def finish(self) -> Iterator[ForwardRows]:
+        """Yield the forwards that the recording's end ends."""
+        return self._close(len(self._open))
+
+
+def _key(record: RowRecord) -> ForwardKey:
+    return record.model, record.loop, record.step, record.phase
 
 
 def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> list[Parameter]:
