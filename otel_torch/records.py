@@ -14,7 +14,7 @@ from typing import Any
 Statistic = float | int | str | list[int]
 
 # statistics that only a comparison of recordings uses; they are not exported
-FINGERPRINTS = frozenset({"sketch", "row_sketch"})
+FINGERPRINTS = frozenset({"sketch", "row_sketch", "hash"})
 
 
 def json_safe(value: Any) -> Any:

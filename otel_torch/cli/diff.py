@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parse_tolerance,
         help="relative L2 error that replaces the constants of the dtypes, such as 1e-4",
     )
+    tolerances.add_argument(
+        "--bitwise",
+        action="store_true",
+        help="compare two runs of one program and name the first tensor that is not identical in "
+        "every bit; record both with OTEL_TORCH_STATS=hash,shape,dtype",
+    )
     pairing = parser.add_argument_group("pairing")
     pairing.add_argument(
         "--map",
@@ -102,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     options = {
         name: getattr(arguments, name)
-        for name in ("noise", "map", "save_map", "rtol", "save_isolation")
+        for name in ("noise", "map", "save_map", "rtol", "save_isolation", "bitwise")
     }
     try:
         with Progress() as progress:

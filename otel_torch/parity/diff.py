@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from otel_torch.parity.bitwise import compare_bitwise
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
 from otel_torch.parity.map_file import load_map
@@ -24,6 +25,7 @@ def diff(
     rtol: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
     save_isolation: str | Path | None = None,
+    bitwise: bool = False,
 ) -> Report:
     """Compare the recording of a port with that of its reference.
 
@@ -39,6 +41,8 @@ def diff(
         progress: Called from time to time with a short text.
         save_isolation: A folder of the reference's tensors; receives the pairing for a run of the
             port with OTEL_TORCH_ISOLATE.
+        bitwise: Compare two runs of one program bit by bit, by the keys of their records. Takes
+            none of the options above but `progress`.
 
     Returns:
         The report; `report.as_json()` is what `otel-torch diff --json` prints.
@@ -50,6 +54,13 @@ def diff(
     for path in (reference, port, noise):
         if path is not None:
             os.stat(path)  # report a missing file before the long part begins
+    if bitwise:
+        if any(option is not None for option in (noise, map, save_map, rtol, save_isolation)):
+            raise ValueError(
+                "a bitwise comparison tolerates no error and pairs equal names: "
+                "leave out --noise, --rtol, --map, --save-map and --save-isolation"
+            )
+        return compare_bitwise(reference, port, progress)
     pairing = None if save_isolation is None else PairingFinder()
     report = compare(
         reference,

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 # fields that hold text, so that the text "NaN" in them stays text
 _TEXT_FIELDS = frozenset(
-    {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch"}
+    {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch", "hash"}
 )
 _INTEGER_FIELDS = ("step", "call", "loop")
 # fields of a record's position that may be null: an outermost call has no parent

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from otel_torch.process.console import say_once
 from otel_torch.statistics import cpu_kernel, gpu_kernel
+from otel_torch.statistics.bit_hash import bit_hash
 from otel_torch.statistics.cpu_kernel import CpuKernel
 from otel_torch.statistics.device_rows import allocate_row
 from otel_torch.statistics.graph_capture import is_capturing
@@ -34,7 +35,7 @@ from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, unwrap
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # columns that depend on the position of each element
-_POSITIONAL = frozenset({"sketch", "row_sketch"})
+_POSITIONAL = frozenset({"sketch", "row_sketch", "hash"})
 _KERNEL_FLAGS = {"histogram": cpu_kernel.HISTOGRAM, "sketch": cpu_kernel.SKETCH}
 
 
@@ -204,6 +205,8 @@ def _row_by_cpu_kernel(
         row = rows[0] if len(rows) == 1 else _combine(rows)
     if "row_sketch" in plan.columns:
         row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
+    if "hash" in plan.columns:
+        row += bit_hash(values).tolist()
     return row
 
 
@@ -238,6 +241,8 @@ def _row_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor
         parts.append(sketch(*_positioned(values, shard)))
     if "row_sketch" in plan.columns:
         parts.append(row_sketch(*_positioned(values, shard, rows=True)))
+    if "hash" in plan.columns:
+        parts.append(bit_hash(values))
     if values.is_cpu:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     size = sum(map(torch.numel, parts))

@@ -14,6 +14,7 @@ from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE
 SCALARS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
 MIN, MAX, SUM, SQUARES, MAGNITUDES, NONFINITE, ZEROS = range(len(SCALARS))
 BINS = 64  # of the histogram
+HASH_PARTS, HASH_BITS = 3, 22  # a hash of 64 bits in parts that even a float32 holds exactly
 # name and length
-VECTORS = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES}
+VECTORS = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES, "hash": HASH_PARTS}
 COLUMNS = (*SCALARS, *VECTORS)

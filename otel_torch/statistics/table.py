@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from otel_torch.records import Statistic
 from otel_torch.statistics.row_layout import (
     COLUMNS,
+    HASH_BITS,
     MAGNITUDES,
     MAX,
     MIN,
@@ -90,6 +91,13 @@ def _row_sketch(row: _Row, measurement: Measurement) -> str:
     return encode(_vector("row_sketch", row, measurement))
 
 
+def _hash(row: _Row, measurement: Measurement) -> str:
+    """Return the hash as 16 hexadecimal digits."""
+    parts = _vector("hash", row, measurement)
+    number = sum(int(part) << HASH_BITS * index for index, part in enumerate(parts))
+    return f"{number % 2**64:016x}"
+
+
 DEFINITIONS: dict[str, StatisticDefinition] = {
     "abs_mean": StatisticDefinition(
         columns=("magnitudes",),
@@ -132,6 +140,7 @@ DEFINITIONS: dict[str, StatisticDefinition] = {
     ),
     "sketch": StatisticDefinition(("sketch",), _sketch, supports_complex=True),
     "row_sketch": StatisticDefinition(("row_sketch",), _row_sketch, supports_complex=True),
+    "hash": StatisticDefinition(("hash",), _hash, min_numel=0, supports_complex=True),
     "shape": StatisticDefinition(
         columns=(), compute=lambda row, tensor: tensor.shape, min_numel=-1, supports_complex=True
     ),

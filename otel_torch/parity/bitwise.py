@@ -1,0 +1,205 @@
+"""Compares two runs of one program bit by bit, and names the first tensor that differs.
+
+Nothing is aligned: a record corresponds to the one with the same key. Two runs write their rows in
+the same order unless threads race, so both files are read side by side, and only rows whose
+counterpart has not been read yet are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otel_torch.parity.environment import environment_differences
+from otel_torch.parity.finding import Finding, Kind, Report, Side, UncomparedTensor
+from otel_torch.parity.ranks import compare_ranks
+from otel_torch.parity.rules import sketch_errors
+from otel_torch.recording.metadata import describe_early_end, read_metadata
+from otel_torch.recording.reader import iterate_rows
+from otel_torch.recording.rows import Row
+
+_KEY = ("model", "module", "tensor", "loop", "step", "call", "phase")
+# fields that say where a tensor is, and not what it holds; memory may be reused in another order
+_PLACE = frozenset(
+    (*_KEY, "branch", "class", "argument", "value", "storage", "order", "parent", "shard")
+)
+_SIDES: dict[str, Side] = {"in": "input", "param": "parameter", "buffer": "parameter"}
+_Key = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Difference:
+    """Two rows of one key whose statistics differ. position: of the reference's row in its file."""
+
+    position: int
+    reference: Row
+    port: Row
+
+
+@dataclass(slots=True)
+class _RowPairs:
+    """What was compared so far, and the rows that still wait for their counterpart."""
+
+    pairs: int = 0
+    hashed: int = 0
+    different: int = 0
+    first: _Difference | None = None
+    waiting: tuple[dict[_Key, tuple[int, Row]], dict[_Key, tuple[int, Row]]] = field(
+        default_factory=lambda: ({}, {})
+    )
+    # of every call whose input differs
+    wrong_inputs: Counter[_Key] = field(default_factory=Counter)
+
+    def add(self, position: int, side: int, row: Row) -> None:
+        """Add a row of the reference (side 0) or of the port (side 1)."""
+        key = tuple(row.get(name) for name in _KEY)
+        counterpart = self.waiting[1 - side].pop(key, None)
+        if counterpart is None:
+            self.waiting[side][key] = position, row
+        elif side == 0:
+            self._compare(position, row, counterpart[1])
+        else:
+            self._compare(*counterpart, row)
+
+    def _compare(self, position: int, reference: Row, port: Row) -> None:
+        self.pairs += 1
+        self.hashed += "hash" in reference and "hash" in port
+        if _is_identical(reference, port):
+            return
+        self.different += 1
+        if _side_of(reference) == "input":
+            self.wrong_inputs[_call_of(reference)] += 1
+        if self.first is None or position < self.first.position:
+            self.first = _Difference(position, reference, port)
+
+
+def compare_bitwise(
+    reference: str | Path, port: str | Path, progress: Callable[[str], None] = lambda text: None
+) -> Report:
+    """Compare two recordings of one program, or two folders with the recordings of all ranks.
+
+    Raises:
+        RecordingError: A file cannot be read.
+    """
+    paths = Path(reference), Path(port)
+    if any(path.is_dir() for path in paths):
+        return compare_ranks(*paths, None, lambda one, two, noise: _compare(one, two, progress))
+    return _compare(*paths, progress)
+
+
+def _compare(reference: Path, port: Path, progress: Callable[[str], None]) -> Report:
+    report = Report("match", reference=str(reference), port=str(port))
+    metadata = [read_metadata(path, report.warnings.append) for path in (reference, port)]
+    for path, facts in zip((reference, port), metadata, strict=True):
+        report.warnings += describe_early_end(path, facts)
+    report.environment = environment_differences(*metadata)
+    comparison = _RowPairs()
+    streams = (iterate_rows(path, report.warnings.append) for path in (reference, port))
+    for position, rows in enumerate(zip_longest(*streams)):
+        for side, row in enumerate(rows):
+            if row is not None:
+                comparison.add(position, side, row)
+        if position % 100_000 == 0:
+            progress(f"{position:,} records read")
+    report.pairs = comparison.pairs
+    for name, waiting in zip(("reference", "port"), comparison.waiting, strict=True):
+        report.unpaired[name] = list(dict.fromkeys(_tensors(waiting)))
+    if not comparison.pairs:
+        report.verdict = "incomparable"
+        report.reason = "no record of one run has a counterpart in the other: --bitwise compares "
+        report.reason += "two runs of the same program"
+        return report
+    if comparison.hashed < comparison.pairs:
+        report.warnings.append(
+            f"{comparison.pairs - comparison.hashed:,} of {comparison.pairs:,} pairs have no hash "
+            "and were compared by their statistics; record both runs with "
+            "OTEL_TORCH_STATS=hash,shape,dtype"
+        )
+    if comparison.first is not None:
+        report.verdict = "diverged"
+        report.first = _finding(comparison, comparison.first)
+        report.introduced = [report.first]
+    return report
+
+
+def _tensors(waiting: dict[_Key, tuple[int, Row]]) -> Iterator[UncomparedTensor]:
+    for _, row in waiting.values():
+        yield UncomparedTensor(row.get("model", ""), row["module"], row["tensor"])
+
+
+def _is_identical(reference: Row, port: Row) -> bool:
+    """Return whether everything that both rows say of their tensors is equal, NaN included."""
+    names = reference.keys() & port.keys() - _PLACE
+    return all(
+        reference[name] == port[name] or (_is_nan(reference[name]) and _is_nan(port[name]))
+        for name in names
+    )
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _side_of(row: Row) -> Side:
+    label = str(row["tensor"]).partition(".")[0].partition("[")[0]
+    return _SIDES.get(label, "output")
+
+
+def _call_of(row: Row) -> _Key:
+    return tuple(row.get(name) for name in _KEY if name != "tensor")
+
+
+def _finding(comparison: _RowPairs, first: _Difference) -> Finding:
+    reference, port = first.reference, first.port
+    side = _side_of(reference)
+    explanation = (
+        "It is the first tensor in the order of execution that is not bit-identical; "
+        f"{comparison.different:,} of {comparison.pairs:,} are not."
+    )
+    if side == "output" and reference.get("phase") != "backward":
+        explanation += " The module computed other bits from " + (
+            "other inputs."
+            if comparison.wrong_inputs[_call_of(reference)]
+            else "the same recorded inputs."
+        )
+    place = {name: reference.get(name) for name in ("model", "module", "tensor")}
+    time = {name: reference.get(name) for name in ("loop", "step", "call")}
+    return Finding(
+        **place,
+        **time,
+        phase=reference.get("phase"),
+        **{f"port_{name}": value for name, value in (place | time).items()},
+        rank=None,
+        side=side,
+        port_side=side,
+        kind=_kind(reference, port),
+        error=_error(reference, port),
+        floor=0.0,
+        explanation=explanation,
+    )
+
+
+def _kind(reference: Row, port: Row) -> Kind:
+    for name, kind in (("shape", "shape"), ("dtype", "dtype"), ("nonfinite", "nonfinite")):
+        if reference.get(name) != port.get(name):
+            return kind  # type: ignore[return-value]
+    return "value"
+
+
+def _error(reference: Row, port: Row) -> float | None:
+    """Return the relative L2 error by the sketches, None without them."""
+    sketches = [row["sketch"] for row in (reference, port) if "sketch" in row]
+    if len(sketches) < 2:
+        return None
+    vectors = [np.frombuffer(b64decode(sketch), "<f4").astype(float)[None] for sketch in sketches]
+    unknown_norm = np.array([math.nan])
+    error = float(sketch_errors(vectors[0], vectors[1], unknown_norm)[0])
+    return math.inf if math.isnan(error) else error
