@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 # Frameworks with a module in `frameworks/`. HOOKS there maps an import to what follows it.
 FRAMEWORKS = ("diffusers", "fastvideo")
-# By how much recording may delay the end of the program, whatever a collector does.
-EXIT_S = 1.8
+# How long the sinks may take at the end of the program, whatever a collector does: of the two
+# seconds that are promised, the rest is for what comes before and after them.
+EXIT_S = 1.3
 
 _running: RunningSession | None = None
 _starting = False  # starting may import torch, and an enabled process starts at that import

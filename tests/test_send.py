@@ -681,7 +681,7 @@ def test_exporters_of_another_make_are_said(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(
-        "otel_torch.telemetry.transport.GrpcTransport", lambda *given: object().there_is_none
+        "otel_torch.telemetry.grpc_transport.GrpcTransport", lambda *given: object().there_is_none
     )  # type: ignore[attr-defined]
     from otel_torch.cli.main import main
 

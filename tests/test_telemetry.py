@@ -153,7 +153,7 @@ def from_sdk(signal, item):
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torch.telemetry import otlp_protobuf
-    from otel_torch.telemetry.transport import encode_head
+    from otel_torch.telemetry.otlp_transport import encode_head
 
     resource, scope = Resource({"service.name": "s"}), InstrumentationScope("otel_torch", "1")
     readable = item.to_sdk_objects(resource, scope)
@@ -337,16 +337,19 @@ def test_private_names_of_the_exporters_are_there():
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_torch.telemetry import transport
+    from otel_torch.telemetry.grpc_transport import GrpcTransport
+    from otel_torch.telemetry.http_transport import HttpTransport
 
     for signal in ("traces", "metrics", "logs"):
         for name, kind in (
-            ("otlp_proto_grpc", transport.GrpcTransport),
-            ("otlp_proto_http", transport.HttpTransport),
+            ("otlp_proto_grpc", GrpcTransport),
+            ("otlp_proto_http", HttpTransport),
         ):
             made = transport.open_transport(
                 signal, name, Resource({}), InstrumentationScope("otel_torch")
             )
             assert type(made) is kind
+            assert made.has_connected is False
             made.shutdown()
 
 
@@ -357,8 +360,9 @@ from opentelemetry.exporter.otlp.proto.grpc import exporter
 made = exporter.OTLPExporterMixin.__init__
 def without(self, *args, **kwargs):
     made(self, *args, **kwargs)
-    del self._stub
+    del self._channel
 exporter.OTLPExporterMixin.__init__ = without
+exporter.OTLPExporterMixin.shutdown = lambda self: None
 run_step(0, [record(nonfinite=1, mean=0.5, abs_mean=0.5)])
 finish()
 """, OTEL_TORCH_SIGNALS="spans,span_events,log_events,metrics", **receiver.environment())  # fmt: skip

@@ -195,6 +195,11 @@ def test_a_full_queue_drops_the_new_and_counts_them():
             sent.extend(payload)
             return Answer("accepted")
 
+        has_connected = True
+
+        def cancel(self):
+            pass
+
         def shutdown(self):
             pass
 
@@ -208,6 +213,7 @@ def test_a_full_queue_drops_the_new_and_counts_them():
     release.set()
     queue.close(time.monotonic() + 30)
     queue.wait()
+    queue.finish()
     assert sent == items[:11]
     assert queue.sent == {"log_event": 11}
 
@@ -233,6 +239,11 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
             sent.extend(payload)
             return Answer("accepted")
 
+        has_connected = True
+
+        def cancel(self):
+            pass
+
         def shutdown(self):
             pass
 
@@ -242,6 +253,7 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
     queue.put(items, BackpressureBudget())
     queue.close(time.monotonic() + 30)
     queue.wait()
+    queue.finish()
     assert sent == items[:7] + items[8:]
     assert losses.items() == [("log_event", "too_large", 1)]
 
@@ -321,6 +333,11 @@ def queue_with(encoded, send=None, **options):
             sent.append(payload)
             return send() if send is not None else Answer("accepted")
 
+        has_connected = True
+
+        def cancel(self):
+            pass
+
         def shutdown(self):
             pass
 
@@ -333,6 +350,7 @@ def end(queue):
 
     queue.close(time.monotonic() + 30)
     queue.wait()
+    queue.finish()
 
 
 def test_what_makes_too_large_a_message_is_halved_before_it_is_sent():
@@ -397,6 +415,7 @@ def test_what_was_encoded_and_never_sent_is_counted_as_such():
     queue.close(time.monotonic() + 0.5)
     assert started.wait(60)
     queue.wait()
+    queue.finish()
     release.set()
     assert losses.items() == [("log_event", "shutdown", 3), ("log_event", "unconfirmed", 2)]
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress.clear()
             if text not in reported:
                 reported.add(text)
-                say(escape(text))
+                say(text)
 
         def show_progress(text: str) -> None:
             progress(escape(text))

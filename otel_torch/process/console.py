@@ -12,14 +12,27 @@ _printed: dict[str, object] = {}
 _suppressed: list[str] = []
 
 
+def escape(text: str) -> str:
+    r"""Return the text with every non-printable character spelled out.
+
+    Names can hold anything, including escape codes that a terminal would execute.
+
+    >>> escape("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def say(message: str) -> None:
-    """Print `otel_torch: message` on stderr in one write; errors of stderr are ignored."""
+    """Print `otel_torch: message` on stderr as one line; errors of stderr are ignored."""
     if any(part in message for part in _suppressed):
         return
     rank = os.environ.get("RANK")
     prefix = f"otel_torch[rank {rank}]" if rank is not None else "otel_torch"
     try:
-        sys.stderr.write(f"{prefix}: {message}\n")
+        sys.stderr.write(f"{prefix}: {escape(message)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass  # closed, missing, or interrupted in another write

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from otel_torch.process.console import escape as escape
+
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "yellow": "33"}
 
 
@@ -33,19 +35,6 @@ def paint(text: str, style: str | None, color: bool) -> str:
     ('\\x1b[31mNaN\\x1b[0m', 'NaN')
     """
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and style is not None else text
-
-
-def escape(text: str) -> str:
-    r"""Return the text with every non-printable character spelled out.
-
-    Names in recordings can hold anything, including escape codes that a terminal would execute.
-
-    >>> escape("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def format_table(

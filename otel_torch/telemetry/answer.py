@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from otel_torch.telemetry.redact import redact
+
 AnswerKind = Literal[
     "accepted",
     "unavailable",  # not accepted, worth another attempt
@@ -18,7 +20,11 @@ AnswerKind = Literal[
     "too_large",
     "shutdown",  # never sent, the process ended first
     "unconfirmed",  # no answer, so the message may have arrived
+    "broken",  # the connection broke before the answer: it may have arrived; worth another attempt
 ]
+
+# how much of an answer is read: it is one short message
+ANSWER_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class Answer:
     """What happened to a message.
 
     Attributes:
-        detail: the error's text.
+        detail: the error's text, which may be the server's; `explain` makes it fit to print.
         rejected: how many of the message's spans, log records or points were left out by a receiver
             that accepted the rest.
         wait_s: how long the receiver asked to wait before the next attempt, in seconds.
@@ -44,6 +50,7 @@ _COMPLAINTS = {
     "refused": "refuses the data",
     "too_large": "finds a message too large",
     "unconfirmed": "did not answer",
+    "broken": "closed the connection",
 }
 # (pattern of the error's text, what to do)
 _HINTS = (
@@ -139,6 +146,6 @@ def _find_hint(endpoint: str, protocol: str, answer: Answer) -> str:
 
 
 def _shorten(detail: str) -> str:
-    """Return an error's text in one line, without addresses, paths and queries."""
-    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@|ipv[46]:\S+", "…", " ".join(detail.split()))
+    """Return an error's text in one line, without secrets, addresses, paths and queries."""
+    detail = re.sub(r"\w+://\S+|<[^>]*>|[^\s@]+@|ipv[46]:\S+", "…", redact(detail))
     return detail if len(detail) <= 140 else detail[:139] + "…"

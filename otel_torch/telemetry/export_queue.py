@@ -12,9 +12,9 @@ The life of one item, a step's 300 records as log events of 100 kB:
 2. The thread wakes, as more than ENCODE_BYTES are queued. It takes the item, encodes it to 90 kB,
    releases its records, and adds the bytes to the batch.
 3. At BATCH_BYTES // 2, or after LINGER_S, the batch is sent as one message.
-4. The answer decides. `accepted`: `sent` grows by 300. `unavailable`: the same message again after
-   0.5, 1, 2 and 5 seconds. `too_large`: each half of the batch by itself. Any other answer: losses
-   get `("log_event", <kind of the answer>, 300)`.
+4. The answer decides. `accepted`: `sent` grows by 300. `unavailable` or `broken`: the same message
+   again after 0.5, 1, 2 and 5 seconds. `too_large`: each half of the batch by itself. Any other
+   answer: losses get `("log_event", <kind of the answer>, 300)`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ BATCH_BYTES = 2 * 2**20
 ITEM_BYTES = 7 * 2**19
 LINGER_S = 0.5
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
-# how long the end of the program waits for an endpoint that has never accepted anything
-_HOPELESS_S = 0.5
+# answers after which a message is sent again, and what it counts as without time for that
+_WORTH_RETRYING = {"unavailable": "refused", "broken": "unconfirmed"}
+# the share of the time at the program's end that an endpoint gets to which no connection was made,
+# or which has never accepted anything
+_HOPELESS_SHARE = 0.4
 # what an exporter needs to cancel a request
 _CANCEL_S = 0.15
 
@@ -60,8 +63,15 @@ class Transport(Protocol):
     def send(self, payload: list[Any]) -> Answer:
         """Send a message and wait for the answer."""
 
+    @property
+    def has_connected(self) -> bool:
+        """Whether the destination was ever reached."""
+
+    def cancel(self) -> None:
+        """End the current message; called by another thread, and the last call from there."""
+
     def shutdown(self) -> None:
-        """Cancel the current message; may be called from another thread."""
+        """Release what the transport holds."""
 
 
 class _Countable(Protocol):
@@ -183,6 +193,8 @@ class ExportQueue:
             channels costs the program nothing.
         losses: counts what is lost.
         limit: bytes that may be queued.
+        is_local: whether the program itself may write what is queued when no thread can be started
+            any more.
         collect: returns items that are not put, such as the metrics of a reader. Called every
             `interval_s` seconds and at the end.
     """
@@ -194,11 +206,12 @@ class ExportQueue:
         losses: Losses,
         *,
         limit: int = QUEUE_BYTES,
+        is_local: bool = False,
         collect: Callable[[], Iterable[QueueItem]] | None = None,
         interval_s: float = 60.0,
     ) -> None:
         self.name = name
-        self._open_transport, self._limit = open_transport, limit
+        self._open_transport, self._limit, self._is_local = open_transport, limit, is_local
         self._collect, self._interval_s = collect, interval_s
         self._items: deque[QueueItem] = deque()
         self._bytes = 0  # of the queued items
@@ -212,7 +225,7 @@ class ExportQueue:
         self._phase = _Phase.RUNNING
         self._health = _Health.UNTRIED
         self._done = threading.Event()
-        self._deadline = 0.0
+        self._deadline = self._hopeless_deadline = 0.0
         at_fork.register(ForkOrder.EXPORT_QUEUES, in_child=self._reset_in_child)
 
     @property
@@ -256,7 +269,7 @@ class ExportQueue:
         if is_first:
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter is exiting; `wait` does the work
+            except RuntimeError:  # the interpreter is exiting, `wait` does what can be done
                 pass
 
     def drain(self, deadline: float) -> None:
@@ -275,29 +288,46 @@ class ExportQueue:
         """Accept nothing more, and send what is queued by `deadline` (`time.monotonic`). Does not
         wait.
         """
+        now = time.monotonic()
         with self._condition:
             self._deadline = deadline
-            if self._health is _Health.NEVER_WORKED:
-                self._deadline = min(deadline, time.monotonic() + _HOPELESS_S)
+            self._hopeless_deadline = now + _HOPELESS_SHARE * max(0.0, deadline - now)
             if self._phase is not _Phase.ABANDONED:
                 self._phase = _Phase.CLOSING
             self._condition.notify_all()
 
     def wait(self) -> None:
-        """Wait until everything is sent or the deadline is over; count the rest as lost."""
+        """Wait until everything is sent or the deadline is over; then send nothing more."""
         if self._thread is None:
             self._done.set()
-        elif self._thread.ident is None:  # it could not be started
-            self._run()
-        self._done.wait(max(0.0, self._deadline - _CANCEL_S - time.monotonic()))
+        elif self._thread.ident is None:  # the interpreter was exiting
+            self._run() if self._is_local else self._done.set()
+        self._wait_until(self._hopeless_deadline)
+        if self._is_within_reach():
+            self._wait_until(self._deadline - _CANCEL_S)
         if not self._done.is_set():
             with self._condition:
                 self._phase = _Phase.ABANDONED
                 self._condition.notify_all()
+                self._deadline = min(self._deadline, time.monotonic() + _CANCEL_S)
             if self._transport is not None:
-                self._transport.shutdown()
-            self._done.wait(_CANCEL_S)
+                self._transport.cancel()
+
+    def finish(self) -> None:
+        """Count what was not sent as lost. Call it once all queues have waited."""
+        self._wait_until(self._deadline)
         self._lose_remaining()
+
+    def _wait_until(self, deadline: float) -> None:
+        self._done.wait(max(0.0, deadline - time.monotonic()))
+
+    def _is_within_reach(self) -> bool:
+        transport = self._transport
+        return (
+            transport is not None
+            and self._health is not _Health.NEVER_WORKED
+            and (self._health is not _Health.UNTRIED or transport.has_connected)
+        )
 
     def _lose_remaining(self) -> None:
         with self._condition:
@@ -434,19 +464,20 @@ class ExportQueue:
         """Send a message until there is a final answer; halve it if it is too large."""
         for attempt in range(1_000_000):
             answer = transport.send(list(chain.from_iterable(payload)))
-            self._health = self._health.after(answer.kind == "accepted")
+            if self._phase is not _Phase.ABANDONED:  # then the message was cancelled
+                self._health = self._health.after(answer.kind == "accepted")
             if answer.kind == "accepted":
                 self._settle(entries, "rejected" if answer.rejected else None, answer.rejected)
             elif answer.kind == "too_large" and len(entries) > 1:
                 middle = len(entries) // 2
                 self._deliver(transport, entries[:middle], payload[:middle])
                 self._deliver(transport, entries[middle:], payload[middle:])
-            elif answer.kind != "unavailable":
+            elif answer.kind not in _WORTH_RETRYING:
                 self._settle(entries, answer.kind)
             elif self._wait_to_retry(attempt):
                 continue
             else:
-                self._settle(entries, "refused")
+                self._settle(entries, _WORTH_RETRYING[answer.kind])
             return
 
     def _wait_to_retry(self, attempt: int) -> bool:

@@ -30,9 +30,9 @@ from otel_torch.telemetry.answer import Answer
 from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
 from otel_torch.telemetry.otlp_json import write_line
 from otel_torch.telemetry.otlp_requests import request_class
+from otel_torch.telemetry.otlp_transport import encode_head
 from otel_torch.telemetry.queue_items import QueueItem
 from otel_torch.telemetry.run_trace import run_trace_id
-from otel_torch.telemetry.transport import encode_head
 
 SCHEMA = "otel_torch.otlp_file/1"
 # encoded bytes of a line, which are about two and a half times as many as JSON: the Collector's
@@ -134,6 +134,11 @@ class FileTransport:
         for queue in self._downstream:
             queue.put(payload, BackpressureBudget())
         return Answer("accepted")
+
+    has_connected = True  # a disk is waited for
+
+    def cancel(self) -> None:
+        self.shutdown()
 
     def shutdown(self) -> None:
         with self._lock:

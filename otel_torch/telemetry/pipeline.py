@@ -45,6 +45,8 @@ def _close_all(queues: Sequence[ExportQueue], deadline: float) -> None:
         queue.close(deadline)
     for queue in queues:
         queue.wait()
+    for queue in queues:
+        queue.finish()
 
 
 class Pipelines:
@@ -145,7 +147,7 @@ class Pipelines:
         def open_file() -> Any:
             return files.open(signal, resource, scope, downstream, keep_items=keep_items)
 
-        return self._make_queue(f"{signal} files", open_file, collect)
+        return self._make_queue(f"{signal} files", open_file, collect, is_local=True)
 
     def _make_exporter_queue(
         self, signal: str, exporter: str, collect: _Collector | None
@@ -163,11 +165,20 @@ class Pipelines:
         return self._make_queue(signal, open_exporter, collect)
 
     def _make_queue(
-        self, name: str, open_queue_transport: Callable[[], Any], collect: _Collector | None
+        self,
+        name: str,
+        open_queue_transport: Callable[[], Any],
+        collect: _Collector | None,
+        *,
+        is_local: bool = False,
     ) -> ExportQueue:
-        interval_s = _read_metric_interval()
         return ExportQueue(
-            name, open_queue_transport, self._losses, collect=collect, interval_s=interval_s
+            name,
+            open_queue_transport,
+            self._losses,
+            collect=collect,
+            interval_s=_read_metric_interval(),
+            is_local=is_local,
         )
 
     def drain(self, deadline: float) -> None:

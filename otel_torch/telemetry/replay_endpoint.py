@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GIVE_UP_S = 60.0
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_WORTH_RETRYING = ("unavailable", "unconfirmed", "broken")
 # errors that any other message would get as well
 _PERMANENT_ERRORS = re.compile(
     r"UNAUTHENTICATED|PERMISSION_DENIED|UNIMPLEMENTED|HTTP 40[1345]\b|WRONG_VERSION_NUMBER"
@@ -136,7 +137,7 @@ class Endpoint:
             is_permanent = answer.kind != "accepted" and bool(
                 _PERMANENT_ERRORS.search(answer.detail)
             )
-            if is_permanent or answer.kind not in ("unavailable", "unconfirmed"):
+            if is_permanent or answer.kind not in _WORTH_RETRYING:
                 break
             delay_s = _RETRY_S[min(attempt, len(_RETRY_S) - 1)] * random.uniform(0.8, 1.2)
             delay_s = max(answer.wait_s, delay_s)
@@ -145,13 +146,13 @@ class Endpoint:
             text = explain(transport.endpoint, transport.protocol, answer)
             self._report(f"{text}. Retrying for up to {self._give_up_s:g} s")
             self._pause(delay_s)
-            outcome.sent_again += answer.kind == "unconfirmed"
+            outcome.sent_again += answer.kind != "unavailable"
             attempt += 1
         if answer.kind != "accepted" or answer.rejected:
             self._report(explain(transport.endpoint, transport.protocol, answer))
         if is_permanent:
             self._reachable.discard(signal)
-        elif answer.kind in ("unavailable", "unconfirmed"):
+        elif answer.kind in _WORTH_RETRYING:
             self._drop_address(self._addresses[signal])
         return answer
 
