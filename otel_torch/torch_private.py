@@ -244,6 +244,17 @@ is_exporting: Callable[[], bool] = (
 )
 
 
+def is_traced() -> bool:
+    """Return whether a tracer of the program makes a graph of what this thread computes."""
+    if getattr(torch._C, "_get_tracing_state", lambda: None)() is not None:
+        return True
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    try:
+        return proxies is not None and proxies.get_proxy_mode() is not None
+    except Exception:
+        return False
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` has no memory, like those with which a compiler traces a model."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")

@@ -28,6 +28,7 @@ CAPTURES = {
     "by_torch": {"CAPTURE": "inputs,outputs", "STATS": EVERY_STATISTIC, "KERNEL": "torch"},
     "operations": {"OPERATIONS": "first|act"},
     "watch": {"BUDGET": "0.001%"},
+    "noise": {"NOISE": "1"},
 }  # fmt: skip
 
 
@@ -47,7 +48,10 @@ def test_a_mode_sees_what_it_sees_without_recording(
 ) -> None:
     settings = {f"OTEL_TORCH_{name}": value for name, value in CAPTURES[capture].items()}
     done = run_python(tmp_path, PROGRAM, mode, **settings)
-    assert done.stdout == seen_bare[mode]
+    seen, expected = done.stdout.splitlines(), seen_bare[mode].splitlines()
+    assert seen[:-1] == expected[:-1]
+    # the last line has the values of a later forward
+    assert (seen[-1] == expected[-1]) == (capture != "noise")
     assert len(lines(tmp_path / "run.jsonl")) > 0
-    expected = "torch" if capture == "by_torch" else "native"
-    assert metadata(tmp_path / "run.jsonl")["kernels"].startswith(expected)
+    kernel = "torch" if capture == "by_torch" else "native"
+    assert metadata(tmp_path / "run.jsonl")["kernels"].startswith(kernel)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
-from otel_torch.statistics.graph_capture import is_capturing
-from otel_torch.torch_private import is_fake
+from otel_torch.statistics.unwrap_tensor import unwrap
+from otel_torch.torch_private import is_fake, is_traced, unobserved, unseen_by_function_modes
 
 _HOOK = "otel_torch.noise"
 # the types that arithmetic rounds to; smaller ones are for storage only
@@ -55,6 +56,7 @@ class _LeafHook(ForwardHook):
             say_once(f"{self._path} gets no noise: {reason}")
             return output
 
+    @unseen_by_function_modes
     def _add_noise(self, value: Any) -> Any:
         """Return the value with noise on all floating-point tensors in tuples, lists and dicts."""
         if isinstance(value, torch.Tensor):
@@ -72,35 +74,34 @@ class _LeafHook(ForwardHook):
     def _add_noise_to_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if not _is_rounded(tensor):
             return tensor
-        signs = self._random_signs(tensor)
-        if signs is None:
-            kind = f"{type(tensor).__name__} ({tensor.layout})"
-            say_once(f"{self._path} gets no noise: unsupported tensor type {kind}")
+        if is_traced():
+            say_once("OTEL_TORCH_NOISE: modules that are traced get no noise")
             return tensor
+        if _is_strided(tensor) or _is_shard_of_known_values(tensor):
+            return _NoisyValues.apply(tensor, self._noisy)  # type: ignore[no-untyped-call, no-any-return]
+        kind = f"{type(tensor).__name__} ({tensor.layout})"
+        say_once(f"{self._path} gets no noise: unsupported tensor type {kind}")
+        return tensor
+
+    @unobserved
+    def _noisy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a strided tensor or a DTensor with noise."""
+        if not _is_strided(tensor):
+            shard: Any = tensor
+            whole: torch.Tensor = type(shard).from_local(
+                self._noisy(shard.to_local()), shard.device_mesh, shard.placements,
+                run_check=False, shape=shard.shape, stride=shard.stride(),
+            )  # fmt: skip
+            return whole
         # half a unit of the largest mantissa, rounded in the tensor's type, moves no element by
         # more than one unit
-        noisy = tensor + tensor * signs.mul_(torch.finfo(tensor.dtype).eps / 2)
+        noise = self._draw_signs(tensor).mul_(torch.finfo(tensor.dtype).eps / 2)
+        noisy = noise.mul_(tensor).add_(tensor)
         # keeps infinities, and the largest number, which masks use, from becoming infinite
         return torch.where(noisy.isfinite(), noisy, tensor)
 
-    def _random_signs(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return random 1 and -1 like `tensor`; None for an unsupported kind of tensor."""
-        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided:
-            return self._draw(tensor) if not (tensor.is_cuda and is_capturing()) else None
-        distributed = sys.modules.get("torch.distributed.tensor")
-        if distributed is None or not isinstance(tensor, distributed.DTensor):
-            return None
-        if any(placement.is_partial() for placement in tensor.placements):
-            return None
-        with torch.no_grad():
-            local = self._draw(tensor.to_local())
-            mesh, placements = tensor.device_mesh, tensor.placements
-            whole: torch.Tensor = distributed.DTensor.from_local(
-                local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-            )
-            return whole
-
-    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+    def _draw_signs(self, like: torch.Tensor) -> torch.Tensor:
+        """Return random 1 and -1."""
         device = like.device
         generator = self._generators.get(device)
         if generator is None:
@@ -110,8 +111,36 @@ class _LeafHook(ForwardHook):
         return signs.random_(0, 2, generator=generator).mul_(2).sub_(1)
 
 
+class _NoisyValues(torch.autograd.Function):
+    """Changes a tensor's values by noise, which neither gradients nor modes of the program see."""
+
+    @staticmethod
+    def forward(
+        context: Any, tensor: torch.Tensor, noisy: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        return noisy(tensor)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is an ordinary one whose memory can be read."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and unwrap(tensor).values is not None
+
+
+def _is_shard_of_known_values(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a DTensor that no addition over the ranks completes."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is None or not isinstance(tensor, distributed.DTensor):
+        return False
+    return not any(placement.is_partial() for placement in tensor.placements)
+
+
 def _is_rounded(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _ROUNDED_DTYPES and not tensor.is_meta and not is_fake(tensor)
+    return not is_fake(tensor) and tensor.dtype in _ROUNDED_DTYPES and not tensor.is_meta
 
 
 def _report_compiled(context: Any) -> None:

@@ -25,6 +25,7 @@ from otel_torch.process.console import say_once
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift
 from otel_torch.statistics.sketch_format import SIZE
+from otel_torch.statistics.unwrap_tensor import has_memory
 from otel_torch.torch_private import count_function_modes, is_plain_memory, unobserved
 
 # flags of what a kernel computes, and how many numbers each gives, in the order of a row
@@ -177,15 +178,10 @@ class CpuKernel:
         if not is_plain_memory(tensor):
             return None
         code, numel = CODES.get(tensor.dtype), tensor.numel()
-        if (
-            code is None
-            or not numel
-            or not tensor.is_contiguous()
-            or not (pointer := tensor.data_ptr())
-        ):
+        if code is None or not numel or not tensor.is_contiguous() or not has_memory(tensor):
             return None
         threads = 1 if numel < _PARALLEL_MIN else torch.get_num_threads()
-        numbers = self.measure_memory(pointer, numel, code, wanted, 0, threads)
+        numbers = self.measure_memory(tensor.data_ptr(), numel, code, wanted, 0, threads)
         return numbers, numel, list(tensor.shape), _DTYPE_NAMES[tensor.dtype]
 
     def _extend_shifts(self, last: int) -> array[int]:
@@ -255,7 +251,8 @@ def _make_measure_tensor(
             torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"
         )
         types = torch.Tensor, torch.nn.Parameter
-        objects = (None, *types, torch.Tensor.is_neg, count_function_modes)
+        methods = torch.Tensor.is_neg, torch.Tensor.storage_offset
+        objects = (None, *types, *methods, count_function_modes)
     except (AttributeError, ValueError):
         return None
     make = library.tensor_measure

@@ -19,6 +19,7 @@ extern void kernel_measure(const void *data, int64_t numel, int64_t how, void *r
 /* -- DLPack ----------------------------------------------------------------------------------------------------------- */
 
 enum { VERSION = 1, ON_CPU = 1 };
+#define LOW (1ull << 40) /* an address below may be an offset from address 0 */
 
 typedef struct {
     void *data;
@@ -60,7 +61,7 @@ typedef struct {
 
 static Python python;
 static const Exchange *exchange;
-static Object none, types[2], is_negated, count_modes;
+static Object none, types[2], is_negated, storage_offset, count_modes;
 static int64_t max_numel; /* because the GIL is held */
 static struct {
     Object name;
@@ -100,6 +101,15 @@ static int64_t dense(const Tensor *tensor, int ordered) {
     return numel;
 }
 
+/* Returns whether the address is nothing but the tensor's offset: the program has freed the memory of this view. */
+static int is_freed(Object object, const Tensor *tensor) {
+    Object offset = python.call(storage_offset, object, (Object)0);
+    int64_t bytes = offset ? python.as_number(offset) * tensor->bits / 8 : 0;
+    if (offset)
+        python.release(offset);
+    return !offset || (uintptr_t)tensor->data == (uintptr_t)bytes;
+}
+
 /* Returns 1 and describes the tensor if its CPU memory holds its numbers as they are. No mode of the program sees this. */
 static int describe_plain(Object object, Tensor *tensor) {
     Object type = python.type(object);
@@ -116,6 +126,8 @@ static int describe_plain(Object object, Tensor *tensor) {
         if (negated)
             python.release(negated);
     }
+    if (ordinary && (uint64_t)(uintptr_t)tensor->data < LOW && is_freed(object, tensor))
+        ordinary = 0;
     if (!ordinary)
         python.clear_error();
     return ordinary && tensor->device == ON_CPU && tensor->lanes == 1 && tensor->data && tensor->strides;
@@ -181,7 +193,7 @@ PUBLIC void tensor_set_shifts(const int32_t *first) { shifts = first; }
 
 /* Returns `measure` as a Python function; keeps its arguments forever. None if torch has another version of the table. */
 PUBLIC Object tensor_measure(const Python *functions, const Exchange *table, int64_t limit, Object nothing, Object tensor,
-                             Object parameter, Object is_neg, Object number_of_modes) {
+                             Object parameter, Object is_neg, Object offset, Object number_of_modes) {
     static const struct {
         const char *name;
         Object (*function)(Object, const Object *, intptr_t);
@@ -189,9 +201,10 @@ PUBLIC Object tensor_measure(const Python *functions, const Exchange *table, int
         const char *about;
     } definition = {"measure", measure, 0x80 /* METH_FASTCALL */, 0};
     python = *functions, exchange = table, max_numel = limit;
-    none = nothing, types[0] = tensor, types[1] = parameter, is_negated = is_neg, count_modes = number_of_modes;
-    Object retained[] = {none, none, types[0], types[1], is_negated, count_modes};
-    for (int index = 0; index < 6; index++)
+    none = nothing, types[0] = tensor, types[1] = parameter, is_negated = is_neg, storage_offset = offset,
+    count_modes = number_of_modes;
+    Object retained[] = {none, none, types[0], types[1], is_negated, storage_offset, count_modes};
+    for (int index = 0; index < 7; index++)
         python.keep(retained[index]);
     return table->major == VERSION && table->from_object ? python.new_function(&definition, 0, 0) : none;
 }

@@ -49,6 +49,8 @@ _ORDINARY_TYPES = (Tensor, torch.nn.Parameter)
 _COMPRESSED_LAYOUTS = frozenset(
     {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 )
+# An expanded tensor may have any number of elements. Up to this many it is read anyway.
+_REPEATED_MIN, _MAX_REPETITIONS = 2**27, 16
 _PER_TENSOR_SCHEMES = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 
@@ -71,6 +73,8 @@ def unwrap(tensor: Tensor) -> Unwrapped:
                 return unwrapped._replace(shape=_shape(tensor), in_order=False)
             shard, is_known = _shard(tensor)
             return unwrapped._replace(shard=shard, in_order=unwrapped.in_order and is_known)
+        if tensor.layout is not torch.strided or not has_memory(tensor):
+            return Unwrapped(None, _numel(tensor), _shape(tensor))
     if tensor.is_nested:
         values = (tensor if tensor.is_contiguous() else tensor.contiguous()).values()
         return Unwrapped(_if_readable(values), values.numel(), _ragged_shape(tensor))
@@ -162,15 +166,17 @@ def _inner_tensor(tensor: Tensor) -> Tensor | None:
 def _if_readable(values: Tensor) -> Tensor | None:
     """Return the values if their memory can be read, else None.
 
-    It cannot for meta, fake, freed and opaque tensors, and while a CUDA graph is captured.
+    It cannot for meta, fake, freed and opaque tensors, for a few elements that are repeated very
+    often, and while a CUDA graph is captured.
     """
-    if type(values) not in _ORDINARY_TYPES and is_fake(values):
-        return None  # asking for its address would warn
-    try:
-        if not values.data_ptr() and values.numel():
-            return None
-    except RuntimeError:
-        return None  # a wrapper of functorch or of a mode
+    if not has_memory(values):
+        return None
+    if values.numel() > _REPEATED_MIN and _repetitions(values) > _MAX_REPETITIONS:
+        say_once(
+            f"a tensor of shape {tuple(values.shape)} has no statistics: its memory is "
+            f"{values.untyped_storage().nbytes()} bytes, expanded {int(_repetitions(values))} times"
+        )
+        return None
     if values.is_cuda and is_capturing():
         # the row would be filled at replay, when it is no longer read
         say_once(
@@ -179,3 +185,30 @@ def _if_readable(values: Tensor) -> Tensor | None:
         )
         return None
     return values
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor exists and holds all its elements.
+
+    Wrappers have none, and a program may free or shrink that of any tensor. Torch's operators do
+    not check this where no dispatcher of the wrapper is asked: they end the process.
+    """
+    if type(tensor) not in _ORDINARY_TYPES and is_fake(tensor):
+        return False  # asking for its address would warn
+    if not tensor.numel():
+        return True
+    try:
+        storage = tensor.untyped_storage()
+        if not storage.data_ptr():
+            return False
+    except (RuntimeError, NotImplementedError):
+        return False  # opaque, or a wrapper of functorch or of a mode
+    extent = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (tensor.storage_offset() + extent + 1) * tensor.itemsize <= int(storage.nbytes())
+
+
+def _repetitions(tensor: Tensor) -> float:
+    """Return how many times larger than its memory a tensor is."""
+    return tensor.numel() * tensor.itemsize / tensor.untyped_storage().nbytes()

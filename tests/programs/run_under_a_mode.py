@@ -99,4 +99,4 @@ if __name__ == "__main__":
     net = Net()
     PROGRAMS[sys.argv[1]](net)
     # what came first must not have changed how the process measures
-    print([float(value.detach().float().sum()).hex() for value in net(torch.ones(2, 4)).values()])
+    print([value.tolist() for value in net(torch.ones(2, 4)).values()])
