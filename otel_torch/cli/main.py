@@ -7,6 +7,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,15 @@ def make_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _check_command(chosen: str | None) -> None:
+    """Raise BadInput for a command that does not exist, with the one that was probably meant."""
+    if chosen is None or chosen in COMMANDS:
+        return
+    similar = difflib.get_close_matches(chosen, COMMANDS, 1)
+    hint = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(COMMANDS)}"
+    raise BadInput(f"invalid choice: {chosen!r}; {hint}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status.
 
@@ -68,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     try:
+        _check_command(chosen)
         parsed = make_parser(chosen).parse_args(arguments)
         status: int = parsed.run(parsed)
         sys.stdout.flush()

@@ -77,7 +77,7 @@ class Measurements:
             numbers = columns.value[structure.foreign].tolist()
             looked_up = [earlier.get(number) for number in numbers]
             foreign, is_missing = _stack_sketches(looked_up, sketches.shape[1])
-            sketches = np.concatenate((sketches.reshape(-1, foreign.shape[1]), foreign))
+            sketches = np.concatenate((sketches.reshape(len(sketches), foreign.shape[1]), foreign))
             if is_missing.any():
                 missing = len(columns.sketched) + np.flatnonzero(is_missing)
                 slots = np.where(np.isin(slots, missing), -1, slots)
@@ -102,7 +102,7 @@ def _stack_sketches(sketches: Sequence[bytes | None], width: int) -> tuple[Float
         width = max((len(sketch) // 4 for sketch in usable if sketch is not None), default=0)
     zeros = bytes(4 * width)
     content = b"".join(zeros if sketch is None else sketch for sketch in usable)
-    table = np.frombuffer(content, "<f4").reshape(-1, width)
+    table = np.frombuffer(content, "<f4").reshape(len(usable), width)
     return table.astype(np.float64), np.array([sketch is None for sketch in usable])
 
 
@@ -601,7 +601,7 @@ def _shown_statistics(record: Any) -> dict[str, Any]:
         value = getattr(record, name)
         if value not in (None, ""):
             statistics[name] = value
-    if record.shape is not None:
+    if isinstance(record.shape, tuple):
         statistics["shape"] = list(record.shape)
     return statistics
 

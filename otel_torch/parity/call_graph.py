@@ -420,22 +420,15 @@ def build_parameters(rows: Iterable[Row]) -> list[Parameter]:
 
 def read_module_table(meta: dict[str, Any]) -> list[ModuleEntry]:
     """Return the modules of every model from a recording's metadata, [] without a table."""
-    entries = []
-    models = meta.get("models")
-    for model, facts in models.items() if isinstance(models, dict) else ():
-        table = facts.get("table") if isinstance(facts, dict) else None
-        for line in table if isinstance(table, list) else ():
-            if isinstance(line, dict) and isinstance(line.get("module"), str):
-                entries.append(_module_entry(model, line))
-    return entries
-
-
-def _module_entry(model: str, line: dict[str, Any]) -> ModuleEntry:
-    return ModuleEntry(
-        model,
-        line["module"],
-        cls=str(line.get("class", "")),
-        called=line.get("called") is not False,
-        parameters=[str(name) for name in line.get("parameters") or ()],
-        aliases=[str(name) for name in line.get("aliases") or ()],
-    )
+    return [
+        ModuleEntry(
+            model,
+            line["module"],
+            cls=line.get("class", ""),
+            called=line.get("called") is not False,
+            parameters=line.get("parameters", []),
+            aliases=line.get("aliases", []),
+        )
+        for model, facts in meta.get("models", {}).items()
+        for line in facts.get("table", ())
+    ]

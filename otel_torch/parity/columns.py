@@ -28,7 +28,7 @@ _CACHED_SKETCHES, _RECENT_FORWARDS = 4096, 8
 
 
 class IrregularRows(Exception):
-    """Raised for rows that arrays cannot hold: a non-numeric field, sketches of other lengths."""
+    """Raised for rows that arrays cannot hold: sketches of different lengths."""
 
 
 class Columns:
@@ -63,8 +63,6 @@ class Columns:
     def __init__(self, forward: ForwardRows) -> None:
         self.forward = forward
         parts = forward.parts
-        if any(batch.odd for batch, _, _ in parts):
-            raise IrregularRows
         self.kinds: Indices = np.concatenate(
             [batch.kinds[start:stop] for batch, start, stop in parts]
         )
@@ -81,7 +79,8 @@ class Columns:
         self._statistics: Floats | None = None
         for row in np.flatnonzero(np.isnan(self.numel)).tolist():
             shape = forward.record(row).shape
-            self.numel[row] = -1 if shape is None else np.prod(shape, dtype=np.float64)
+            numel = np.prod(shape, dtype=np.float64) if isinstance(shape, tuple) else -1
+            self.numel[row] = numel
         self._collect_sketches()
 
     def _collect_sketches(self) -> None:

@@ -46,7 +46,7 @@ from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
-from otel_torch.recording.row_batches import RowRecord
+from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
 
@@ -413,7 +413,7 @@ def _sketch_lookup(sketches: Mapping[int, bytes]) -> SketchLookup:
 
 
 def _recorded_steps(recording: LoadedRecording) -> object:
-    settings = recording.meta.get("settings") or {}
+    settings = recording.meta.get("settings", {})
     return settings.get("OTEL_TORCH_STEPS", settings.get("FASTVIDEO_TRACE_STEPS"))
 
 

@@ -12,6 +12,7 @@ from otel_torch.parity.finding import Report
 from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
 
 
@@ -53,7 +54,7 @@ def diff(
     """
     for path in (reference, port, noise):
         if path is not None:
-            os.stat(path)  # report a missing file before the long part begins
+            require_regular_file(path)  # before the long part begins
     if bitwise:
         if any(option is not None for option in (noise, map, save_map, rtol, save_isolation)):
             raise ValueError(
@@ -103,4 +104,4 @@ def _warn_of_mixed_up_files(
 
 def _is_recorded_without_noise(recording: str | Path) -> bool:
     settings = read_metadata(recording).get("settings")
-    return isinstance(settings, dict) and "OTEL_TORCH_NOISE" not in settings
+    return settings is not None and "OTEL_TORCH_NOISE" not in settings

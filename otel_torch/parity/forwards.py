@@ -12,7 +12,8 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
 from otel_torch.recording.reader import iterate_attach_rows
-from otel_torch.recording.row_batches import RowBatch, RowKinds, RowRecord, iterate_batches
+from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
+from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 
 # phases outside of forwards, or of a forward that is already recorded
@@ -298,5 +299,5 @@ def read_parameters(path: str | Path, meta: dict[str, Any] | None = None) -> lis
         meta: The recording's metadata. That of a run that ended cleanly names all models, so that
             reading can stop early.
     """
-    models = meta.get("models") if meta and meta.get("ended_cleanly") else None
-    return build_parameters(iterate_attach_rows(path, models if isinstance(models, dict) else ()))
+    models = meta.get("models", ()) if meta and meta.get("ended_cleanly") else ()
+    return build_parameters(iterate_attach_rows(path, models))

@@ -20,19 +20,14 @@ from otel_torch.recording.isolation_pairing import Slot
 
 def is_isolated(meta: dict[str, Any]) -> bool:
     """Return whether a recording, by its metadata, is of an isolated run."""
-    isolated = meta.get("isolated")
-    return isinstance(isolated, dict) and bool(isolated.get("inputs") or isolated.get("outputs"))
+    isolated = meta.get("isolated") or {}
+    return bool(isolated.get("inputs") or isolated.get("outputs"))
 
 
 def unexchanged_slots(meta: dict[str, Any]) -> set[Slot]:
     """Return the tensors of an isolated run that kept the port's values."""
-    isolated = meta.get("isolated")
-    entries = isolated.get("stayed") if isinstance(isolated, dict) else None
-    return {
-        (str(entry[0]), str(entry[1]), str(entry[2]))
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, list) and len(entry) >= 3
-    }
+    isolated = meta.get("isolated") or {}
+    return {(model, module, tensor) for model, module, tensor, _ in isolated.get("stayed", ())}
 
 
 def judge_isolated(

@@ -53,15 +53,10 @@ class LoadedRecording:
         return list(dict.fromkeys(model for model, _ in self.modules))
 
     @property
-    def forward_counts(self) -> dict[str, Any]:
+    def forward_counts(self) -> dict[str, int]:
         """How often each model was called, from the metadata."""
-        models = self.meta.get("models")
-        facts = models.items() if isinstance(models, dict) else ()
-        return {
-            model: fact["forwards"]
-            for model, fact in facts
-            if isinstance(fact, dict) and "forwards" in fact
-        }
+        models = self.meta.get("models", {})
+        return {model: facts["forwards"] for model, facts in models.items() if "forwards" in facts}
 
     def complete_modules(self, first: ForwardRows | None) -> None:
         """Add the modules of the first forward, for recordings without a table of modules."""

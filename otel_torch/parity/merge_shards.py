@@ -17,7 +17,8 @@ import json
 import math
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from otel_torch.parity.call_graph import sketch_bytes
 from otel_torch.recording.metadata import metadata_path, read_metadata
-from otel_torch.recording.reader import RecordingError
+from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.recording.rows import Row, parse_line
 from otel_torch.records import json_safe
 
@@ -90,7 +91,12 @@ def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn:
     target = Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl"
     with duckdb.connect(str(target.with_suffix(".duckdb"))) as database:
         try:
-            _load_rows(database, list(ranks.values()), target.parent)
+            try:
+                _load_rows(database, list(ranks.values()), target.parent)
+            except duckdb.Error:
+                _check_rows(ranks.values(), warn)
+                # what the reader accepts may be skipped: a last line that was cut off
+                _load_rows(database, list(ranks.values()), target.parent, skip_errors=True)
             _write_rows(database, ranks, target, warn)
             _warn_of_different_replicas(database, list(ranks), warn)
         except duckdb.Error as error:
@@ -106,7 +112,15 @@ def merge_shards(folder: Path, ranks: Mapping[int, Path], temporary: Path, warn:
 # -- the database
 
 
-def _load_rows(database: Any, paths: list[Path], temporary: Path) -> None:
+def _check_rows(paths: Iterable[Path], warn: Warn) -> None:
+    """Raise a RecordingError that names the first line that is wrong."""
+    for path in paths:
+        deque(iterate_rows(path, warn), maxlen=0)
+
+
+def _load_rows(
+    database: Any, paths: list[Path], temporary: Path, skip_errors: bool = False
+) -> None:
     """Load all rows, and group them by place.
 
     Table `rows`: `rank` is the index of the recording, `line` the number of the row in it, `place`
@@ -117,13 +131,13 @@ def _load_rows(database: Any, paths: list[Path], temporary: Path) -> None:
     key = ", ".join(f'"{name}"' for name in _KEY)
     statistics = ", ".join(map(_statistic_column, _STATISTICS))
     for index, path in enumerate(paths):
-        target = "INSERT INTO rows" if index else "CREATE TABLE rows AS"
+        target = "INSERT INTO rows" if index else "CREATE OR REPLACE TABLE rows AS"
         database.execute(
             f"{target} SELECT {index}::INTEGER AS rank, row_number() OVER () AS line, "
             f"hash({key}) AS place, {statistics}, shape, shard.shape AS whole, "
             'shard."offset" AS at, coalesce(shard.partial, false) AS partial '
-            "FROM read_json(?, format = 'newline_delimited', columns = ?, ignore_errors = true)",
-            [str(path), _COLUMN_TYPES],
+            "FROM read_json(?, format = 'newline_delimited', columns = ?, ignore_errors = ?)",
+            [str(path), _COLUMN_TYPES, skip_errors],
         )
     database.execute(
         "CREATE TABLE places AS SELECT place, min(rank) AS owner, arg_min(line, rank) AS line, "
@@ -221,8 +235,9 @@ def _rows_at(path: Path, wanted_lines: Iterator[int]) -> Iterator[tuple[int, Row
             if line != wanted:
                 continue
             row = parse_line(text)
-            if isinstance(row, dict):
-                yield line, row
+            if isinstance(row, str):
+                raise RecordingError(f"{path}: record {line} {row}")
+            yield line, row
             wanted = next(wanted_lines, None)
             if wanted is None:
                 return

@@ -57,9 +57,7 @@ def _stacking_rules(meta: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _model_facts(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    models = meta.get("models")
-    facts = models.values() if isinstance(models, dict) else ()
-    return [fact for fact in facts if isinstance(fact, dict)]
+    return list(meta.get("models", {}).values())
 
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

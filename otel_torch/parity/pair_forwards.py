@@ -21,7 +21,7 @@ import numpy as np
 
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.sides import Sides
-from otel_torch.recording.row_batches import RowRecord
+from otel_torch.recording.row_schema import RowRecord
 
 # how many forwards, and how many of their rows, are searched for one with equal inputs
 _LOOKAHEAD, _ROWS_AHEAD = 8, 20_000

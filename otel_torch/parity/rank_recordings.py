@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from otel_torch.parity.merge_shards import merge_shards
+from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 
@@ -67,6 +68,7 @@ def _recordings_by_rank(folder: Path) -> dict[int, Path]:
     for path in sorted(folder.glob("*.jsonl")):
         if re.search(r"\.\d+\.jsonl$", path.name):
             continue  # the renamed recording of an earlier run
+        require_regular_file(path)
         rank = _rank_of(path)
         if rank in recordings:
             raise RecordingError(

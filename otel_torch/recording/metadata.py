@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.process.job import Job
+from otel_torch.recording.input_file import require_regular_file
 
 # name and version of a recording's format, in its metadata
 RECORDING_SCHEMA = "otel_torch.recording/1"
+# what the name of a metadata file ends with
+METADATA_SUFFIX = ".meta.json"
 # what a user reads for each value of `writing_ended`
 _END_REASONS = {
     "disk": "the disk is full or failed",
@@ -28,7 +31,7 @@ def metadata_path(path: str | Path) -> Path:
     'runs/ref.meta.json'
     """
     path = Path(path)
-    return path.with_name(path.name.removesuffix(".jsonl") + ".meta.json")
+    return path.with_name(path.name.removesuffix(".jsonl") + METADATA_SUFFIX)
 
 
 def describe_process(job: Job, trace_id: str) -> dict[str, Any]:
@@ -48,13 +51,18 @@ def read_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of the recording at `path`, {} if it has none or is unreadable.
 
+    Each field that is there has the type of `metadata_schema`, or is unknown there.
+
     Args:
-        warn: called with one line if the metadata exists but cannot be read.
+        warn: called with one line if the metadata, or a field of it, exists but cannot be read.
     """
+    from otel_torch.recording.metadata_schema import drop_wrong_fields
+
     if Path(path).is_dir():
         return {}  # reading its rows reports the problem
     target = metadata_path(path)
     try:
+        require_regular_file(target)
         metadata = json.loads(target.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
@@ -64,6 +72,8 @@ def read_metadata(
     if not isinstance(metadata, dict):
         warn(f"{target}: metadata ignored, it is not a JSON object")
         return {}
+    for fault in drop_wrong_fields(metadata):
+        warn(f"{target}: {fault}")
     return metadata
 
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_torch.recording.metadata import describe_early_end, read_metadata
-from otel_torch.recording.rows import Row, parse_line, parse_lines
+from otel_torch.recording.input_file import NotReadable, open_once
+from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
+from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
 
 if TYPE_CHECKING:
     import pandas
+
+# bytes parsed at a time: few enough that everything made from them stays in the CPU's cache
+_BLOCK_BYTES = 1 << 16
 
 
 class RecordingError(ValueError):
@@ -91,7 +95,7 @@ def iterate_rows(
 
 
 def iterate_line_batches(
-    path: str | Path, warn: Callable[[str], None] = lambda message: None, size: int = 1 << 20
+    path: str | Path, warn: Callable[[str], None] = lambda message: None, size: int = _BLOCK_BYTES
 ) -> Iterator[tuple[list[bytes], Callable[[], list[Row]]]]:
     """Yield about `size` bytes of lines at a time, each with a function that parses them.
 
@@ -101,20 +105,23 @@ def iterate_line_batches(
     """
     has_rows = False
     number = 1
+    if str(path).endswith(METADATA_SUFFIX):
+        recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
+        raise RecordingError(f"{path}: is the metadata of a recording; give {recording}")
     try:
-        with open(path, "rb") as file:
+        with open_once(path) as file:
             while lines := file.readlines(size):
                 if number == 1:
                     lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
                 yield lines, functools.partial(_parse_each, path, lines, number, has_rows, warn)
                 number += len(lines)
                 has_rows = has_rows or any(map(bytes.strip, lines))
+                if not lines[-1].endswith(b"\n"):
+                    break  # the file may be growing: the rest of this line is no line
     except OSError as error:
-        raise RecordingError(f"{path}: {error.strerror or _one_line(error)}") from None
-    except ValueError as error:
-        if isinstance(error, RecordingError):
-            raise
-        raise RecordingError(f"{str(path)!r}: not a path ({_one_line(error)})") from None
+        raise RecordingError(f"{path}: {error.strerror}") from None
+    except NotReadable as error:
+        raise RecordingError(str(error)) from None
     if not has_rows:
         raise RecordingError(f"{path}: holds no record")
 
@@ -134,7 +141,7 @@ def _parse_each(
             continue
         fault = row
         is_cut_off = not line.endswith(b"\n") and (has_earlier_rows or rows)
-        if fault and is_cut_off:
+        if fault in UNPARSABLE and is_cut_off:
             warn(f"{path}: line {number} was cut off and is skipped; the recording ends early")
         elif fault:
             raise RecordingError(f"{path}: line {number} {fault}")
@@ -159,7 +166,3 @@ def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterato
                     yield row
             elif can_stop and not unseen_models:
                 return
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -17,57 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.recording.reader import iterate_line_batches
+from otel_torch.recording.row_schema import (
+    UNREADABLE,
+    RowHeader,
+    RowRecord,
+    decode_record,
+    record_of,
+)
 from otel_torch.recording.rows import Row, parse_line
 
-Number = float | str | None  # NaN and Inf are text
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 STATISTICS = ("abs_mean", "mean", "std", "rms", "sum", "l2", "min", "max")
 # bytes decoded at a time: few enough that everything made from them stays in the CPU's cache
 _BLOCK_BYTES = 1 << 18
-
-
-class RowHeader(msgspec.Struct, gc=False, rename={"cls": "class"}):
-    """The fields of a row that identify it, and the numbers needed where sketches decide.
-
-    The fields mean what they mean in a row; `sketch` is decoded: little-endian float32.
-    """
-
-    module: str
-    tensor: str
-    step: int | None
-    model: str = ""
-    phase: str = "forward"
-    cls: str = ""
-    argument: str | None = None
-    value: int | None = None
-    order: tuple[int | None, int | None] | None = None
-    parent: int | None = None
-    l2: Number = None
-    nonfinite: int | None = None
-    numel: int | None = None
-    dtype: str = ""
-    sketch: bytes | None = None
-
-
-class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
-    """A whole row.
-
-    odd: A field has another type and is left out here; the row as a dict has it.
-    """
-
-    call: int | None = None
-    loop: int | None = None
-    abs_mean: Number = None
-    sum: Number = None
-    min: Number = None
-    max: Number = None
-    mean: Number = None
-    std: Number = None
-    rms: Number = None
-    shape: tuple[int, ...] | None = None
-    odd: bool = False
 
 
 class RowKind(NamedTuple):
@@ -82,15 +46,12 @@ class RowKind(NamedTuple):
     dtype: str
 
 
-_decode = msgspec.json.Decoder(RowRecord).decode
 _decode_header = msgspec.json.Decoder(RowHeader).decode
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 _kind = attrgetter(*RowKind._fields)
 _numbers = attrgetter("value", "parent", "nonfinite", "numel", "l2")
 _statistics = attrgetter(*STATISTICS)
 _order = attrgetter("order")
 _sketch = attrgetter("sketch")
-_odd = attrgetter("odd")
 _NOWHERE = (-1, -1)
 
 
@@ -120,10 +81,9 @@ class RowBatch:
         order: Entry and exit of each row's call, shape (rows, 2), -1 where not recorded.
         sketched: Rows that have a sketch, in order.
         sketches: Their sketches.
-        odd: Whether a row has a field of another type.
     """
 
-    __slots__ = ("_records", "_rows", "kinds", "numbers", "odd", "order", "sketched", "sketches")
+    __slots__ = ("_parse", "_records", "_rows", "kinds", "numbers", "order", "sketched", "sketches")
 
     def __init__(
         self,
@@ -131,19 +91,21 @@ class RowBatch:
         rows: list[Row] | list[bytes],
         kinds: RowKinds,
         are_whole: bool,
+        parse: Callable[[], list[Row]],
     ) -> None:
         """Make the arrays.
 
         Args:
             rows: The same rows as they were read.
             are_whole: Whether `headers` are `RowRecord`s.
+            parse: Parses all rows, and raises an error that names the line of a wrong one.
         """
         self._rows = rows
+        self._parse = parse
         self._records: Sequence[Any] | None = headers if are_whole else None
         self.kinds: Indices = np.array(
             list(map(kinds.__getitem__, map(_kind, headers))), dtype=np.int64
         )
-        self.odd = are_whole and any(map(_odd, headers))
         self.numbers = _number_table(list(map(_numbers, headers)))
         self.order: Indices = _order_table(list(map(_order, headers)))
         sketches = list(map(_sketch, headers))
@@ -151,12 +113,20 @@ class RowBatch:
         self.sketches: list[bytes] = [sketch for sketch in sketches if sketch is not None]
 
     def record(self, index: int) -> RowRecord:
-        """Return a whole row, decoded again if only its header was read."""
+        """Return a whole row, decoded again if only its header was read.
+
+        Raises:
+            RecordingError: A field beyond the header is wrong.
+        """
         if self._records is not None:
             record: RowRecord = self._records[index]
             return record
         row = self._rows[index]
-        return _decode(row) if isinstance(row, bytes) else record_of(row)
+        assert isinstance(row, bytes)
+        try:
+            return decode_record(row)
+        except UNREADABLE:
+            return record_of(self._parse()[index])
 
     def statistics(self, indices: Sequence[int]) -> Floats:
         """Return the statistics of some rows, shape (8, rows), NaN where absent."""
@@ -165,11 +135,16 @@ class RowBatch:
         return _number_table([_statistics(self.record(index)) for index in indices])
 
     def rows(self, start: int, stop: int) -> list[Row]:
-        """Return some rows as dicts."""
-        rows = [
+        """Return some rows as dicts.
+
+        Raises:
+            RecordingError: A field beyond the header is wrong.
+        """
+        parsed = [
             parse_line(row) if isinstance(row, bytes) else row for row in self._rows[start:stop]
         ]
-        return [row for row in rows if isinstance(row, dict)]
+        rows = [row for row in parsed if isinstance(row, dict)]
+        return rows if len(rows) == len(parsed) else self._parse()[start:stop]
 
 
 def iterate_batches(
@@ -192,11 +167,12 @@ def iterate_batches(
     for texts, parse_tolerantly in iterate_line_batches(path, problem, _BLOCK_BYTES):
         read(sum(map(len, texts)))
         try:
-            headers: list[Any] = list(map(_decode if are_whole else _decode_header, texts))
-            batch = RowBatch(headers, texts, kinds, are_whole)
-        except _UNREADABLE:
+            headers: list[Any] = list(map(decode_record if are_whole else _decode_header, texts))
+            batch = RowBatch(headers, texts, kinds, are_whole, parse_tolerantly)
+        except UNREADABLE:
             rows = parse_tolerantly()
-            batch = RowBatch([record_of(row) for row in rows], rows, kinds, are_whole=True)
+            headers = [record_of(row) for row in rows]
+            batch = RowBatch(headers, rows, kinds, are_whole=True, parse=parse_tolerantly)
         if len(batch.kinds):
             are_whole = not batch.sketches
             yield batch
@@ -221,25 +197,6 @@ def _order_table(orders: list[Any]) -> Indices:
             dtype=np.int64,
         )
     return table.reshape(-1, 2)
-
-
-def record_of(row: Row) -> RowRecord:
-    """Return a row as a record, without the fields that have another type.
-
-    >>> record_of({"module": "a", "tensor": "out", "step": 0, "sum": "<error>", "order": "?"}).odd
-    True
-    """
-    try:
-        return msgspec.convert(row, RowRecord)
-    except _UNREADABLE:
-        fields: dict[str, Any] = {name: row[name] for name in ("module", "tensor", "step")}
-        for name, value in row.items():
-            try:
-                msgspec.convert({**fields, name: value}, RowRecord)
-            except _UNREADABLE:
-                continue
-            fields[name] = value
-        return msgspec.convert({**fields, "odd": True}, RowRecord)
 
 
 def _float_or_nan(value: Any) -> float:

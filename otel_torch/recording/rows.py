@@ -28,7 +28,6 @@ Row = dict[str, Any]
 _TEXT_FIELDS = frozenset(
     {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch", "hash"}
 )
-_INTEGER_FIELDS = ("step", "call", "loop")
 # fields of a record's position that may be null: an outermost call has no parent
 _NULLABLE_FIELDS = (b'"parent":null', b'"storage":null')
 _FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -84,22 +83,27 @@ def _encoder() -> Any:
 
 # -- lines to rows
 
+# faults of a line that a kill may have cut off
+UNPARSABLE = ("is not UTF-8", "is not JSON")
+
 
 def parse_line(line: bytes) -> Row | str:
     """Return the row of a line, or what is wrong with it: "" for a blank line.
 
     Accepts bare NaN and Infinity, which FastVideo writes.
     """
+    from otel_torch.recording.row_schema import describe_fault
+
     try:
         text = line.decode("utf-8")
         if not text.strip():
             return ""
         row = json.loads(text)
     except UnicodeDecodeError:
-        return "is not UTF-8"
+        return UNPARSABLE[0]
     except (ValueError, RecursionError):
-        return "is not JSON"
-    fault = _find_fault(row)
+        return UNPARSABLE[1]
+    fault = describe_fault(row)
     if fault:
         return fault
     _restore_floats(row)
@@ -109,42 +113,24 @@ def parse_line(line: bytes) -> Row | str:
 
 def parse_lines(lines: list[bytes]) -> list[Row] | None:
     """Return the rows of lines, faster than `parse_line`; None unless each line is a valid row."""
-    import msgspec
+    from otel_torch.recording import row_schema
 
     try:
-        rows: list[Row] = list(map(_decoder().decode, lines))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        rows: list[Row] = list(map(row_schema.decode_dict, lines))
+        are_finite = row_schema.are_finite(lines)
+        if not are_finite:
+            row_schema.check_lines(lines)
+    except row_schema.UNREADABLE:
         return None
-    if any(map(_find_fault, rows)):
-        return None
+    if row_schema.have_unknown_fields(rows):
+        if any(map(row_schema.find_deep_field, rows)):
+            return None
+    elif are_finite:
+        return rows
     for row, line in zip(rows, lines, strict=True):
         if b'NaN"' in line or b'Infinity"' in line:
             _restore_floats(row)
     return rows
-
-
-@functools.cache
-def _decoder() -> Any:
-    import msgspec
-
-    return msgspec.json.Decoder()
-
-
-def _find_fault(row: Any) -> str:
-    """Return why a JSON value is not a row, "" if it is one."""
-    if type(row) is not dict:
-        return "is not a JSON object"
-    if (
-        type(row.get("module")) is not str
-        or type(row.get("tensor")) is not str
-        or "step" not in row
-    ):
-        return "is not a record: it needs `module`, `tensor` and `step`"
-    for name in _INTEGER_FIELDS:
-        number = row.get(name)
-        if number is not None and type(number) is not int:
-            return f"is not a record: `{name}` is not an integer"
-    return ""
 
 
 def _restore_floats(row: Row) -> None:

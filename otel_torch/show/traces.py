@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from otel_torch.recording.input_file import open_once
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError
 
@@ -109,7 +110,7 @@ def iterate_spans(
         RecordingError: If the file is missing or holds something else; the message is one line.
     """
     try:
-        with open(path, "rb") as file:
+        with open_once(path) as file:
             for number, line in enumerate(file, 1):
                 if not number % _PROGRESS_INTERVAL:
                     progress(f"{number:,} lines read of {path}")

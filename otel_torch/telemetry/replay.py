@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from otel_torch.recording.input_file import NotReadable, require_regular_file
 from otel_torch.telemetry.replay_endpoint import Endpoint, ReplayError
 from otel_torch.telemetry.send_progress import SendProgress
 
@@ -135,10 +136,13 @@ def _read_signal(path: Path) -> str | None:
     from otel_torch.telemetry.otlp_json import NotOtlp, read_line
 
     try:
+        require_regular_file(path)
         with path.open("rb") as file:
             line = next((line for line in file if line.strip()), b"")
     except OSError as error:
         raise ReplayError(f"{path}: {error.strerror}") from None
+    except NotReadable as error:
+        raise ReplayError(str(error)) from None
     may_be_cut_off = not line.endswith(b"\n") and line.lstrip().startswith(b'{"')
     try:
         return read_line(line)[0]

@@ -1,0 +1,122 @@
+"""The types of the metadata's fields, against which its reader checks a file that may be edited or
+damaged.
+
+A field of another type is left out: a comparison can do without any of them. Unknown fields are
+kept, as another version may have added them.
+
+>>> metadata = {"rank": "first", "host": "node-17", "lost": [{"what": {}}]}
+>>> for fault in drop_wrong_fields(metadata):
+...     print(fault)
+`rank` ignored: Expected `int`, got `str`
+`lost` ignored: Expected `str`, got `object` - at `$[0].what`
+>>> metadata
+{'host': 'node-17'}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from otel_torch.recording.row_schema import UNREADABLE, Integer, is_deep
+
+Seconds = float | None
+
+
+class TableEntry(msgspec.Struct):
+    """A module of a model's table; `called` is null if its calls were not counted."""
+
+    module: str
+    cls: str = msgspec.field(default="", name="class")
+    called: bool | None = None
+    parameters: list[str] = []
+    aliases: list[str] = []
+
+
+class ModelFacts(msgspec.Struct):
+    """What is known of a model."""
+
+    modules: Integer = 0
+    forwards: Integer = 0
+    held_as: list[str] = []
+    table: list[TableEntry] = []
+    # as a port's own configuration has them
+    param_names_mapping: list[list[Any]] = []
+    stacked_params_mapping: list[list[Any]] = []
+
+
+class LostItems(msgspec.Struct):
+    """Items that did not arrive."""
+
+    what: str
+    reason: str
+    count: Integer
+
+
+class RegionTimes(msgspec.Struct):
+    """How often and how long a region ran, in seconds."""
+
+    count: Integer = 0
+    host_total_s: Seconds = None
+    host_longest_s: Seconds = None
+    device_total_s: Seconds = None
+    device_longest_s: Seconds = None
+
+
+class Isolated(msgspec.Struct):
+    """How many tensors of an isolated run were replaced, and which ones were not."""
+
+    inputs: Integer = 0
+    outputs: Integer = 0
+    outside: Integer = 0
+    stayed: list[tuple[str, str, str, str]] = []
+
+
+class Metadata(msgspec.Struct):
+    """All fields that are known; docs/record-format.md says what they mean."""
+
+    schema: str = ""
+    run_id: str = ""
+    rank: Integer = 0
+    world_size: Integer = 1
+    host: str = ""
+    pid: Integer = 0
+    trace_id: str | None = None
+    versions: dict[str, str | None] = {}
+    kernels: str = ""
+    models: dict[str, ModelFacts] = {}
+    settings: dict[str, str] = {}
+    start: str | None = None
+    end: str | None = None
+    records_written: Integer = 0
+    lost: list[LostItems] = []
+    regions: dict[str, RegionTimes] = {}
+    isolated: Isolated | None = None
+    budget: dict[str, Any] | None = None
+    writing_ended: str | None = None
+    ended_cleanly: bool = False
+
+
+_TYPES = {field.encode_name: field.type for field in msgspec.structs.fields(Metadata)}
+
+
+def drop_wrong_fields(metadata: dict[str, Any]) -> list[str]:
+    """Remove the fields of another type, in place; return a line for each."""
+    faults = []
+    for name, value in list(metadata.items()):
+        fault = _find_fault(name, value)
+        if fault:
+            faults.append(f"`{name}` ignored: {fault}")
+            del metadata[name]
+    return faults
+
+
+def _find_fault(name: str, value: Any) -> str:
+    if name not in _TYPES:
+        return "nested too deep" if is_deep(value) else ""
+    try:
+        msgspec.convert(value, _TYPES[name])
+    except UNREADABLE as error:
+        return str(error)
+    return ""
