@@ -221,8 +221,8 @@ class RunningSession:
 
         if not self.registry.models and torch_private.count_compiled_graphs():
             say(
-                "no model was seen: what ran was compiled as part of a function. "
-                "Call the model once before that, or compile it"
+                "no model was seen: what ran was compiled before recording began, or calls none. "
+                "Start recording before the first call"
             )
         if not self.step_tracker.seen_forwards:
             return  # a process without a model of its own, such as a worker of a data loader

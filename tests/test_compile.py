@@ -259,7 +259,9 @@ def test_an_output_without_a_gradient_loses_nothing(
         net = torch.compile(TwoOutputs(), fullgraph=True, backend="aot_eager")
         for _ in range(2):
             net(X)[0].sum().backward()
-    assert sink.rows("tensor", phase="backward") == ["grad[0]", "grad[0]"]
+    # older torch compiles the hook of the root into the graph, which hides all gradients
+    outside = 2 if TORCH_AT_LEAST_2_13 else 0
+    assert sink.rows("tensor", phase="backward") == ["grad[0]"] * outside
     assert "was not recorded" not in capfd.readouterr().err
 
 
@@ -330,9 +332,6 @@ def test_what_a_graph_recomputes_itself_is_recorded_once() -> None:
     assert Counter(sink.rows("phase", "step")) == {("forward", 0): 10, ("forward", 1): 10}
 
 
-@pytest.mark.skipif(
-    not TORCH_AT_LEAST_2_13, reason="older torch does not say which model a graph calls"
-)
 def test_a_compiled_training_step_is_recorded() -> None:
     with recording() as sink:
         net = make()
@@ -683,9 +682,6 @@ def test_exported_and_traced_programs_hold_nothing_of_ours() -> None:
         assert len(net.blocks[0]._forward_hooks) == 1
 
 
-@pytest.mark.skipif(
-    not TORCH_AT_LEAST_2_13, reason="older torch does not say which model a graph calls"
-)
 def test_the_graphs_that_a_compiler_makes_are_no_models() -> None:
     """Graphs are modules too, and are called where a function is compiled."""
     with recording() as sink:
