@@ -241,6 +241,21 @@ def test_gradients_that_a_graph_hides_are_said(
     assert capfd.readouterr().err.count("gradients inside compiled code are not recorded") == 1
 
 
+class Sliced(Net):
+    """Makes a container in its forward, as the models of transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[:2]:
+            x = block(x)
+        return x
+
+
+def test_a_slice_of_layers_keeps_one_graph() -> None:
+    with recording() as sink:
+        torch.compile(Sliced(), fullgraph=True, backend="eager")(X)
+    assert sink.rows("module", model="Sliced")[-1] == "" and len(sink.records) == 7
+
+
 class TwoOutputs(nn.Module):
     """Has an output that no loss depends on."""
 

@@ -35,7 +35,7 @@ from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
 from otel_torch.sources.tensor_measurer import TensorMeasurer
 from otel_torch.sources.tensor_reader import RecordedCall, TensorReader
-from otel_torch.sources.values import argument_names, walk, walk_inputs
+from otel_torch.sources.values import argument_names, unwalked_class, walk, walk_inputs
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import prepare_devices
 
@@ -197,6 +197,8 @@ class Activations(Source):
             if call is None or not call.is_recorded:
                 return
             tensors = walk(output, "out")
+            if not tensors and (kind := unwalked_class(output)) is not None:
+                self._measurer.report_unwalked(site.model.name, kind)
             if self._outputs:
                 self._measurer.add(call, tensors)
             if self._gradients and torch.is_grad_enabled():

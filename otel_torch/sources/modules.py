@@ -237,7 +237,8 @@ class ModelRegistry(Source):
             self._register(container, name, child)
 
     def _register(self, container: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is None:
+        # a slice of layers in compiled code makes a container, which nothing outside of it sees
+        if child is None or torch.compiler.is_compiling():
             return
         try:
             references = self._containers.setdefault(child, [])

@@ -96,6 +96,14 @@ class TensorMeasurer:
             self._recorder.losses.count("tensor", "unreadable")
         return copy
 
+    def report_unwalked(self, model: str, kind: str) -> None:
+        """Count and log an output in which no tensor was found, though its class may hold some."""
+        self._recorder.losses.count("record", "not_walked")
+        say_once(
+            f"{model}: outputs of class {kind} have no record: their tensors are not found; "
+            "return them in attributes, a dict, tuple or dataclass"
+        )
+
     def report_failure(self, model: str, error: Exception) -> None:
         """Count and log a tensor that could not be recorded."""
         self._recorder.losses.count("record", "error")

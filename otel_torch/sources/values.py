@@ -1,8 +1,9 @@
 """Finds the tensors inside a structured value and labels them: `out`, `out[0]`, `out.a[1][0]`.
 
 Tuples and lists are walked by index, named tuples and dataclasses by field, mappings (including
-Hugging Face's `ModelOutput`) by key. Other objects are not walked. No code of the program runs
-here, neither properties nor lazy attributes, and a compiler can trace the walk.
+Hugging Face's `ModelOutput` and `TensorDict`) by key, other objects by attribute. An object in
+another object's attribute is not walked: a cache holds the state of the whole model. No code of the
+program runs here, neither properties nor lazy attributes, and a compiler can trace the walk.
 
 >>> t = torch.ones(1)
 >>> [label for label, tensor in walk({"a": (t, t), "b": [None, {"c": t}]}, "out")]
@@ -13,14 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any
 
 import torch
 
 from otel_torch.process.console import say_once
+from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 
 # bound the walk over self-referencing containers; no model needs as much
 _MAX_DEPTH = 32
@@ -29,6 +32,9 @@ _MAX_VALUES = 100_000
 # the usual neighbors of tensors. Tested first, because older compilers cannot look up attributes of
 # these types
 _PRIMITIVE_TYPES = (type(None), bool, int, float, str)
+_CONTAINERS = (tuple, list, deque, dict, UserDict, Mapping)
+# what holds tensors that are no part of a value
+_NEVER_WALKED = (torch.nn.Module, type)
 
 
 def walk(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
@@ -43,6 +49,13 @@ def walk(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     if type(value) is not tuple or not search.try_flat_tuple(value, label):
         search.visit(value, label, ())
     return search.tensors
+
+
+def unwalked_class(value: Any) -> str | None:
+    """Return the name of a class in `value` whose objects are not walked, or None without any."""
+    search = _Walk()
+    search.visit(value, "", ())
+    return None if search.unwalked is None else search.unwalked.__qualname__
 
 
 def walk_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
@@ -89,11 +102,20 @@ def argument_name(label: str, names: Sequence[str]) -> str | None:
 
 
 class _Walk:
-    """The tensors found so far, and how many more values may be visited."""
+    """A search for tensors.
+
+    Attributes:
+        tensors: what was found, as (label, tensor).
+        remaining: how many more values may be visited.
+        is_in_object: whether the visited value is in the attribute of an object.
+        unwalked: the class of a value that may hold tensors and was not searched.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.remaining = _MAX_VALUES
+        self.is_in_object = False
+        self.unwalked: type | None = None
 
     def try_flat_tuple(self, values: tuple[Any, ...], label: str) -> bool:
         """Add the tensors of a tuple without containers, such as a layer's output and its bias.
@@ -119,8 +141,9 @@ class _Walk:
             return
         if kind in _PRIMITIVE_TYPES:
             return
-        is_container = issubclass(kind, (tuple, list, dict, UserDict))
-        if not is_container and not hasattr(kind, "__dataclass_fields__"):
+        is_object = not _is_container(kind)
+        if is_object and (self.is_in_object or issubclass(kind, _NEVER_WALKED)):
+            self.unwalked = kind
             return
         if not torch.compiler.is_compiling():
             # older compilers cannot compare dicts by identity; there the depth bounds the walk
@@ -130,7 +153,9 @@ class _Walk:
         try:
             children = _children(value, kind)
         except Exception:
-            return  # for instance a key without a text form
+            children = []  # for instance a key without a text form
+        if not children and not issubclass(kind, (tuple, list, dict)):
+            self.unwalked = kind
         self.remaining -= len(children)
         if self.remaining < 0 or len(ancestors) == _MAX_DEPTH:
             if not torch.compiler.is_compiling():
@@ -139,15 +164,18 @@ class _Walk:
                     "the tensors beyond these limits are not recorded"
                 )
             return
+        enclosing, self.is_in_object = self.is_in_object, self.is_in_object or is_object
         for name, child in children:
             self.visit(child, label + name, (*ancestors, value))
+        self.is_in_object = enclosing
+
+
+def _is_container(kind: type) -> bool:
+    return issubclass(kind, _CONTAINERS) or hasattr(kind, "__dataclass_fields__")
 
 
 def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
-    """Return (label, value) of the direct children of a container or dataclass.
-
-    Fields of a dataclass that are properties are left out.
-    """
+    """Return (label, value) of the direct children of a container or object."""
     if issubclass(kind, dict):
         return [(f".{key}", item) for key, item in dict.items(value)]
     if issubclass(kind, tuple):
@@ -157,10 +185,17 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
         if len(fields) == len(items):
             return [(f".{fields[index]}", item) for index, item in enumerate(items)]
         return [(f"[{index}]", item) for index, item in enumerate(items)]
-    if issubclass(kind, list):
+    if issubclass(kind, (list, deque)):
         return [(f"[{index}]", item) for index, item in enumerate(value)]
     if issubclass(kind, UserDict):  # last, because it is an abstract class and slower to test
         return [(f".{key}", item) for key, item in dict.items(value.__dict__["data"])]
+    if hasattr(kind, "__dataclass_fields__"):
+        return _fields(value, kind)
+    return _attributes(value, kind)
+
+
+def _fields(value: Any, kind: type) -> list[tuple[str, Any]]:
+    """Return (label, value) of the fields of a dataclass that are no properties."""
     children = []
     for field in dataclasses.fields(value):
         # older compilers cannot look up a slot on its class; none runs a property it cannot trace
@@ -177,3 +212,39 @@ def _children(value: Any, kind: type) -> list[tuple[str, Any]]:
         except AttributeError:
             continue  # never set
     return children
+
+
+def _attributes(value: Any, kind: type) -> list[tuple[str, Any]]:
+    """Return (label, value) of what an object holds: a mapping its items, any other its attributes.
+
+    Private attributes count where no public one can hold a tensor.
+    """
+    if not torch.compiler.is_compiling():
+        attributes = _instance_dict(value, kind)
+    elif TORCH_AT_LEAST_2_13 and hasattr(kind, "__weakref__"):
+        attributes = value.__dict__
+    else:
+        return []  # compilers trace through the dict of no builtin object, older ones of none
+    if issubclass(kind, Mapping):
+        dicts = [attribute for attribute in attributes.values() if type(attribute) is dict]
+        if len(dicts) == 1:
+            return [(f".{key}", item) for key, item in dicts[0].items()]
+    held = [
+        (f".{name}", item)
+        for name, item in attributes.items()
+        if issubclass(type(item), torch.Tensor) or _is_container(type(item))
+    ]
+    return [(name, item) for name, item in held if not name.startswith("._")] or held
+
+
+def _instance_dict(value: Any, kind: type) -> dict[str, Any]:
+    """Return the attributes that are set on an object, in slots and elsewhere."""
+    attributes = {}
+    for base in kind.__mro__:
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
+            if type(member) is MemberDescriptorType:
+                with suppress(AttributeError):  # never set
+                    attributes[name] = member.__get__(value)
+    with suppress(AttributeError):
+        attributes |= object.__getattribute__(value, "__dict__")
+    return attributes
