@@ -292,6 +292,7 @@ class RunningSession:
                     losses,
                     budget=budget,
                     settings=chosen,
+                    otlp_folder=settings.otlp_file,
                     facts=self._metadata,
                     trace_id=run_trace_id(job),
                 )

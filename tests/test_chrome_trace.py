@@ -220,6 +220,23 @@ def test_a_traces_file_that_a_kill_cut_off_is_drawn_up_to_there_and_said(
     assert len(of(events, "X")) == 4 and "line 2 was cut off" in stderr
 
 
+@pytest.mark.parametrize("otlp", ["otlp", "elsewhere/<run>.<rank>"])
+def test_spans_are_found_from_any_folder_also_after_a_move(tmp_path, trace, otlp):
+    """A relative folder is one of the program's working directory, which is not ours."""
+    before = tmp_path / "before"
+    before.mkdir()
+    run_python(
+        before,
+        "import torch\ntorch.nn.Linear(4, 4)(torch.ones(1, 4))",
+        OTEL_TORCH_JSONL="runs/run.jsonl",
+        OTEL_TORCH_OTLP_FILE=otlp,
+    )
+    events, _ = trace(before / "runs" / "run.jsonl")
+    assert "torch.run" in {event["name"] for event in of(events, "X")}
+    moved = before.rename(tmp_path / "after")
+    assert trace(moved / "runs" / "run.jsonl")[0] == events
+
+
 def test_an_unmodified_program_is_drawn_without_saying_where_its_spans_are(tmp_path, trace):
     """The metadata of a run names the files that it wrote."""
     program = tmp_path / "program.py"

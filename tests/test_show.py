@@ -7,13 +7,19 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
 
 import pytest
+import torch
 
 from otel_torch.cli import show
 from otel_torch.rendering.table import Line, escape, format_table, supports_color, write_line
+from otel_torch.statistics.measure import measure
+from otel_torch.statistics.read_rows import read_rows
+from otel_torch.statistics.table import derive
 
 
 def row(module="block", step=0, **fields):
@@ -50,7 +56,7 @@ def table(text):
     ]
 
 
-def test_steps_are_summed_up_so_that_no_extreme_is_missed(recording, capsys):
+def test_a_row_describes_all_records_of_a_tensor(recording, capsys):
     path = recording(row(min=-5.0, abs_mean=7.0), row(step=1, max=9.0, abs_mean=8.0), row("other"))
     assert run(path) == 0
     header, lines = table(capsys.readouterr().out)
@@ -66,10 +72,71 @@ def test_steps_are_summed_up_so_that_no_extreme_is_missed(recording, capsys):
         "dtype",
     ]
     assert lines[0] == {
-        "module": "block", "tensor": "out", "records": "2", "abs_mean": "8", "min": "-5", "max": "9",
+        "module": "block", "tensor": "out", "records": "2", "abs_mean": "7.5", "min": "-5", "max": "9",
         "nonfinite": "0", "shape": "2x3", "dtype": "float32",
     }  # fmt: skip
     assert [line["module"] for line in lines] == ["block", "other"]
+
+
+def test_every_statistic_of_a_row_is_that_of_all_values_together(recording, capsys):
+    """Also if the records have different shapes."""
+    names = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2", "zeros", "numel")
+    tensors = [torch.randn(3, 4), torch.randn(7) * 5 + 2, torch.zeros(2, 2), torch.randn(5, 1, 2)]
+
+    def fields(tensor):
+        measured = measure(tensor)
+        return {**derive(names, read_rows([measured])[0], measured), "shape": list(tensor.shape)}
+
+    path = recording(*[row(step=step, **fields(tensor)) for step, tensor in enumerate(tensors)])
+    assert run(path, "--json") == 0
+    (shown,) = json.loads(capsys.readouterr().out)["rows"]
+    expected = fields(torch.cat([tensor.flatten() for tensor in tensors]))
+    assert {name: shown[name] for name in names} == pytest.approx(
+        {name: expected[name] for name in names}, rel=1e-6
+    )
+    assert "step" not in shown and shown["records"] == 4
+
+
+def test_values_that_overflow_are_infinite(recording, capsys):
+    huge = {"std": 1e300, "mean": -1e300, "rms": 1e300, "l2": 1e300}
+    assert run(recording(row(**huge), row(step=1, **{**huge, "mean": 1e300}))) == 0
+    _, (line,) = table(capsys.readouterr().out)
+    assert (line["std"], line["rms"]) == ("inf", "inf")
+
+
+def test_the_tensor_that_turned_bad_first_is_first(recording, capsys):
+    layers = ["embed", "layer.0", "layer.1", "head"]
+    bad_since = {"embed": 9, "layer.0": 3, "layer.1": 2, "head": 2}
+    path = recording(
+        *[
+            row(name, step, nonfinite=int(step >= bad_since[name]))
+            for step in range(5)
+            for name in layers
+        ]
+    )
+    assert run(path) == 0
+    out = capsys.readouterr().out
+    modules = [line.removeprefix("!").split()[0] for line in out.split("\n\n")[1].splitlines()[1:]]
+    assert modules == ["layer.1", "head", "layer.0", "embed"]
+    assert "! first NaN or Inf: M layer.1 out, loop 0, step 2, call 0 (in 3 of 4 tensors)" in out
+
+
+@pytest.mark.parametrize(
+    ("rows", "meta", "status"),
+    [
+        ([row()], {"ended_cleanly": True}, "ended cleanly, no NaN or Inf in what is shown"),
+        (
+            [row(max="NaN")],
+            {"ended_cleanly": True},
+            "! first NaN or Inf: M block out, loop 0, step 0",
+        ),
+        ([row()], {"ended_cleanly": False}, "killed or still running, no NaN or Inf"),
+        ([row()], None, "no metadata, no NaN or Inf"),
+    ],
+)
+def test_the_line_below_the_heading_says_what_matters(recording, capsys, rows, meta, status):
+    assert run(recording(*rows, meta=meta)) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(status)
 
 
 def test_what_is_not_finite_comes_first_marked_and_named(recording, capsys):
@@ -136,7 +203,7 @@ def test_the_heading_says_what_became_of_the_run(recording, capsys):
     )  # fmt: skip
     assert run(path) == 0
     out = capsys.readouterr().out
-    assert "1 records" in out and "run r7, rank 3 of 8" in out
+    assert "1 record," in out and "run r7, rank 3 of 8" in out
     assert "lost: 4 records (disk)" in out
     assert "killed" in out and "line 2 was cut off" in out
 
@@ -217,6 +284,74 @@ def test_colours_only_in_a_terminal(monkeypatch):
     assert not supports_color(Terminal())
     assert "\x1b[31m" in format_table(["a"], [Line(["1"], "red")], color=True)
     assert "\x1b" not in format_table(["a"], [Line(["1"], "red")])
+
+
+def in_terminal(columns, lines, *words):
+    """Return what `otel-torch show` prints in a terminal of that size, as lines without colors."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (lines, columns))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "otel_torch", "show", *words],
+        stdout=follower,
+        stderr=subprocess.PIPE,
+        env={
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("COLUMNS", "LINES")
+            },
+            "TERM": "xterm",
+        },
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # the program has ended
+        pass
+    os.close(leader)
+    assert process.wait(60) == 0, process.stderr.read()
+    process.stderr.close()
+    return re.sub(r"\x1b\[\d*m", "", shown.decode()).splitlines()
+
+
+LONG_NAMES = [f"model.decoder.layers.{n}.self_attention.query_projection.lora_A" for n in range(30)]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_in_a_terminal_no_row_is_wider_than_it(recording, columns):
+    numbers = {"mean": 0.123456, "std": 1.23456, "sum": -1234567.0, "rms": 1.5, "l2": 40.5}
+    path = recording(
+        *[row(name, model="LlamaForCausalLM", **numbers) for name in LONG_NAMES], row(model="Other")
+    )
+    shown = in_terminal(columns, 50, path)
+    body = shown[shown.index("") + 1 :]
+    rows = body[: body.index("")] if "" in body else body
+    assert max(map(len, rows)) <= columns
+    assert len(rows) == 32 and {"module", "min", "max"} <= set(rows[0].split())
+    hidden = {"sum", "std", "mean", "rms", "l2", "dtype"} - set(rows[0].split())
+    notes = [line for line in shown if line.startswith("no room for")]
+    assert all(name in notes[0] for name in hidden) if hidden else not notes
+
+
+def test_in_a_pipe_names_are_whole_and_no_column_is_left_out(recording):
+    path = recording(*[row(name, mean=0.5, std=1.0) for name in LONG_NAMES])
+    shown = subprocess.run(
+        [sys.executable, "-m", "otel_torch", "show", path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "40"},
+        timeout=60,
+    )
+    assert all(name in shown.stdout for name in LONG_NAMES)
+    assert "std" in shown.stdout and "no room" not in shown.stdout
+
+
+def test_what_matters_is_below_a_table_that_scrolls_it_away(recording):
+    path = recording(*[row(name) for name in LONG_NAMES], row("bad", max="NaN"))
+    assert in_terminal(200, 20, path)[-1].startswith("! first NaN or Inf: M bad out")
+    assert not in_terminal(200, 60, path)[-1].startswith("!")
 
 
 def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recording):

@@ -276,6 +276,11 @@ def test_modules_and_steps_are_selected(recording, page):
 # --------------------------------------------------------------------------------------------------
 
 
+def test_the_outcome_is_what_matters(recording, page):
+    found = page(recording(row(step=0), row(step=4, nonfinite=1), meta=META))
+    assert "NaN or Inf since step 4" in text(found) and "ended cleanly" not in text(found)
+
+
 def timeline(page):
     return json.loads(page.scripts[0])["timeline"]
 

@@ -6,6 +6,7 @@ the next step loses nothing of this one.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from otel_torch.recording.append_file import AppendFile
 from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_process
 from otel_torch.recording.rows import encode_rows
+from otel_torch.recording.run_file import fill_placeholders
 from otel_torch.records import Batch, Losses, Record, Scope
 
 # a disk that takes more than this share of the run's time, and more than a second, is reported
@@ -54,6 +56,8 @@ class RecordingSink(Sink):
     Args:
         template: the path, with the placeholders of OTEL_TORCH_JSONL.
         settings: the settings that are not at their defaults, for the metadata.
+        otlp_folder: where this process writes OTLP files, with the placeholders of
+            OTEL_TORCH_OTLP_FILE; None for nowhere.
         facts: returns what the metadata says about the program: versions and models. Called
             whenever the metadata is written.
     """
@@ -69,11 +73,13 @@ class RecordingSink(Sink):
         budget: DiskBudget,
         settings: dict[str, str],
         trace_id: str,
+        otlp_folder: str | None = None,
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._file = AppendFile(template, job, budget, self._describe)
         self._job, self._losses, self._facts = job, losses, facts
         self._settings, self._trace_id = settings, trace_id
+        self._otlp_folder = otlp_folder and os.path.abspath(fill_placeholders(otlp_folder, job))
         self._is_finished = False
         self._is_last_step = False  # the budget was reached in the current step
         self._regions: dict[str, RegionTotals] = {}
@@ -202,6 +208,9 @@ class RecordingSink(Sink):
             {"what": kind, "reason": reason, "count": count}
             for kind, reason, count in self._losses.items()
         ]
+        if self._otlp_folder is not None:
+            own_folder = os.path.abspath(self._file.planned_path.parent)
+            facts["otlp_folder"] = os.path.relpath(self._otlp_folder, own_folder)
         return {
             "schema": RECORDING_SCHEMA,
             **describe_process(self._job, self._trace_id),

@@ -1,4 +1,4 @@
-"""A recording as a table of modules by statistics, tensors with NaN or Inf first."""
+"""A recording by tensors: the statistics of each, and which turned to NaN or Inf first."""
 
 from __future__ import annotations
 
@@ -6,47 +6,28 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from otel_torch.process.console import say
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.rows import Row
-from otel_torch.records import FINGERPRINTS, json_safe
+from otel_torch.records import json_safe
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import Line, escape, format_table, paint, supports_color, write_line
-from otel_torch.settings import STATISTICS
-from otel_torch.show.selection import Selection, row_location, run_warnings
+from otel_torch.rendering.table import supports_color, terminal_size, write_line
+from otel_torch.rendering.words import plural
+from otel_torch.show.combined import LOCATION, CombinedStatistics, is_number
+from otel_torch.show.selection import (
+    Outcome,
+    Selection,
+    describe_outcome,
+    row_location,
+    run_warnings,
+)
 
 SCHEMA = "otel_torch.show/1"
 
-_LOCATION = ("module", "tensor", "step", "call", "loop", "model", "phase", "branch")
-_TEXT_COLUMNS = ("", "model", "module", "tensor", "phase", "branch")
-# Statistics that are shown in another way, or that people cannot read.
-_WITHOUT_COLUMN = FINGERPRINTS | {"histogram", "shape", "dtype"}
-_BOOKKEEPING = ("value", "storage", "order", "parent")
-
-
-def _min(first: float, second: float) -> float:
-    return math.nan if first != first or second != second else min(first, second)
-
-
-def _max(first: float, second: float) -> float:
-    return math.nan if first != first or second != second else max(first, second)
-
-
-def _sum(first: float, second: float) -> float:
-    return first + second
-
-
-# How several records of a tensor become one line. Other statistics show the last record.
-_COMBINE: dict[str, Callable[[float, float], float]] = {
-    "min": _min,
-    "max": _max,
-    "nonfinite": _sum,
-    "zeros": _sum,
-}
+_TENSOR = ("model", "module", "tensor", "phase", "branch")
 
 
 def print_overview(selection: Selection, as_json: bool, progress: Progress) -> int:
@@ -60,7 +41,11 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
         if as_json:
             write_line(sys.stdout, json.dumps(overview.as_json(), allow_nan=False))
         else:
-            overview.print(supports_color(sys.stdout))
+            from otel_torch.show.overview_table import overview_lines
+
+            terminal = terminal_size(sys.stdout)
+            for line in overview_lines(overview, terminal, supports_color(sys.stdout)):
+                write_line(sys.stdout, line)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head`; the flush at interpreter exit must not fail either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,40 +53,46 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
 
 
 @dataclass(slots=True)
-class _TensorLine:
+class TensorLine:
     """One line of the table: all records of a tensor, or a single record.
 
     Attributes:
-        row: The statistics of the line.
+        row: The first record; once `combine` has run, the statistics of all of them.
         first_bad: The location of the first record with NaN or Inf, if any.
+        bad_position: How many records had been selected then.
     """
 
     row: Row
     records: int = 0
     first_bad: Row | None = None
+    bad_position: float = math.inf
     shapes: set[str] = field(default_factory=set)
+    _statistics: CombinedStatistics = field(default_factory=CombinedStatistics)
 
-    def add(self, row: Row) -> None:
-        """Add a record of the tensor."""
+    def add(self, row: Row, position: int) -> None:
+        """Add a record of the tensor, the `position`th that was selected."""
         self.records += 1
         if self.first_bad is None and _is_nonfinite(row):
-            self.first_bad = {name: row[name] for name in _LOCATION if name in row}
+            self.first_bad = {name: row[name] for name in LOCATION if name in row}
+            self.bad_position = position
         self.shapes.add(str(row.get("shape")))
-        combined = dict(row)
+        self._statistics.add(row)
+
+    def combine(self) -> None:
+        """Make `row` describe all records; fields of a single one, such as its step, go."""
         if self.records > 1:
-            for name, combine in _COMBINE.items():
-                if _is_number(self.row.get(name)) and _is_number(row.get(name)):
-                    combined[name] = combine(self.row[name], row[name])
-        self.row = combined
+            shared = (*_TENSOR, "shape", "dtype")
+            self.row = {name: self.row[name] for name in shared if name in self.row}
+            self.row |= self._statistics.values
 
 
 @dataclass(slots=True)
-class _Overview:
-    """The lines of the table, and the warnings above it."""
+class Overview:
+    """What a recording holds, and what became of its run."""
 
     selection: Selection
     meta: dict[str, Any]
-    lines: dict[tuple[Any, ...], _TensorLine] = field(default_factory=dict)
+    lines: dict[tuple[Any, ...], TensorLine] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     first_bad: Row | None = None
 
@@ -112,19 +103,17 @@ class _Overview:
 
     def add(self, row: Row) -> None:
         """Add a selected record."""
-        key: tuple[Any, ...] = tuple(
-            row.get(name) for name in ("model", "module", "tensor", "phase", "branch")
-        )
+        key: tuple[Any, ...] = tuple(row.get(name) for name in _TENSOR)
         if self.has_line_per_record:
             key = (*key, self.selection.selected)
-        line = self.lines.setdefault(key, _TensorLine(row))
-        line.add(row)
+        line = self.lines.setdefault(key, TensorLine(row))
+        line.add(row, self.selection.selected)
         if self.first_bad is None:
             self.first_bad = line.first_bad
 
-    def sorted_lines(self) -> list[_TensorLine]:
-        """Return the lines in the order of the recording, those with NaN or Inf first."""
-        return sorted(self.lines.values(), key=lambda line: line.first_bad is None)
+    def sorted_lines(self) -> list[TensorLine]:
+        """Return the lines with NaN or Inf as they turned bad, then the others as recorded."""
+        return sorted(self.lines.values(), key=lambda line: line.bad_position)
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object; NaN and Inf are strings."""
@@ -141,34 +130,12 @@ class _Overview:
             ],
         }
 
-    def print(self, color: bool) -> None:
-        """Print heading, warnings and table."""
-        write_line(sys.stdout, escape(self._heading()))
-        for warning in self.warnings:
-            write_line(sys.stdout, paint(escape(f"! {warning}"), "yellow", color))
-        if self.first_bad is not None:
-            text = f"! first NaN or Inf: {row_location(self.first_bad)}"
-            write_line(sys.stdout, paint(escape(text), "red", color))
-        write_line(sys.stdout, "")
-        lines = self.sorted_lines()
-        columns = _columns(lines, self.has_line_per_record)
-        table_lines = [
-            Line(
-                [format_cell(line) for _, format_cell in columns],
-                None if line.first_bad is None else "red",
-            )
-            for line in lines
-        ]
-        header = [name for name, _ in columns]
-        left_columns = sum(name in _TEXT_COLUMNS for name in header)
-        write_line(
-            sys.stdout, format_table(header, table_lines, left_columns=left_columns, color=color)
-        )
-
-    def _heading(self) -> str:
+    def heading(self) -> str:
+        """Return what was recorded, in one line."""
         selection, steps = self.selection, self.selection.seen_steps
         parts = [
-            f"{selection.path}: {selection.records} records, {len(selection.seen_modules)} modules"
+            f"{selection.path}: {plural(selection.records, 'record')}, "
+            f"{plural(len(selection.seen_modules), 'module')}"
         ]
         if steps:
             first, last = min(steps), max(steps)
@@ -179,99 +146,33 @@ class _Overview:
             parts.append(f"rank {self.meta['rank']} of {self.meta.get('world_size', '?')}")
         return ", ".join(parts)
 
+    def outcome(self) -> Outcome:
+        """Return what matters most about the run."""
+        if self.first_bad is None:
+            kind, text = describe_outcome(self.meta, None)
+            return Outcome(kind, f"{text}, no NaN or Inf in what is shown")
+        bad = sum(line.first_bad is not None for line in self.lines.values())
+        lines = plural(len(self.lines), "record" if self.has_line_per_record else "tensor")
+        location = row_location(self.first_bad)
+        return Outcome("trouble", f"! first NaN or Inf: {location} (in {bad:,} of {lines})")
 
-def _read(selection: Selection, progress: Progress) -> _Overview:
+
+def _read(selection: Selection, progress: Progress) -> Overview:
     warnings: list[str] = []
     metadata = read_metadata(selection.path, warnings.append)
-    overview = _Overview(selection, metadata, warnings=warnings)
+    overview = Overview(selection, metadata, warnings=warnings)
     for row in selection.rows(warnings.append, progress):
         overview.add(row)
+    for line in overview.lines.values():
+        line.combine()
     warnings += run_warnings(metadata)
     return overview
-
-
-_Column = tuple[str, Callable[[_TensorLine], str]]  # its name, and the text of a line's cell
-
-
-def _columns(lines: Sequence[_TensorLine], has_line_per_record: bool) -> list[_Column]:
-    """Return the columns worth showing: names that differ, and statistics that were recorded."""
-    columns: list[_Column] = [("", lambda line: "" if line.first_bad is None else "!")]
-    if _differs(lines, "model"):
-        columns.append(_field_column("model"))
-    columns.append(("module", lambda line: line.row["module"] or "(root)"))
-    columns.append(_field_column("tensor"))
-    columns += [_field_column(name) for name in ("phase", "branch") if _differs(lines, name)]
-    if has_line_per_record:
-        for name in ("loop", "step", "call"):
-            if name == "step" or _differs(lines, name):
-                columns.append(_field_column(name))
-    else:
-        columns.append(("records", lambda line: str(line.records)))
-        if any(line.first_bad for line in lines):
-            columns.append(("bad since", lambda line: _format_step(line.first_bad)))
-    columns += map(_field_column, _recorded_statistics(lines))
-    recorded = {name for line in lines for name in line.row}
-    if "shape" in recorded:
-        columns.append(("shape", _format_shape))
-    if "dtype" in recorded:
-        columns.append(
-            ("dtype", lambda line: str(line.row.get("dtype", "")).removeprefix("torch."))
-        )
-    return columns
-
-
-def _recorded_statistics(lines: Sequence[_TensorLine]) -> list[str]:
-    """Return the known statistics in their usual order, then further numbers of the recording."""
-    names = dict.fromkeys(name for line in lines for name in line.row)
-    usual = [name for name in STATISTICS if name in names and name not in _WITHOUT_COLUMN]
-    ignored = {*STATISTICS, *_LOCATION, *_BOOKKEEPING}
-    further = dict.fromkeys(
-        name
-        for line in lines
-        for name, value in line.row.items()
-        if name not in ignored and _is_number(value)
-    )
-    return usual + list(further)
-
-
-def _differs(lines: Iterable[_TensorLine], name: str) -> bool:
-    return len({str(line.row.get(name)) for line in lines}) > 1
-
-
-def _field_column(name: str) -> _Column:
-    def format_cell(line: _TensorLine) -> str:
-        value = line.row.get(name)
-        if value is None:
-            return ""
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    return name, format_cell
-
-
-def _format_shape(line: _TensorLine) -> str:
-    shape = line.row.get("shape")
-    text = ""
-    if isinstance(shape, list):
-        text = "x".join(map(str, shape)) or "scalar"
-    return f"{text} ..." if len(line.shapes) > 1 else text
-
-
-def _format_step(location: Row | None) -> str:
-    """Return the step of a location, with its loop unless that is the first."""
-    if location is None:
-        return ""
-    step = f"step {location['step']}"
-    return f"{step} of loop {location['loop']}" if location.get("loop") else step
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_nonfinite(row: Row) -> bool:
     """Return whether a record counts or contains NaN or Inf."""
     nonfinite = row.get("nonfinite")
-    if _is_number(nonfinite) and nonfinite != 0:
+    if is_number(nonfinite) and nonfinite != 0:
         return True
     return any(isinstance(value, float) and not math.isfinite(value) for value in row.values())
 

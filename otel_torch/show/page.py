@@ -20,7 +20,13 @@ from otel_torch.show.chart_data import chart_data
 from otel_torch.show.chart_script import SCRIPT
 from otel_torch.show.charts import charts_section
 from otel_torch.show.grid import Grid
-from otel_torch.show.selection import Selection, describe_losses, row_location, run_warnings
+from otel_torch.show.selection import (
+    Selection,
+    describe_losses,
+    describe_outcome,
+    row_location,
+    run_warnings,
+)
 from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
 
@@ -124,7 +130,8 @@ def _header(
     selection: Selection, grid: Grid, metadata: dict[str, Any], warnings: Sequence[str]
 ) -> list[str]:
     """Return the card with the outcome, the warnings and the facts of the run."""
-    badge, outcome = _outcome(metadata)
+    first_bad = next((tensor.first for tensor in grid.bad.values()), None)
+    badge, outcome = describe_outcome(metadata, first_bad)
     facts = [
         [escaped(name), escaped(text)] for name, text in _facts(selection, grid, metadata) if text
     ]
@@ -137,17 +144,6 @@ def _header(
         "<details open><summary>the run</summary>"
         f'<div class="facts wide">{html_table(["", ""], facts)}</div></details></header>',
     ]
-
-
-def _outcome(metadata: dict[str, Any]) -> tuple[str, str]:
-    """Return how the run ended: the class of its badge, and words."""
-    if "ended_cleanly" not in metadata:
-        return "unknown", "no metadata"
-    if not metadata["ended_cleanly"]:
-        return "trouble", "killed or still running"
-    if metadata.get("writing_ended"):
-        return "trouble", "writing ended early"
-    return "fine", "ended cleanly"
 
 
 def _summary(grid: Grid) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
@@ -90,6 +90,44 @@ def run_warnings(metadata: dict[str, Any]) -> list[str]:
     if losses := describe_losses(metadata):
         warnings.append(f"lost: {losses}")
     return warnings
+
+
+class Outcome(NamedTuple):
+    """How a run went: `fine`, `trouble` or `unknown`, and in words."""
+
+    kind: str
+    text: str
+
+
+def describe_outcome(metadata: dict[str, Any], first_bad: Row | None) -> Outcome:
+    """Return how a run went, the worst first. first_bad: the first record with NaN or Inf.
+
+    >>> describe_outcome({"ended_cleanly": True}, None)
+    Outcome(kind='fine', text='ended cleanly')
+    >>> describe_outcome({"ended_cleanly": True}, {"step": 3}).text
+    'NaN or Inf since step 3'
+    """
+    ending = Outcome("fine", "ended cleanly")
+    if "ended_cleanly" not in metadata:
+        ending = Outcome("unknown", "no metadata")
+    elif not metadata["ended_cleanly"]:
+        ending = Outcome("trouble", "killed or still running")
+    elif metadata.get("writing_ended"):
+        ending = Outcome("trouble", "writing ended early")
+    if first_bad is None:
+        return ending
+    since = f"NaN or Inf since {format_step(first_bad)}"
+    return Outcome("trouble", f"{since}, {ending.text}" if ending.kind == "trouble" else since)
+
+
+def format_step(row: Row) -> str:
+    """Return the step of a row, with its loop unless that is the first.
+
+    >>> format_step({"step": 3, "loop": 0}), format_step({"step": 3, "loop": 1})
+    ('step 3', 'step 3 of loop 1')
+    """
+    step = f"step {row.get('step')}"
+    return f"{step} of loop {row['loop']}" if row.get("loop") else step
 
 
 def row_location(row: Row) -> str:

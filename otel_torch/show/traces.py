@@ -6,6 +6,7 @@ that is incomplete because the process was killed is skipped. Does not import th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,24 +155,27 @@ def find_traces(recording: str | Path, given: Iterable[Path]) -> list[Path]:
     if files:
         return files
     metadata = read_metadata(recording)
-    folders = [metadata_path(recording).parent]
-    if (otlp_folder := _otlp_folder(metadata)) is not None:
-        folders.append(otlp_folder)
+    folder = metadata_path(recording).parent
+    folders = [folder, *(folder / name for name in _otlp_folders(metadata))]
     by_real_path = {
         path.resolve(): path for folder in folders for path in sorted(folder.glob(_FILES))
     }
     return [path for path in by_real_path.values() if _starts_with_run(path, metadata)]
 
 
-def _otlp_folder(metadata: dict[str, Any]) -> Path | None:
-    """Return where the run wrote OTLP files, with the placeholders of the setting filled in."""
+def _otlp_folders(metadata: dict[str, Any]) -> list[Path]:
+    """Return where the run may have written OTLP files, seen from the recording's folder.
+
+    A recording that was moved alone finds them where its setting says, if that is absolute.
+    """
     settings = metadata.get("settings")
-    folder = settings.get("OTEL_TORCH_OTLP_FILE") if isinstance(settings, dict) else None
-    if not isinstance(folder, str) or not folder:
-        return None
-    for placeholder, field_name in (("run", "run_id"), ("rank", "rank"), ("pid", "pid")):
-        folder = folder.replace(f"<{placeholder}>", str(metadata.get(field_name)))
-    return Path(folder).expanduser()
+    setting = settings.get("OTEL_TORCH_OTLP_FILE") if isinstance(settings, dict) else None
+    folders = [metadata.get("otlp_folder")]
+    if isinstance(setting, str):
+        for placeholder, field_name in (("run", "run_id"), ("rank", "rank"), ("pid", "pid")):
+            setting = setting.replace(f"<{placeholder}>", str(metadata.get(field_name)))
+        folders.append(os.path.abspath(os.path.expanduser(setting)))
+    return [Path(folder) for folder in folders if isinstance(folder, str) and folder]
 
 
 def _starts_with_run(path: Path, metadata: dict[str, Any]) -> bool:
