@@ -87,7 +87,7 @@ def claim_for(path: Path, run_id: str, pid: int, rank: int = 0) -> Path:
     place, descriptor = claim_path(
         path,
         dataclasses.replace(JOB, run_id=run_id, pid=pid, rank=rank),
-        {"run_id": run_id, "rank": rank, "pid": pid},
+        json.dumps({"run_id": run_id, "rank": rank, "pid": pid}),
     )
     os.write(descriptor, f"{run_id} {pid}\n".encode())
     os.close(descriptor)

@@ -20,7 +20,8 @@ from typing import Any
 from otel_torch.process.console import say_once
 from otel_torch.process.job import Job
 from otel_torch.recording.disk_budget import DiskBudget
-from otel_torch.recording.metadata import metadata_path
+from otel_torch.recording.disk_reserve import DiskReserve
+from otel_torch.recording.metadata import encode_metadata, metadata_path
 from otel_torch.recording.run_file import claim_path, replace_metadata, resolve_path
 
 _METADATA_INTERVAL_S = 10.0
@@ -55,6 +56,7 @@ class AppendFile:
         self.writing_ended: str | None = None
         self._template, self._job, self._describe = template, job, describe
         self._descriptor = -1
+        self._reserve = DiskReserve()
         self._size = 0
         self._started = datetime.datetime.now(datetime.UTC)
         self._metadata_written = time.monotonic()
@@ -76,12 +78,12 @@ class AppendFile:
             OSError: it cannot be created; `writing_ended` is then `disk`.
         """
         try:
-            self.path, self._descriptor = claim_path(
-                self.planned_path, self._job, self._describe(False)
-            )
+            metadata = encode_metadata(self._describe(False))
+            self.path, self._descriptor = claim_path(self.planned_path, self._job, metadata)
         except OSError:
             self.writing_ended = "disk"
             raise
+        self._reserve.take(self.path.parent, len(metadata))
 
     def append(self, data: bytes, items: int, batch: object = None) -> None:
         """Write all of `data` or nothing: neither a full disk nor Ctrl-C leaves half a line.
@@ -110,11 +112,15 @@ class AppendFile:
         """Replace the metadata; report an error once and continue."""
         assert self.path is not None
         self._metadata_written = time.monotonic()
+        metadata = encode_metadata(self._describe(ended_cleanly))
+        self._reserve.release()
         try:
-            self.path = replace_metadata(self.path, self._descriptor, self._describe(ended_cleanly))
+            self.path = replace_metadata(self.path, self._descriptor, metadata)
         except OSError as error:
             if self.writing_ended != "disk":  # which was reported
                 say_once(f"{metadata_path(self.path)} cannot be written ({error.strerror})")
+        if not ended_cleanly:
+            self._reserve.take(self.path.parent, len(metadata))
 
     def write_metadata_if_due(self) -> None:
         """Replace the metadata if the last time is too long ago."""

@@ -5,7 +5,6 @@ fields that both kinds of file share.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,21 +76,9 @@ def read_metadata(
     return metadata
 
 
-def replace_file(target: Path, metadata: dict[str, Any]) -> None:
-    """Write metadata to `target` atomically: a reader sees the previous version or this one.
-
-    Raises:
-        OSError: the folder cannot be written; the previous version is unchanged.
-    """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        text = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
-        # a name that is not valid Unicode becomes an escape of JSON, which reads back as it was
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def encode_metadata(metadata: dict[str, Any]) -> str:
+    """Return metadata as the text of its file."""
+    return json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
 
 
 def describe_early_end(path: str | Path, metadata: dict[str, Any]) -> list[str]:

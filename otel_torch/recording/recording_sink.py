@@ -151,6 +151,7 @@ class RecordingSink(Sink):
             self._file.append(data, count, batch)
         except OSError as error:
             self._losses.count("record", "disk", count)
+            self._file.write_metadata()
             say(
                 f"{self.path}: the recording ends here, the disk is full or failed "
                 f"({error.strerror}); the program continues"

@@ -12,13 +12,18 @@ import errno
 import fcntl
 import json
 import os
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from otel_torch.process.console import say
 from otel_torch.process.job import Job
-from otel_torch.recording.metadata import metadata_path, replace_file
+from otel_torch.recording.metadata import metadata_path
+from otel_torch.recording.replace_file import NEW_FILE, replace_file
+
+# how long a process may hold the lock of a folder: it only renames files meanwhile
+_LOCK_S = 1.0
 
 
 def resolve_path(template: str, job: Job) -> Path:
@@ -41,7 +46,7 @@ def fill_placeholders(template: str, job: Job) -> str:
     return template
 
 
-def claim_path(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, int]:
+def claim_path(path: Path, job: Job, metadata: str) -> tuple[Path, int]:
     """Create a file with metadata beside it, and return its path and a descriptor that appends.
 
     If another process of this run and rank has the path, this one gets `.pid<pid>` in its name.
@@ -50,8 +55,7 @@ def claim_path(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, in
     Raises:
         OSError: the file or its metadata cannot be written; nothing new is left on disk.
     """
-    with contextlib.suppress(FileExistsError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with _locked(path.parent):
         owner = _read_owner(path)
         if owner is not None and owner[:2] == (job.run_id, job.rank) and owner[2] != job.pid:
@@ -73,7 +77,20 @@ def claim_path(path: Path, job: Job, metadata: dict[str, Any]) -> tuple[Path, in
     return path, descriptor
 
 
-def replace_metadata(path: Path, descriptor: int, metadata: dict[str, Any]) -> Path:
+def make_folder(folder: Path) -> None:
+    """Make a folder unless it exists.
+
+    Raises:
+        OSError: it cannot be made, or is a link that another user has made.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, exist_ok=True)
+    link = os.lstat(folder)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, "its folder is a link of another user")
+
+
+def replace_metadata(path: Path, descriptor: int, metadata: str) -> Path:
     """Replace the metadata of a claimed file, and return the file's current path, which a later run
     may have changed.
 
@@ -87,7 +104,7 @@ def replace_metadata(path: Path, descriptor: int, metadata: dict[str, Any]) -> P
 
 
 def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    return os.open(path, NEW_FILE | os.O_APPEND, 0o666)
 
 
 def _find_current_path(path: Path, descriptor: int) -> Path:
@@ -106,7 +123,7 @@ def _rename_earlier_run(path: Path) -> None:
     if not path.is_file() and not path.is_symlink():
         raise OSError(errno.EINVAL, "not a regular file")
     number = 1
-    while os.path.lexists(new := _insert_part(path, str(number))) or metadata_path(new).exists():
+    while any(map(os.path.lexists, (new := _insert_part(path, str(number)), metadata_path(new)))):
         number += 1
     path.rename(new)
     with contextlib.suppress(FileNotFoundError):
@@ -123,6 +140,8 @@ def _insert_part(path: Path, part: str) -> Path:
 def _read_owner(path: Path) -> tuple[str, int, int] | None:
     """Return (run id, rank, pid) of the process that wrote a file, or None."""
     try:
+        if not metadata_path(path).is_file():  # reading a pipe would wait for its writer
+            return None
         metadata = json.loads(metadata_path(path).read_text())
         return metadata["run_id"], metadata["rank"], metadata["pid"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -131,14 +150,28 @@ def _read_owner(path: Path) -> tuple[str, int, int] | None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes of this machine, if its file system has locks."""
+    """Lock a folder against other processes of this machine, if its file system has locks and
+    nobody else holds this one for ever.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _acquire(descriptor)
         yield
     finally:
         with contextlib.suppress(OSError):
             # closing would not unlock if a process forked meanwhile, as it has the descriptor too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _acquire(descriptor: int) -> None:
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        except OSError:
+            return

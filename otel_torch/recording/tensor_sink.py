@@ -4,6 +4,8 @@ statistics cannot answer.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +15,8 @@ from otel_torch.process.console import say
 from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
+from otel_torch.recording.replace_file import NEW_FILE
+from otel_torch.recording.run_file import make_folder
 from otel_torch.records import Batch, Losses, Record
 
 
@@ -74,18 +78,31 @@ class TensorSink(Sink):
             self._budget.spend(path.stat().st_size)
 
     def _make_path(self, name: str) -> Path:
-        """Return a path that does not exist; make its folder first."""
+        """Create an empty file that did not exist and return its path; make its folder first."""
         if not self._folder_exists:
-            if self.folder.exists():
-                # of another process of this run and rank, or of an earlier run with this name
-                self.folder = self.folder.with_name(f"{self.folder.name}.pid{os.getpid()}")
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             self._folder_exists = True
-        path, number = self.folder / f"{name}.safetensors", 0
-        while path.exists():
-            number += 1
-            path = self.folder / f"{name}.{number}.safetensors"
+        for number in itertools.count():
+            suffix = f".{number}" if number else ""
+            path = self.folder / f"{name}{suffix}.safetensors"
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, NEW_FILE, 0o666))
+                break
         return path
+
+    def _make_folder(self) -> None:
+        """Make a folder that did not exist: one that does is of another process of this run and
+        rank, of an earlier run with this name, or was planted.
+        """
+        make_folder(self.folder.parent)
+        name = f"{self.folder.name}.pid{os.getpid()}"
+        numbered = (f"{name}.{number}" for number in itertools.count(1))
+        names = itertools.chain([self.folder.name, name], numbered)
+        for folder in map(self.folder.with_name, names):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o755)
+                self.folder = folder
+                return
 
     def _end(self, reason: str) -> None:
         self._ended = True

@@ -8,13 +8,14 @@ later run renames the files of an earlier one. It is replaced atomically.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from otel_torch.recording.replace_file import replace_file
 
 SCHEMA = "otel_torch.sent/1"
 _PATTERN = ".otel-torch-sent.*.json"
@@ -126,13 +127,9 @@ class SendProgress:
             "file": self.path.name,
             "destinations": self._other_destinations | {self.destination: acknowledged},
         }
-        temporary = self.progress_path.with_name(f"{self.progress_path.name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            os.replace(temporary, self.progress_path)
+            replace_file(self.progress_path, json.dumps(content) + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             return error.strerror or str(error)
         return ""
 

@@ -1,0 +1,33 @@
+"""Keeps room on the disk for the metadata, which says what a full disk has cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_LEAST_BYTES = 2**16
+
+
+class DiskReserve:
+    """Space in a folder, held by a file without a name: it is free once the process has ended."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+
+    def take(self, folder: Path, size: int) -> None:
+        """Hold room for two files of `size` bytes, one in place of the other; or nothing, if there
+        is no room.
+        """
+        self.release()
+        with contextlib.suppress(OSError):
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is held
+            os.posix_fallocate(self._file.fileno(), 0, max(_LEAST_BYTES, 2 * size))
+
+    def release(self) -> None:
+        """Free the room."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
