@@ -196,7 +196,8 @@ class RunningSession:
         session.become(self.session)
         for source in self.sources:
             source.install()
-        self._restore_sigterm = stop_on_sigterm(stop)
+        hold = self.session.recorder.call_outside_flush
+        self._restore_sigterm = stop_on_sigterm(stop, hold)
 
     def forked(self) -> None:
         """Continue in a forked child: the same sources, and sinks of its own when it records."""

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,9 @@ from types import FrameType
 # How long a SIGTERM may wait for `stop` if the device hangs: less than launchers wait before they
 # send SIGKILL.
 SIGTERM_S = 5.0
+# How long the interrupted thread waits for `stop`, so that it runs no further step: it would lack
+# records. Then it goes on, as it may hold a lock that `stop` needs.
+_HOLD_S = 1.5
 
 
 def stop_at_exit(stop: Callable[[], None]) -> None:
@@ -31,10 +35,21 @@ def stop_at_exit(stop: Callable[[], None]) -> None:
         stop_at_end(None)
 
 
-def stop_on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
+def is_interpreter_ending() -> bool:
+    """Return whether the functions of `atexit` run, or have run: no thread pool can be started."""
+    return sys.is_finalizing() or not threading.main_thread().is_alive()
+
+
+def stop_on_sigterm(
+    stop: Callable[[], None], hold: Callable[[Callable[[], object]], None]
+) -> Callable[[], None]:
     """Call `stop` on SIGTERM, then die of the signal; return what removes the handler.
 
     Does nothing outside the main thread, or if the program has a handler of its own.
+
+    Args:
+        hold: calls its argument, which waits for `stop`, once the interrupted thread holds no lock
+            that `stop` needs.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -52,6 +67,7 @@ def stop_on_sigterm(stop: Callable[[], None]) -> Callable[[], None]:
                     target=_stop_and_die, args=(stop,), name="otel_torch-sigterm"
                 )
                 thread.start()
+                hold(lambda: thread.join(_HOLD_S))
             except RuntimeError:  # the interpreter is ending, and the recording with it
                 _die()
 

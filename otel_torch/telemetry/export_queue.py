@@ -259,8 +259,8 @@ class ExportQueue:
         self.start()
 
     def start(self) -> None:
-        """Start the thread unless it runs."""
-        if self._thread is not None or self._done.is_set():
+        """Start the thread unless it runs, or nothing is accepted any more."""
+        if self._thread is not None or self._done.is_set() or self._phase in _ENDING_PHASES:
             return
         thread = threading.Thread(target=self._run, name=f"otel_torch-{self.name}", daemon=True)
         with self._condition:

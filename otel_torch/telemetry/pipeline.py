@@ -16,6 +16,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import otel_torch
 from otel_torch.process.console import say_once
+from otel_torch.process.exit_hooks import is_interpreter_ending
 from otel_torch.process.job import Job
 from otel_torch.records import Losses
 from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
@@ -126,6 +127,8 @@ class Pipelines:
         return queues
 
     def _make_queues(self, signal: str) -> list[ExportQueue]:
+        if is_interpreter_ending() and "resource" not in vars(self):  # whose detectors need threads
+            return [self._make_closed_queue(signal)]
         collect = self._collectors.get(signal)
         names = self._exporters.get(signal, [])
         if self._files is None:
@@ -133,6 +136,14 @@ class Pipelines:
         downstream = [self._make_exporter_queue(signal, name, None) for name in names]
         self._queues_after_files += downstream
         return [self._make_file_queue(self._files, signal, downstream, collect)]
+
+    def _make_closed_queue(self, signal: str) -> ExportQueue:
+        """Return a queue that counts everything as lost: its exporter and the resource could not be
+        made any more.
+        """
+        queue = self._make_queue(signal, lambda: None, None)
+        queue.close(time.monotonic())
+        return queue
 
     def _make_file_queue(
         self,

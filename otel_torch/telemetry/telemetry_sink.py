@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from otel_torch.process.console import say, say_once
+from otel_torch.process.exit_hooks import is_interpreter_ending
 from otel_torch.process.job import Job
 from otel_torch.recorder import Sink
 from otel_torch.recording.disk_budget import DiskBudget
@@ -144,6 +145,8 @@ class TelemetrySink(Sink):
             self._pipelines.backpressure.renew()
         for sink in sinks:
             sink.write(batch)
+        if not sinks and self.has_destination:
+            self._count_unstarted(batch)
 
     def drain(self, deadline: float) -> None:
         if self._pipelines is not None:
@@ -164,11 +167,15 @@ class TelemetrySink(Sink):
 
     def _start(self) -> list[Sink]:
         """Return the sinks of the selected signals; make them if there is a destination now."""
-        if self._sinks is None:
-            if not self.has_destination:
-                return []
+        if self._sinks is None and self.has_destination and not is_interpreter_ending():
             self._make_sinks()
         return self._sinks or []
+
+    def _count_unstarted(self, batch: Batch) -> None:
+        """Count what came when the interpreter was ending and nothing could be started any more."""
+        for signal, kind in (("span_events", "span_event"), ("log_events", "log_event")):
+            if signal in self._settings.signals:
+                self._losses.count(kind, "shutdown", len(batch.records))
 
     def _make_sinks(self) -> None:
         with self._lock:
