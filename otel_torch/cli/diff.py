@@ -9,7 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-from otel_torch.parity.breakdown import break_down_finding
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
 from otel_torch.process.console import say
@@ -108,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     options = {
         name: getattr(arguments, name)
-        for name in ("noise", "map", "save_map", "rtol", "save_isolation", "bitwise")
+        for name in ("noise", "map", "save_map", "rtol", "save_isolation", "tensors", "bitwise")
     }
     try:
         with Progress() as progress:
@@ -122,8 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
         from otel_torch.parity.report.text import render_text
 
         _print(render_text(report, color=supports_color(sys.stdout), show_all=arguments.all))
-        if arguments.tensors and report.first is not None:
-            _print("\n".join(break_down_finding(report.first, *arguments.tensors).lines()))
     _write_json(arguments, report)
     if arguments.html:
         from otel_torch.parity.report.html import write_html

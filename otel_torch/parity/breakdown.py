@@ -15,17 +15,13 @@ the port's tensor is the reference's with the other sign
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from otel_torch.parity.finding import Finding
-from otel_torch.recording.tensor_files import TensorFolder, tensor_key
 
 Array = NDArray[Any]
 
@@ -35,11 +31,14 @@ _MAIN_SHARE = 0.98
 _MAX_RANGE, _MAX_SCATTERED = 0.5, 0.125
 # A simple form explains the difference if at most this much of it remains (relative L2).
 _MAX_UNEXPLAINED = 0.02
+# Sorted, the same numbers agree to this (relative L2).
+_SAME_NUMBERS = 1e-5
 # An index next to a range belongs to it from this part of the range's median error on.
 _SIMILAR_ERROR = 0.25
 _WORST_INDICES = 3
 _LISTED_INDICES = 8
 _AXIS_NAMES = ("batch entry", "token", "channel")
+_WEIGHT_AXES = ("row", "column")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Axis:
             return None
         if length == 1:
             return f"{self.name} {first} of {self.size}"
-        indices = f"{_plural(self.name)} {first} to {last} of {self.size}"
+        indices = f"{plural(self.name)} {first} to {last} of {self.size}"
         if self.size % length or first % length:
             return indices
         part, parts = first // length + 1, self.size // length
@@ -112,14 +111,14 @@ class Axis:
             return None
         listed = sorted(map(int, order[:count]))[:_LISTED_INDICES]
         more = ", ..." if count > _LISTED_INDICES else ""
-        return f"{count} of {self.size} {_plural(self.name)} ({', '.join(map(str, listed))}{more})"
+        return f"{count} of {self.size} {plural(self.name)} ({', '.join(map(str, listed))}{more})"
 
     def _every_other(self) -> str | None:
         if self.size < 4:
             return None
         for start, name in ((0, "even"), (1, "odd")):
             if float(self.share[start::2].sum()) >= _MAIN_SHARE:
-                return f"the {name} {_plural(self.name)} of {self.size}"
+                return f"the {name} {plural(self.name)} of {self.size}"
         return None
 
 
@@ -157,7 +156,7 @@ class Breakdown:
         places = [place for place in concentrations if place is not None]
         if places:
             return f"{_MAIN_SHARE:.0%} of the error or more is in {'; and in '.join(places)}"
-        spread = " and ".join(f"all {_plural(axis.name)}" for axis in self.axes)
+        spread = " and ".join(f"all {plural(axis.name)}" for axis in self.axes)
         return f"the error is spread over {spread or 'its one element'}"
 
     def lines(self) -> list[str]:
@@ -169,14 +168,15 @@ class Breakdown:
                 for index, relative in axis.worst()
                 if axis.share[index] > 0
             ]
-            lines.append(f"worst {_plural(axis.name)}: {', '.join(worst)}")
+            lines.append(f"worst {plural(axis.name)}: {', '.join(worst)}")
         return lines
 
 
-def break_down(reference: Array, port: Array) -> Breakdown:
+def break_down(reference: Array, port: Array, names: Sequence[str] = ()) -> Breakdown:
     """Return where two tensors differ; the port's is viewed in the reference's shape.
 
-    Up to three axes count as batch, tokens and channels.
+    Args:
+        names: Of the axes; by default those of an activation.
 
     Raises:
         ValueError: If the tensors have different numbers of elements.
@@ -188,6 +188,7 @@ def break_down(reference: Array, port: Array) -> Breakdown:
     is_complex = np.iscomplexobj(reference) or np.iscomplexobj(port)
     dtype = np.complex128 if is_complex else np.float64
     shape = tuple(reference.shape)
+    names = names or axis_names(len(shape))
     reference, port = reference.astype(dtype), port.reshape(shape).astype(dtype)
     mismatches = np.isfinite(reference) != np.isfinite(port)
     if mismatches.any():
@@ -203,84 +204,37 @@ def break_down(reference: Array, port: Array) -> Breakdown:
         return Breakdown(shape, 0.0)
     error = math.sqrt(total_error / total_size) if total_size else math.inf
     axes = [
-        _error_along(axis, squared_error, squared_size)
-        for axis, size in enumerate(shape)
+        _error_along(axis, name, squared_error, squared_size)
+        for axis, (name, size) in enumerate(zip(names, shape, strict=True))
         if size > 1
     ]
-    return Breakdown(shape, error, _simple_form(reference, port), axes=axes)
+    return Breakdown(shape, error, _simple_form(reference, port, names), axes=axes)
 
 
-def break_down_finding(
-    finding: Finding, reference: str | Path, port: str | Path, rank: int | None = None
-) -> Breakdown:
-    """Break down the tensor of a finding.
-
-    Args:
-        finding: The finding of a comparison.
-        reference: The OTEL_TORCH_TENSORS folder of the reference's run.
-        port: The OTEL_TORCH_TENSORS folder of the port's run.
-        rank: The rank to read, if the folders hold several.
-
-    Raises:
-        ValueError: If one side lacks the tensor or it cannot be read; the message is one line.
-    """
-    reference_key = None
-    if finding.model is not None and finding.module is not None and finding.tensor is not None:
-        reference_key = tensor_key(
-            finding.model, finding.module, finding.tensor, finding.call, finding.phase
-        )
-    port_key = None
-    if (
-        finding.port_model is not None
-        and finding.port_module is not None
-        and finding.port_tensor is not None
-    ):
-        port_key = tensor_key(
-            finding.port_model,
-            finding.port_module,
-            finding.port_tensor,
-            finding.port_call,
-            finding.phase,
-        )
-    sides = (
-        ("reference", reference, reference_key, finding.loop, finding.step),
-        ("port", port, port_key, finding.port_loop, finding.port_step),
-    )
-    tensors = []
-    for side, folder, key, loop, step in sides:
-        if key is None:
-            raise ValueError(f"the finding has no tensor of the {side}, so nothing to break down")
-        stored = TensorFolder(folder, rank).find(loop, step, key)
-        tensor = None if stored is None else stored.read()
-        if tensor is None:
-            raise ValueError(
-                f"{folder}: no tensor {key} of loop {loop or 0}, step {step or 0}; record the "
-                f"{side} with OTEL_TORCH_TENSORS and with that module selected"
-            )
-        tensors.append(tensor)
-    return break_down(*tensors)
-
-
-def _error_along(axis: int, squared_error: Array, squared_size: Array) -> Axis:
+def _error_along(axis: int, name: str, squared_error: Array, squared_size: Array) -> Axis:
     remaining_axes = tuple(index for index in range(squared_error.ndim) if index != axis)
     errors, sizes = squared_error.sum(axis=remaining_axes), squared_size.sum(axis=remaining_axes)
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(errors == 0, 0.0, np.sqrt(errors / sizes))
-    return Axis(_axis_name(axis, squared_error.ndim), relative, errors / float(squared_error.sum()))
+    return Axis(name, relative, errors / float(squared_error.sum()))
 
 
-def _axis_name(axis: int, dimensions: int) -> str:
-    """Return what an axis conventionally holds.
+def axis_names(dimensions: int, is_weight: bool = False) -> list[str]:
+    """Return what the axes of an activation or a weight conventionally hold, in the singular.
 
-    >>> [_axis_name(axis, 3) for axis in range(3)], _axis_name(1, 4)
-    (['batch entry', 'token', 'channel'], 'axis-1 index')
+    >>> axis_names(3), axis_names(2, is_weight=True)
+    (['batch entry', 'token', 'channel'], ['row', 'column'])
+    >>> axis_names(4)[1]
+    'axis-1 index'
     """
-    if dimensions <= len(_AXIS_NAMES):
-        return _AXIS_NAMES[axis - dimensions]
-    return f"axis-{axis} index"
+    numbered = [f"axis-{axis} index" for axis in range(dimensions)]
+    if is_weight:
+        return [*_WEIGHT_AXES, *numbered[len(_WEIGHT_AXES) :]][:dimensions]
+    return numbered if dimensions > len(_AXIS_NAMES) else list(_AXIS_NAMES[-dimensions:])
 
 
-def _plural(name: str) -> str:
+def plural(name: str) -> str:
+    """Return the plural of the name of an axis."""
     if name.endswith("y"):
         return f"{name[:-1]}ies"
     if name.endswith("x"):
@@ -302,18 +256,20 @@ def _shortest_range(share: Array, enough: float) -> tuple[int, int]:
     return first, max(int(ends[first]) - 1, first)
 
 
-def _simple_form(reference: Array, port: Array) -> str | None:
+def _simple_form(reference: Array, port: Array, names: Sequence[str]) -> str | None:
     """Return the first simple change of the reference's tensor that yields the port's."""
     limit = _MAX_UNEXPLAINED * float(np.linalg.norm(port - reference))
-    for description, make in _candidate_forms(reference, port):
+    for description, make in _candidate_forms(reference, port, names):
         if float(np.linalg.norm(port - make())) <= limit:
             return description
-    if _is_permutation(reference, port, limit):
+    if _is_permutation(reference, port):
         return "with its elements in another order"
     return None
 
 
-def _candidate_forms(reference: Array, port: Array) -> Iterator[tuple[str, Callable[[], Array]]]:
+def _candidate_forms(
+    reference: Array, port: Array, axes: Sequence[str]
+) -> Iterator[tuple[str, Callable[[], Array]]]:
     """Yield (description, function that applies the change to the reference's tensor)."""
     square = float(np.vdot(reference, reference).real)
     factor = float(np.vdot(reference, port).real) / square if square else 0.0
@@ -327,7 +283,7 @@ def _candidate_forms(reference: Array, port: Array) -> Iterator[tuple[str, Calla
     if not port.any():
         return
     long_axes = [axis for axis, size in enumerate(reference.shape) if size > 1]
-    names = [_plural(_axis_name(axis, reference.ndim)) for axis in range(reference.ndim)]
+    names = [plural(name) for name in axes]
     for axis in long_axes:
         half, remainder = divmod(reference.shape[axis], 2)
         if remainder == 0:
@@ -354,8 +310,9 @@ def _swap_memory_order(array: Array, first: int, second: int) -> Array:
     return np.swapaxes(array, first, second).reshape(array.shape)
 
 
-def _is_permutation(reference: Array, port: Array, limit: float) -> bool:
+def _is_permutation(reference: Array, port: Array) -> bool:
     if np.iscomplexobj(reference) or not port.any():
         return False
     difference = np.sort(port, axis=None) - np.sort(reference, axis=None)
-    return float(np.linalg.norm(difference)) <= limit
+    # two samples of one distribution are close to each other when sorted, but not as close
+    return float(np.linalg.norm(difference)) <= _SAME_NUMBERS * float(np.linalg.norm(reference))

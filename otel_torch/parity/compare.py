@@ -25,6 +25,8 @@ from otel_torch.parity.align import align
 from otel_torch.parity.cached_comparison import CachedJudgment, CheckedPairs, PairPlan
 from otel_torch.parity.call_graph import Program, build_program
 from otel_torch.parity.coverage import Coverage, unpaired_forward_warnings
+from otel_torch.parity.diagnosis.diagnose import Diagnosis
+from otel_torch.parity.diagnosis.stored_tensors import StoredTensors, find_tensors, open_tensors
 from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import MissingModule
 from otel_torch.parity.finding import ComparedPair, Report, UncomparedTensor
@@ -62,6 +64,7 @@ def compare(
     progress: Callable[[str], None] = lambda text: None,
     thorough: bool = False,
     pairing: PairingFinder | None = None,
+    tensors: Sides[Path] | None = None,
 ) -> Report:
     """Compare two recordings, or two folders with the recordings of all ranks.
 
@@ -73,6 +76,8 @@ def compare(
         progress: Called with a short text from time to time.
         thorough: Analyse every forward in full; slower, with the same result.
         pairing: Learns which tensors correspond, for an isolated run of the port.
+        tensors: The folders of whole tensors of both runs. By default, those that the runs named
+            in their metadata, if they are still there.
 
     Raises:
         RecordingError: A file cannot be read.
@@ -81,7 +86,14 @@ def compare(
 
     def compare_two(reference: Path, port: Path, noise: Path | None) -> Report:
         comparison = _Comparison(
-            Sides(reference, port), noise, Tolerance(rtol), map, progress, thorough, pairing
+            Sides(reference, port),
+            noise,
+            Tolerance(rtol),
+            map,
+            progress,
+            thorough,
+            pairing,
+            tensors,
         )
         report = comparison.run()
         if save_map is not None and not comparison.is_unrelated:
@@ -106,6 +118,7 @@ class _Comparison:
         progress: Callable[[str], None],
         thorough: bool,
         pairing: PairingFinder | None,
+        tensors: Sides[Path] | None,
     ) -> None:
         self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
         self._warn = self.report.warnings.append
@@ -128,6 +141,7 @@ class _Comparison:
             self._recordings.map(lambda recording: recording.parameters),
             off=thorough or self.report.isolated,
         )
+        self._tensors = _stored_tensors(self._recordings, tensors)
         self._retained = RetainedPairs()
         self._findings = Findings(self.report.isolated)
         self._coverage = Coverage()
@@ -140,6 +154,12 @@ class _Comparison:
         for recording, forward in zip(self._recordings, first, strict=True):
             recording.complete_modules(forward)
         self._match = ProgramMatch(self._recordings, self._map, self._tolerance, self._warn)
+        self._diagnosis = Diagnosis(
+            self._recordings.map(lambda recording: recording.parameters),
+            self._match.parameters,
+            self._tensors,
+            self._tolerance,
+        )
         for pair in self._match.parameters:
             self.report.pairs += 1
             self._findings.add_dtype(pair, self._tolerance)
@@ -284,7 +304,7 @@ class _Comparison:
                 self._plans.discard(lookup)
         self._coverage.add(alignment)
         self._findings.count_analysis()
-        self._retained.add(self._findings.add(alignment, judgment))
+        self._retained.add(self._findings.add(alignment, judgment, self._diagnosis))
 
     def _comparer(self, programs: Sides[Program], noise: ForwardRows | None) -> Comparer:
         comparer = Comparer(self._tolerance)
@@ -410,6 +430,20 @@ def _sketch_lookup(sketches: Mapping[int, bytes]) -> SketchLookup:
         return sketches.get(record.value)
 
     return sketch_of
+
+
+def _stored_tensors(
+    recordings: Sides[LoadedRecording], folders: Sides[Path] | None
+) -> Sides[StoredTensors]:
+    """Return the whole tensors of both runs, in the folders given or where the runs put them."""
+    if folders is None:
+        return recordings.map(lambda recording: find_tensors(recording.path, recording.meta))
+    return Sides(
+        *(
+            open_tensors(folder, recording.meta)
+            for folder, recording in zip(folders, recordings, strict=True)
+        )
+    )
 
 
 def _recorded_steps(recording: LoadedRecording) -> object:

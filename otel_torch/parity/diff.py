@@ -12,6 +12,7 @@ from otel_torch.parity.finding import Report
 from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
+from otel_torch.parity.sides import Sides
 from otel_torch.recording.input_file import require_regular_file
 from otel_torch.recording.metadata import read_metadata
 
@@ -26,6 +27,7 @@ def diff(
     rtol: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
     save_isolation: str | Path | None = None,
+    tensors: tuple[str | Path, str | Path] | None = None,
     bitwise: bool = False,
 ) -> Report:
     """Compare the recording of a port with that of its reference.
@@ -42,6 +44,9 @@ def diff(
         progress: Called from time to time with a short text.
         save_isolation: A folder of the reference's tensors; receives the pairing for a run of the
             port with OTEL_TORCH_ISOLATE.
+        tensors: The OTEL_TORCH_TENSORS folders of the reference's and the port's run, which show
+            where in its tensor a finding is, and often what it is. By default, those that the
+            recordings name, if they are still there.
         bitwise: Compare two runs of one program bit by bit, by the keys of their records. Takes
             none of the options above but `progress`.
 
@@ -56,10 +61,11 @@ def diff(
         if path is not None:
             require_regular_file(path)  # before the long part begins
     if bitwise:
-        if any(option is not None for option in (noise, map, save_map, rtol, save_isolation)):
+        options = noise, map, save_map, rtol, save_isolation, tensors
+        if any(option is not None for option in options):
             raise ValueError(
                 "a bitwise comparison tolerates no error and pairs equal names: "
-                "leave out --noise, --rtol, --map, --save-map and --save-isolation"
+                "leave out --noise, --rtol, --map, --save-map, --save-isolation and --tensors"
             )
         return compare_bitwise(reference, port, progress)
     pairing = None if save_isolation is None else PairingFinder()
@@ -72,6 +78,7 @@ def diff(
         save_map=save_map,
         progress=progress,
         pairing=pairing,
+        tensors=None if tensors is None else Sides(Path(tensors[0]), Path(tensors[1])),
     )
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)

@@ -41,6 +41,27 @@ class UncomparedTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """What a fault is, beside where it is.
+
+    Attributes:
+        kind: A word of `CAUSES` in `parity/diagnosis`, such as `bias_absent`.
+        certain: Whether the numbers leave no other explanation; otherwise it is a guess.
+        text: The clause of a sentence, such as `blocks.0.fc.bias is all zeros in the port`.
+    """
+
+    kind: str
+    certain: bool
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """The text as a sentence; a guess is called one."""
+        text = self.text if self.certain else f"probably, {self.text}"
+        return f"{text[:1].upper()}{text[1:]}."
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One difference, in the names of both programs; None where a program has no such place.
 
@@ -51,7 +72,9 @@ class Finding:
         floor: The error up to which the two tensors match, likewise.
         loop, step, call: As in the recordings.
         rank: The rank with the finding; None for recordings of one process.
-        explanation: One sentence for people.
+        explanation: Two or three sentences for people: the cause, if known, and why here.
+        cause: What the fault is, None where the recordings do not show it.
+        breakdown: Where in the tensor the difference is, a line each; empty without whole tensors.
     """
 
     model: str | None
@@ -74,6 +97,8 @@ class Finding:
     error: float | None
     floor: float | None
     explanation: str
+    cause: Cause | None = None
+    breakdown: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

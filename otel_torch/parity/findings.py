@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import ModuleCall, Role
+from otel_torch.parity.diagnosis.diagnose import Diagnosis
 from otel_torch.parity.explain import explain
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
@@ -74,7 +76,9 @@ class Findings:
         elif model in self._fed and model not in self.suspects:
             self.suspects.clear()
 
-    def add(self, alignment: Alignment, judgment: Judgment) -> ComparedForward:
+    def add(
+        self, alignment: Alignment, judgment: Judgment, diagnosis: Diagnosis
+    ) -> ComparedForward:
         """Add the findings of a full analysis; return its pairs for the report."""
         outermost = alignment.reference.outermost
         model = alignment.reference.calls[0].model
@@ -94,7 +98,7 @@ class Findings:
         for fault in judgment.faults:
             finding = _finding(fault, explain(fault))
             if not is_inherited and not self._is_listed(finding):
-                self.faults.append(finding)
+                self.faults.append(_diagnosed(finding, fault, alignment, diagnosis))
         return forward
 
     def _is_listed(self, finding: Finding) -> bool:
@@ -204,6 +208,20 @@ def _finding(fault: Fault, explanation: str) -> Finding:
         error=None if fault.relation is None else fault.relation.error,
         floor=None if fault.relation is None else fault.relation.limit,
         explanation=explanation,
+    )
+
+
+def _diagnosed(
+    finding: Finding, fault: Fault, alignment: Alignment, diagnosis: Diagnosis
+) -> Finding:
+    """Return a finding with its cause, as far as it is known."""
+    cause = diagnosis.cause(fault, alignment)
+    sentences = ("" if cause is None else cause.sentence, finding.explanation)
+    return replace(
+        finding,
+        explanation=" ".join(filter(None, sentences)),
+        cause=cause,
+        breakdown=diagnosis.breakdown(fault, alignment),
     )
 
 

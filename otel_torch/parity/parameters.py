@@ -173,7 +173,7 @@ class _Pairing:
             if len(parts) == 1:
                 self._add(parts, [whole], "map", _parameter_distance(parts[0], whole))
             else:
-                ordered = _ordered_parts(parts, whole) or parts
+                ordered = ordered_parts(parts, whole) or parts
                 self._add(ordered, [whole], "map", _fused_error(ordered, whole))
 
     def pair_equal(self) -> None:
@@ -265,7 +265,7 @@ class _Pairing:
                     if sum(part.numel for part in parts) != whole.numel:
                         continue
                     ordered = (
-                        _ordered_parts(parts, whole) if _can_add_up(parts, whole, limit) else None
+                        ordered_parts(parts, whole) if _can_add_up(parts, whole, limit) else None
                     )
                     if ordered is not None:
                         return ordered
@@ -630,7 +630,7 @@ def _can_add_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> b
     return abs(total - _squares(whole)) <= 2 * limit * _squares(whole)
 
 
-def _stacked(parts: Sequence[Parameter]) -> Sketch | None:
+def stacked_row_sketch(parts: Sequence[Parameter]) -> Sketch | None:
     """Return the row sketch of the concatenated parts."""
     total, rows = np.zeros(32, dtype=np.complex128), 0
     for part in parts:
@@ -643,13 +643,13 @@ def _stacked(parts: Sequence[Parameter]) -> Sketch | None:
 
 
 def _fused_error(parts: Sequence[Parameter], whole: Parameter) -> float | None:
-    stacked = _stacked(parts)
+    stacked = stacked_row_sketch(parts)
     if stacked is None or whole.row_sketch is None:
         return None
     return distance(whole.row_sketch, stacked)
 
 
-def _ordered_parts(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
+def ordered_parts(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
     """Return the parts in the order in which they make the whole, or None."""
 
     def error_of(order: Sequence[Parameter]) -> float:

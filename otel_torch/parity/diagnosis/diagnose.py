@@ -1,0 +1,289 @@
+"""Name the cause of a fault: try the hypotheses of a table, the simplest first.
+
+A hypothesis is a function from the `Clues` about two tensors to a `Cause`, or None if the clues do
+not show it. The first one that holds names the cause; a fault that none explains is not named.
+
+    clues ─▶ WEIGHTS or VALUES, in order ─▶ Cause | None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.breakdown import axis_names, break_down
+from otel_torch.parity.call_graph import ModuleCall, Parameter, Role
+from otel_torch.parity.diagnosis import (
+    attention,
+    biases,
+    functions,
+    linear,
+    orders,
+    parts,
+    rounding,
+    weights,
+)
+from otel_torch.parity.diagnosis.clues import (
+    Clues,
+    Measured,
+    describe_role,
+    measured_parameter,
+    measured_role,
+    parameters_of,
+)
+from otel_torch.parity.diagnosis.stored_tensors import Array, StoredTensors
+from otel_torch.parity.faults import Fault
+from otel_torch.parity.finding import Cause
+from otel_torch.parity.parameters import ParameterPair, distance, stacked_row_sketch
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tolerance import Tolerance
+
+Hypothesis = Callable[[Clues], Cause | None]
+
+WEIGHTS: tuple[Hypothesis, ...] = (
+    weights.constant,
+    weights.rotary_base,
+    weights.from_another_place,
+    weights.parts_in_another_order,
+    linear.scaled,
+    linear.shifted,
+    rounding.rounded,
+    orders.reordered,
+    linear.one_term,
+    linear.sum_of_two,
+    rounding.clamped,
+    parts.mask,
+    parts.concentrated,
+    weights.default_initialization,
+)
+VALUES: tuple[Hypothesis, ...] = (
+    biases.missing_bias,
+    rounding.dropout_module,
+    linear.scaled,
+    linear.one_term,
+    linear.equal_to_another,
+    linear.shifted,
+    functions.activation,
+    linear.factor_of_another,
+    linear.sum_of_two,
+    biases.unused_bias,
+    rounding.rounded,
+    rounding.dropout,
+    rounding.clamped,
+    functions.norm,
+    functions.gate,
+    orders.reordered,
+    attention.attention,
+    parts.mask,
+    parts.concentrated,
+)
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Diagnoses the faults of one comparison.
+
+    Attributes:
+        parameters: All parameters of both programs.
+        pairs: How they correspond.
+        tensors: The whole tensors that the two runs kept.
+    """
+
+    parameters: Sides[Sequence[Parameter]]
+    pairs: Sequence[ParameterPair]
+    tensors: Sides[StoredTensors]
+    tolerance: Tolerance
+
+    def cause(self, fault: Fault, alignment: Alignment) -> Cause | None:
+        """Return what the fault is, or None if it is not known."""
+        if fault.kind == "missing":
+            return _missing(fault)
+        with np.errstate(all="ignore"):
+            for clues in self._clues(fault, alignment):
+                table = VALUES if clues.weight is None else WEIGHTS
+                for hypothesis in table:
+                    cause = hypothesis(clues)
+                    if cause is not None:
+                        return cause
+        return None
+
+    def breakdown(self, fault: Fault, alignment: Alignment) -> tuple[str, ...]:
+        """Return where in the tensor the difference is, a line each; () without whole tensors."""
+        if all(stored.folder is None for stored in self.tensors):
+            return ()
+        if fault.weights:
+            clues = self._weight_clues(fault.weights[0])
+        elif fault.pair is not None:
+            clues = self._value_clues(fault, fault.pair, alignment)
+        else:
+            return ("Only one program has this tensor: there is nothing to compare.",)
+        sides = Sides(clues.reference, clues.port)
+        lacking = [
+            f"The {program} kept no {side.name}: record it again with this module selected."
+            for program, side in zip(Sides._fields, sides, strict=True)
+            if side.elements is None
+        ]
+        if lacking:
+            return tuple(lacking)
+        reference, port = (side.elements for side in sides)
+        assert reference is not None and port is not None
+        if reference.size != port.size:
+            shapes = f"{list(reference.shape)} in the reference, {list(port.shape)} in the port"
+            return (f"The shapes are {shapes}.",)
+        names = axis_names(reference.ndim, clues.weight is not None)
+        return tuple(break_down(reference, port, names).lines())
+
+    def _clues(self, fault: Fault, alignment: Alignment) -> Iterator[Clues]:
+        """Yield the clues about the weights at fault, then about the tensors."""
+        for weight in fault.weights:
+            yield self._weight_clues(weight)
+        if fault.pair is None or fault.weights:
+            return
+        roles, port_roles = _roles(fault, fault.pair)
+        if all(role.side == "output" for role in (*roles, *port_roles)):
+            for weight in self._unequal_weights(roles[0].call, port_roles[0].call, alignment):
+                yield self._weight_clues(weight)
+        yield self._value_clues(fault, fault.pair, alignment)
+
+    def _unequal_weights(
+        self, call: ModuleCall, port_call: ModuleCall, alignment: Alignment
+    ) -> Iterator[ParameterPair]:
+        """Yield the parameters of two modules that have one name and other numbers."""
+        module, port_module = call.module_path, port_call.module_path
+        paired = alignment.modules.weights.get((module, port_module), ())
+        yield from (weight for weight in paired if not weight.equal)
+        owned = parameters_of(self.parameters.reference, module)
+        port_owned = parameters_of(self.parameters.port, port_module)
+        seen = {id(parameter) for weight in paired for parameter in weight.reference}
+        for name, parameter in owned.items():
+            other = port_owned.get(name)
+            if other is None or id(parameter) in seen or other.shape != parameter.shape:
+                continue
+            if parameter.sketch is not None and other.sketch is not None:
+                error = distance(parameter.sketch, other.sketch)
+                if error > self.tolerance.of_parameters((parameter, other)):
+                    yield ParameterPair((parameter,), (other,), "name", error, False)
+
+    def _weight_clues(self, weight: ParameterPair) -> Clues:
+        is_fused = len(weight.reference) + len(weight.port) > 2
+        if is_fused:
+            earlier = list(_parts_in_place(max(weight.reference, weight.port, key=len)))
+        else:
+            earlier = [
+                measured_parameter(parameter, self.tensors.reference)
+                for parameter in self.parameters.reference
+                if parameter is not weight.reference[0]
+            ]
+        return Clues(
+            _measured_parts(weight.reference, self.tensors.reference, is_fused),
+            _measured_parts(weight.port, self.tensors.port, is_fused),
+            self.tolerance.of_parameters((*weight.reference, *weight.port)),
+            earlier,
+            weight=weight,
+            tensors=self.tensors,
+            parameters=self.parameters,
+            pairs=self.pairs,
+        )
+
+    def _value_clues(self, fault: Fault, pair: TensorPair, alignment: Alignment) -> Clues:
+        roles, port_roles = _roles(fault, pair)
+        role, port_role = roles[0], port_roles[0]
+        values = {other.value for other in roles}
+        earlier = [
+            measured_role(value.birth, self.tensors.reference)
+            for value in alignment.reference.values
+            if value.birth.time < role.time and value not in values and not value.is_integer
+        ]
+        return Clues(
+            _measured_roles(roles, self.tensors.reference, port_role.value.numel),
+            _measured_roles(port_roles, self.tensors.port, role.value.numel),
+            pair.relation.limit,
+            earlier,
+            roles=roles,
+            port_roles=port_roles,
+            alignment=alignment,
+            tensors=self.tensors,
+            parameters=self.parameters,
+            pairs=self.pairs,
+        )
+
+
+def _roles(fault: Fault, pair: TensorPair) -> Sides[list[Role]]:
+    """Return the rows that differ: where their values were made, as the finding says."""
+    if not pair.is_single:
+        return Sides(pair.reference, pair.port)
+    made = [
+        given[0] if location is None or location.role is None else location.role
+        for location, given in ((fault.reference, pair.reference), (fault.port, pair.port))
+    ]
+    return Sides([made[0]], [made[1]])
+
+
+def _missing(fault: Fault) -> Cause | None:
+    idle, side = fault.port, "port"
+    if idle is None or idle.call is not None:
+        idle, side = fault.reference, "reference"
+    if idle is None:
+        return None
+    return Cause("not_called", True, f"the {side} leaves out {idle.module[1] or idle.module[0]}")
+
+
+def _measured_roles(roles: Sequence[Role], tensors: StoredTensors, other_numel: int) -> Measured:
+    """Return a tensor; several are its terms if each has its size, else its channels in parts."""
+    if len(roles) == 1:
+        return measured_role(roles[0], tensors)
+    numels = [role.value.numel for role in roles]
+    are_terms = numels[0] == other_numel
+
+    def load() -> Array | None:
+        arrays = [array for role in roles if (array := tensors.of_role(role)) is not None]
+        if len(arrays) < len(roles):
+            return None
+        return np.sum(arrays, axis=0) if are_terms else np.concatenate(arrays, axis=-1)
+
+    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
+    is_known = are_terms and len(sketches) == len(roles)
+    return Measured(
+        " and ".join(map(describe_role, roles)),
+        {},
+        numels[0] if are_terms else sum(numels),
+        (),
+        np.sum(sketches, axis=0) if is_known else None,
+        load,
+    )
+
+
+def _measured_parts(
+    parameters: Sequence[Parameter], tensors: StoredTensors, by_rows: bool
+) -> Measured:
+    """Return a parameter; several are the parts of a fused one, row after row.
+
+    Args:
+        by_rows: Whether to use its row sketch, which adds up from those of the parts.
+    """
+    if not by_rows:
+        return measured_parameter(parameters[0], tensors)
+
+    def load() -> Array | None:
+        arrays = [tensors.of_parameter(parameter) for parameter in parameters]
+        if any(array is None for array in arrays):
+            return None
+        return np.concatenate(arrays)  # type: ignore[arg-type]
+
+    names = " and ".join(parameter.full_name for parameter in parameters)
+    numel = sum(parameter.numel for parameter in parameters)
+    row = parameters[0].row if len(parameters) == 1 else {}
+    return Measured(names, row, numel, (), stacked_row_sketch(parameters), load)
+
+
+def _parts_in_place(parts: Sequence[Parameter]) -> Iterator[Measured]:
+    """Yield each part of a fused parameter alone, with zeros in the rows of the others."""
+    numel = sum(part.numel for part in parts)
+    for index, part in enumerate(parts):
+        before = stacked_row_sketch(parts[:index])
+        through = stacked_row_sketch(parts[: index + 1])
+        if before is not None and through is not None:
+            yield Measured(f"its part {part.full_name}", part.row, numel, (), through - before)

@@ -1,0 +1,111 @@
+"""Causes that are in one part of a tensor: one token, one head, one triangle of a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.parity.breakdown import Axis, axis_names
+from otel_torch.parity.diagnosis.clues import Clues
+from otel_torch.parity.finding import Cause
+
+Array = NDArray[Any]
+
+# an element that is right may be off by this (relative to the largest)
+_SAME = 1e-6
+# what a factor may leave of the difference (relative L2)
+_EXACT = 1e-3
+_FEWEST_SQUARE = 4
+
+
+def mask(clues: Clues) -> Cause | None:
+    """Two masks, or two tables of attention weights, differ in a triangle or a band."""
+    pair = clues.raw_elements
+    if pair is None or pair[0].ndim < 2:
+        return None
+    reference, port = pair
+    queries, keys = reference.shape[-2:]
+    if queries != keys or queries < _FEWEST_SQUARE:
+        return None
+    differs = np.asarray(np.reshape(reference != port, (-1, queries, keys)).any(axis=0))
+    distance = np.arange(queries)[:, None] - np.arange(keys)[None, :]
+    shape = _shape_of(differs, distance)
+    if shape is None:
+        return None
+    is_mask = all(len(np.unique(side)) <= 2 for side in pair)
+    what = "the mask differs" if is_mask else f"{clues.subject} differs"
+    return Cause("mask", True, f"{what} in {shape} only")
+
+
+def _shape_of(differs: Array, distance: Array) -> str | None:
+    """Return the region of a square that holds all differences, filled to its corners, or None.
+
+    Args:
+        differs: shape (queries, keys).
+        distance: query minus key, of the same shape.
+    """
+    if not differs.any() or differs.all():
+        return None
+    low, high = int(distance[differs].min()), int(distance[differs].max())
+    region = (distance >= low) & (distance <= high)
+    if not differs[region].all():
+        return None
+    last = len(distance) - 1
+    if low == high:
+        return "the diagonal" if low == 0 else f"the diagonal {low:+d}"
+    if low == -last and high <= 0:
+        return "the upper triangle (keys after the query)" + (
+            ", diagonal included" if high == 0 else ""
+        )
+    if high == last and low >= 0:
+        start = "diagonal included" if low == 0 else f"keys {low} or more before the query"
+        return f"the lower triangle ({start})"
+    return f"a band (keys {low} to {high} before the query)"
+
+
+def concentrated(clues: Clues) -> Cause | None:
+    """A few tokens or channels are wrong, and all others are right."""
+    if clues.elements is None:
+        return None
+    reference, port = clues.elements
+    differs = _differs(reference, port, clues.limit)
+    names = axis_names(reference.ndim, clues.weight is not None)
+    places = [
+        place for axis in range(reference.ndim) if (place := _place_on(axis, differs, names[axis]))
+    ]
+    if not places:
+        return None
+    factor = _factor_in_part(reference[differs], port[differs])
+    text = f"{clues.subject} is wrong in {' and in '.join(places)} only{factor}"
+    return Cause("part", True, text)
+
+
+def _differs(reference: Array, port: Array, limit: float) -> Array:
+    slack = max(_SAME, 3 * limit) * float(np.abs(reference).max())
+    differs: Array = np.abs(port - reference) > slack
+    return differs
+
+
+def _place_on(axis: int, differs: Array, name: str) -> str | None:
+    """Return the few indices of an axis that hold all differences, in words."""
+    others = tuple(index for index in range(differs.ndim) if index != axis)
+    wrong = np.asarray(differs.any(axis=others), dtype=np.float64)
+    if not wrong.any() or wrong.all():
+        return None
+    return Axis(name, wrong, wrong / wrong.sum()).concentration()
+
+
+def _factor_in_part(before: Array, after: Array) -> str:
+    """Return the factor of the elements that differ, if it is one number."""
+    if not after.any():
+        return ": it is zero there"
+    square = float(np.vdot(before, before).real)
+    if before.size < 2 or not square:
+        return ""
+    factor = float(np.vdot(before, after).real) / square
+    remainder = float(np.linalg.norm(after - factor * before))
+    if remainder > _EXACT * float(np.linalg.norm(after - before)):
+        return ""
+    return f": it is the reference's times {factor:.4g} there"
