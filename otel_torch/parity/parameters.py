@@ -50,6 +50,11 @@ class ParameterPair:
     equal: bool
     rivals: tuple[Parameter, ...] = ()
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether one side has several parts."""
+        return len(self.reference) + len(self.port) > 2
+
 
 def pair_parameters(
     reference: Sequence[Parameter],

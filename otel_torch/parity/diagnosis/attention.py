@@ -8,6 +8,7 @@ whole tensors of the attention's neighborhood.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,11 @@ _EXACT = 1e-4
 _ONE = 1e-2
 # of the first batch entry: queries × keys × channels
 _MOST_PRODUCTS = 2**28
+# scales are searched up to e^5 times larger or smaller, to this relative precision
+_WIDEST_SCALE, _SCALES_TRIED, _SAME_SCALE = 5.0, 41, 1e-7
+_GOLDEN = (math.sqrt(5) - 1) / 2
+# how close a scale comes to the number that it is named after
+_SAME_NAME = 1e-3
 _HEAD_SIZES = (64, 128, 32, 16, 8, 24, 40, 80, 96, 48, 72, 160, 256, 4)
 
 
@@ -90,7 +96,12 @@ def _changed(
     for kind, text, variant in _changes(usual, inputs, right, changed):
         if _is_close(_attend(inputs, variant), changed):
             return Cause(kind, True, f"the {subject}'s attention {text.format(other=other)}")
-    return None
+    scale = _other_scale(inputs, usual, changed)
+    if scale is None:
+        return None
+    names = _scale_name(scale), _scale_name(usual.scale)
+    text = f"the {subject}'s attention is scaled by {names[0]}, the {other}'s by {names[1]}"
+    return Cause("attention_scale", True, text)
 
 
 def _tokens(array: Array) -> Array | None:
@@ -242,12 +253,6 @@ def _changes(
             "repeats the key heads as 0 1 0 1, the {other} as 0 0 1 1",
             replace(usual, repeat="tiled"),
         )
-    for name, scale in _scales(usual, reference.shape[1]):
-        yield (
-            "attention_scale",
-            f"is scaled by {name}, the {{other}}'s by 1/√{usual.head_size}",
-            replace(usual, scale=scale),
-        )
     for order in map("".join, itertools.permutations("qkv")):
         if order != "qkv":
             names = {"q": "queries", "k": "keys", "v": "values"}
@@ -259,17 +264,35 @@ def _changes(
             )
 
 
-def _scales(usual: _Variant, channels: int) -> Iterator[tuple[str, float]]:
-    size = usual.head_size
-    yield "1 (no scale)", 1.0
-    yield f"1/√{channels}", channels**-0.5
-    yield f"1/{size}", 1 / size
-    yield f"√{size}", size**0.5
-    yield f"1/√√{size}", size**-0.25
-    for other in _HEAD_SIZES:
-        yield f"1/√{other}", other**-0.5
-    for factor in (0.5, 2.0):
-        yield f"{factor:g}/√{size}", factor * size**-0.5
+def _other_scale(inputs: _Inputs, usual: _Variant, changed: Array) -> float | None:
+    """Return the scale that yields the changed tensor, or None: a golden-section search."""
+
+    def error(exponent: float) -> float:
+        made = _attend(inputs, replace(usual, scale=math.exp(exponent)))
+        return math.inf if made is None else float(np.linalg.norm(made - changed))
+
+    center = math.log(usual.scale)
+    grid = np.linspace(center - _WIDEST_SCALE, center + _WIDEST_SCALE, _SCALES_TRIED)
+    best = int(np.argmin([error(exponent) for exponent in grid]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _SCALES_TRIED - 1)]
+    while high - low > _SAME_SCALE:
+        first, second = high - (high - low) * _GOLDEN, low + (high - low) * _GOLDEN
+        low, high = (low, second) if error(first) < error(second) else (first, high)
+    scale = math.exp((low + high) / 2)
+    return scale if _is_close(_attend(inputs, replace(usual, scale=scale)), changed) else None
+
+
+def _scale_name(scale: float) -> str:
+    """Return a scale as people write it.
+
+    >>> _scale_name(0.125), _scale_name(1.0), _scale_name(0.3)
+    ('1/√64', '1 (no scale)', '0.3')
+    """
+    if abs(scale - 1) < _SAME_NAME:
+        return "1 (no scale)"
+    size = scale**-2
+    is_root = size > 1 and abs(size - round(size)) < _SAME_NAME * size
+    return f"1/√{round(size)}" if is_root else f"{scale:.4g}"
 
 
 def _attend(inputs: _Inputs, variant: _Variant) -> Array | None:

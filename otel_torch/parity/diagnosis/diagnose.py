@@ -49,6 +49,7 @@ WEIGHTS: tuple[Hypothesis, ...] = (
     weights.from_another_place,
     weights.parts_in_another_order,
     linear.scaled,
+    linear.one_part_scaled,
     linear.shifted,
     rounding.rounded,
     orders.reordered,
@@ -104,10 +105,10 @@ class Diagnosis:
         with np.errstate(all="ignore"):
             for clues in self._clues(fault, alignment):
                 table = VALUES if clues.weight is None else WEIGHTS
-                for hypothesis in table:
-                    cause = hypothesis(clues)
-                    if cause is not None:
-                        return cause
+                causes = (_test(hypothesis, clues) for hypothesis in table)
+                cause = next(filter(None, causes), None)
+                if cause is not None:
+                    return cause
         return None
 
     def breakdown(self, fault: Fault, alignment: Alignment) -> tuple[str, ...]:
@@ -142,9 +143,9 @@ class Diagnosis:
             yield self._weight_clues(weight)
         if fault.pair is None or fault.weights:
             return
-        roles, port_roles = _roles(fault, fault.pair)
-        if all(role.side == "output" for role in (*roles, *port_roles)):
-            for weight in self._unequal_weights(roles[0].call, port_roles[0].call, alignment):
+        makers = _roles(fault, fault.pair).map(lambda roles: _maker(roles[0]))
+        if makers.reference is not None and makers.port is not None:
+            for weight in self._unequal_weights(makers.reference, makers.port, alignment):
                 yield self._weight_clues(weight)
         yield self._value_clues(fault, fault.pair, alignment)
 
@@ -168,8 +169,7 @@ class Diagnosis:
                     yield ParameterPair((parameter,), (other,), "name", error, False)
 
     def _weight_clues(self, weight: ParameterPair) -> Clues:
-        is_fused = len(weight.reference) + len(weight.port) > 2
-        if is_fused:
+        if weight.is_fused:
             earlier = list(_parts_in_place(max(weight.reference, weight.port, key=len)))
         else:
             earlier = [
@@ -178,8 +178,8 @@ class Diagnosis:
                 if parameter is not weight.reference[0]
             ]
         return Clues(
-            _measured_parts(weight.reference, self.tensors.reference, is_fused),
-            _measured_parts(weight.port, self.tensors.port, is_fused),
+            _measured_parts(weight.reference, self.tensors.reference, weight.is_fused),
+            _measured_parts(weight.port, self.tensors.port, weight.is_fused),
             self.tolerance.of_parameters((*weight.reference, *weight.port)),
             earlier,
             weight=weight,
@@ -211,6 +211,14 @@ class Diagnosis:
         )
 
 
+def _test(hypothesis: Hypothesis, clues: Clues) -> Cause | None:
+    """Return what a hypothesis says; odd tensors that it cannot handle leave the cause unknown."""
+    try:
+        return hypothesis(clues)
+    except (ValueError, ArithmeticError, MemoryError, np.linalg.LinAlgError):
+        return None
+
+
 def _roles(fault: Fault, pair: TensorPair) -> Sides[list[Role]]:
     """Return the rows that differ: where their values were made, as the finding says."""
     if not pair.is_single:
@@ -220,6 +228,11 @@ def _roles(fault: Fault, pair: TensorPair) -> Sides[list[Role]]:
         for location, given in ((fault.reference, pair.reference), (fault.port, pair.port))
     ]
     return Sides([made[0]], [made[1]])
+
+
+def _maker(role: Role) -> ModuleCall | None:
+    """Return the call that made a tensor: what enters a module was made by the one around it."""
+    return role.call if role.side == "output" else role.call.parent
 
 
 def _missing(fault: Fault) -> Cause | None:
@@ -286,4 +299,4 @@ def _parts_in_place(parts: Sequence[Parameter]) -> Iterator[Measured]:
         before = stacked_row_sketch(parts[:index])
         through = stacked_row_sketch(parts[: index + 1])
         if before is not None and through is not None:
-            yield Measured(f"its part {part.full_name}", part.row, numel, (), through - before)
+            yield Measured(part.full_name, part.row, numel, (), through - before)

@@ -108,6 +108,20 @@ def one_term(clues: Clues) -> Cause | None:
     return None
 
 
+def one_part_scaled(clues: Clues) -> Cause | None:
+    """One part of a fused weight is the reference's times a number."""
+    sketches = _sketches(clues)
+    if sketches is None or clues.weight is None or not clues.weight.is_fused:
+        return None
+    difference = sketches[1] - sketches[0]
+    for known, sketch in _with_sketches(clues):
+        factors, remainder = fit(difference, [sketch])
+        if _is_explained(clues, difference, remainder):
+            text = f"the part {known.name} of {clues.subject} is the reference's times"
+            return Cause("scaled", True, f"{text} {1 + float(factors[0]):.4g}")
+    return None
+
+
 def factor_of_another(clues: Clues) -> Cause | None:
     """The port has another tensor of the reference here, times a number."""
     sketches = _sketches(clues)

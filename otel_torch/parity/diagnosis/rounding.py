@@ -25,7 +25,7 @@ _LEAST_ROUNDING, _MOST_ROUNDING = 0.25, 0.65
 _SAME = 1e-5
 _FEWEST = 8
 # the part of the elements that are rounded as usual; the smallest ones lose more bits
-_MOST = 0.95
+_MOST = 0.9
 
 
 def round_to(values: Floats, bits: int) -> Floats:

@@ -31,7 +31,7 @@ def constant(clues: Clues) -> Cause | None:
 
 def from_another_place(clues: Clues) -> Cause | None:
     """A parameter holds the numbers of another one of the reference."""
-    if clues.weight is None or len(clues.weight.reference) != 1 or len(clues.weight.port) != 1:
+    if clues.weight is None or clues.weight.is_fused:
         return None
     own, held = clues.weight.reference[0], clues.weight.port[0]
     source = _equal_to(held, clues.parameters.reference, clues.limit)
@@ -68,7 +68,7 @@ def default_initialization(clues: Clues) -> Cause | None:
 def parts_in_another_order(clues: Clues) -> Cause | None:
     """A fused weight holds its parts in another order than its name and its slices say."""
     weight = clues.weight
-    if weight is None or len(weight.reference) == len(weight.port) == 1:
+    if weight is None or not weight.is_fused:
         return None
     parts, whole = weight.reference, weight.port[0]
     if len(weight.port) > 1:

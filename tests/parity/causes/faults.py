@@ -431,13 +431,13 @@ def _kept_back(*kinds: str, words: str = "", tensors: bool = False) -> Callable[
     return fault(*kinds, words=words, tensors=tensors, table=KEPT_BACK)
 
 
-@_kept_back("parts_exchanged", "part", "exchanged", "rows_permuted", "reordered")
+@_kept_back("activation", words="up_proj gate_proj", tensors=True)
 def llama_fused_parts_in_another_order(port: models.PortLlama) -> None:
     weight = port.h[1].ff.gate_up.weight
     weight.copy_(weight.roll(2 * WIDTH, 0))
 
 
-@_kept_back("scaled", "term_scaled", "part", words="q_proj 0.25")
+@_kept_back("scaled", words="q_proj 0.25")
 def llama_query_part_scaled(port: models.PortLlama) -> None:
     port.h[0].attn.qkv.weight[:WIDTH] *= HEAD**-0.5
     port.h[0].attn.qkv.bias[:WIDTH] *= HEAD**-0.5
@@ -456,12 +456,6 @@ def llama_scale_of_the_length(port: models.PortLlama) -> None:
         layer.attn.scale = TOKENS**-0.5
 
 
-@_kept_back("rope", words="positions", tensors=True)
-def llama_positions_from_one(port: models.PortLlama) -> None:
-    rope = port.rope.forward
-    port.rope.forward = lambda positions: rope(positions + 1)
-
-
 @_kept_back("rope", words="keys only", tensors=True)
 def llama_queries_not_rotated(port: models.PortLlama) -> None:
     def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -476,7 +470,7 @@ def llama_relu_for_silu(port: models.PortLlama) -> None:
         layer.ff.act = F.relu
 
 
-@_kept_back("not_called", words="ln2")
+@_kept_back("other_tensor", words="post_attention_layernorm")
 def llama_norm_skipped(port: models.PortLlama) -> None:
     port.h[2].ln2 = nn.Identity()
 
@@ -518,7 +512,7 @@ def wan_modulation_scaled(port: models.Wan) -> None:
     port.blocks[0].modulation.mul_(0.9)
 
 
-@_kept_back("rows_permuted", words="exchanged", tensors=True)
+@_kept_back("columns_permuted", words="exchanged", tensors=True)
 def wan_shift_and_scale_exchanged(port: models.Wan) -> None:
     modulation = port.blocks[0].modulation
     modulation.copy_(modulation[:, [1, 0, 2, 3, 4, 5]])
@@ -595,7 +589,7 @@ def unet_channels_transposed(port: models.UNet) -> None:
     weight.copy_(weight.transpose(0, 1).clone())
 
 
-@_kept_back("term_missing", words="shortcut")
+@_kept_back("zero", words="zeros")
 def unet_shortcut_missing(port: models.UNet) -> None:
     port.mid.shortcut.forward = lambda x: torch.zeros_like(x)
 
