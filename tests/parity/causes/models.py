@@ -205,7 +205,11 @@ class ResBlock(nn.Module):
         super().__init__()
         self.norm1, self.conv1 = nn.GroupNorm(4, channels), nn.Conv2d(channels, out, 3, padding=1)
         self.norm2, self.conv2 = nn.GroupNorm(4, out), nn.Conv2d(out, out, 3, padding=1)
-        self.time, self.shortcut, self.act = nn.Linear(32, out), nn.Conv2d(channels, out, 1), nn.SiLU()
+        self.time, self.shortcut, self.act = (
+            nn.Linear(32, out),
+            nn.Conv2d(channels, out, 1),
+            nn.SiLU(),
+        )
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:

@@ -91,7 +91,10 @@ def outcome(fault: Fault | None, first: Finding | None) -> str:
 
 
 def score(
-    faults: Iterable[Fault], folder: Path, modes: Sequence[str] = ("tensors", "statistics"), seed: int = 0
+    faults: Iterable[Fault],
+    folder: Path,
+    modes: Sequence[str] = ("tensors", "statistics"),
+    seed: int = 0,
 ) -> list[Score]:
     """Record and compare every fault and every clean pair, in every mode."""
     scores = []
