@@ -14,7 +14,7 @@ import sys
 import pytest
 
 import otel_torch.rendering.page
-from otel_torch.parity.finding import ComparedPair, Finding, Report, UncomparedTensor
+from otel_torch.parity.finding import Cause, ComparedPair, Finding, Report, UncomparedTensor
 from otel_torch.parity.report.html import write_html
 from otel_torch.parity.report.html_charts import MAX_COLUMNS, MAX_POINTS, MAX_ROWS
 from otel_torch.parity.report.next_steps import next_step
@@ -155,9 +155,10 @@ reference ref.jsonl, port port.jsonl
   The relative L2 error is 0.64, 640,000 times its floor of 1e-06. Why: queries, keys and values are
   right; what the code between them and o_proj makes is not.
 
-Next: record this neighborhood again in both programs, with whole tensors:
-  reference  OTEL_TORCH_MODULES='^model\\.layers\\.1\\.self_attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=FOLDER
-  port       OTEL_TORCH_MODULES='^blocks\\.1\\.attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=FOLDER
+Next: record this neighborhood again with whole tensors, and compare:
+  OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity OTEL_TORCH_JSONL=ref-near.jsonl OTEL_TORCH_MODULES='^model\\.layers\\.1\\.self_attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=ref-tensors REFERENCE_COMMAND
+  OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity OTEL_TORCH_JSONL=port-near.jsonl OTEL_TORCH_MODULES='^blocks\\.1\\.attn(\\.|$)' OTEL_TORCH_STEPS=0 OTEL_TORCH_TENSORS=port-tensors PORT_COMMAND
+  otel-torch diff ref-near.jsonl port-near.jsonl --tensors ref-tensors port-tensors
 
               from the inputs to it            tensor  in the port           error  floor
 ✓ right       model.layers.0.input_layernorm   in      blocks.0.norm_1       2e-07  1e-06
@@ -190,7 +191,7 @@ def test_the_busiest_report_fits_one_screen_and_still_says_what_matters(width):
     text = " ".join(" ".join(lines).split())
     for expected in (
         "First divergence: the input `in` of model.layers.1.self_attn.o_proj", "blocks.1.attn.to_out", "This verdict is weaker",
-        "OTEL_TORCH_TENSORS=FOLDER", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
+        "OTEL_TORCH_TENSORS=ref-tensors", "--tensors ref-tensors port-tensors", "28 further findings", "5 dtype, 5 healed, 5 layout", "only in the reference: 40",
         "only in the port: 2", "ambiguous: 7", "more warnings (--all)", "1,000,000 compared pairs",
         "OTEL_TORCH_ISOLATE=WHOLE",
     ):  # fmt: skip
@@ -311,19 +312,53 @@ def test_each_kind_of_finding_has_its_words(fields, expected):
     assert text.endswith("diverged: 0 pairs compared, 1 finding")
 
 
+def settings_in(command):
+    """Return the environment variables in front of a command."""
+    return dict(word.split("=", 1) for word in shlex.split(command) if "=" in word)
+
+
+def test_what_was_kept_is_not_recorded_again():
+    report = diverged(tensors=("whole/reference.rank0", None))
+    _, commands = next_step(report)
+    assert [settings_in(command).get("OTEL_TORCH_TENSORS") for command in commands] == [
+        "port-tensors",
+        None,
+    ]
+    assert commands[-1] == (
+        "otel-torch diff ref.jsonl port-near.jsonl --tensors whole/reference.rank0 port-tensors"
+    )
+
+    report = diverged(tensors=("whole/reference.rank0", "whole/port.rank0"))
+    sentence, commands = next_step(report)
+    assert "operations" in sentence and not any("TENSORS" in command for command in commands)
+    assert settings_in(commands[0])["OTEL_TORCH_OPERATIONS"] == "^model\\.layers\\.1\\.self_attn$"
+
+    report.first = finding(cause=Cause("scaled", True, "it is twice as large"))
+    sentence, commands = next_step(report)
+    assert "mend" in sentence and commands[-1] == "otel-torch diff ref.jsonl port.jsonl"
+
+
+def test_a_recording_of_ranks_is_recorded_again_as_a_folder():
+    report = diverged(reference="runs/ref", port="runs/port")
+    reference, port, comparison = next_step(report)[1]
+    assert settings_in(reference)["OTEL_TORCH_JSONL"] == "runs/ref-near/reference.jsonl"
+    assert settings_in(port)["OTEL_TORCH_JSONL"] == "runs/port-near/port.jsonl"
+    assert comparison.startswith("otel-torch diff runs/ref-near runs/port-near --tensors ")
+
+
 def test_the_zoom_selects_the_neighbourhood_and_nothing_else():
     report = diverged()
-    environments = dict(next_step(report.first, report.chain)[1])
-    words = dict(word.split("=", 1) for word in shlex.split(environments["reference"]))
+    reference, _, _ = next_step(report)[1]
+    words = settings_in(reference)
     chosen = {
         pair.module
         for pair in report.compared
         if re.search(words["OTEL_TORCH_MODULES"], pair.module)
     }
     assert chosen == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
-    first, before = finding(module="blocks.0", port_module="it's [0]"), report.chain[-1:]
-    environments = dict(next_step(first, before)[1])
-    words = dict(word.split("=", 1) for word in shlex.split(environments["port"]))
+    report.first = finding(module="blocks.0", port_module="it's [0]")
+    report.chain = report.chain[-1:]
+    words = settings_in(next_step(report)[1][1])
     assert re.search(words["OTEL_TORCH_MODULES"], "it's [0].norm") and re.search(
         words["OTEL_TORCH_MODULES"], "blocks.1.attn.to_v"
     )

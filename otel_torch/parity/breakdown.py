@@ -224,9 +224,11 @@ def axis_names(dimensions: int, is_weight: bool = False) -> list[str]:
 
     >>> axis_names(3), axis_names(2, is_weight=True)
     (['batch entry', 'token', 'channel'], ['row', 'column'])
-    >>> axis_names(4)[1]
-    'axis-1 index'
+    >>> axis_names(4)[1], axis_names(1)
+    ('axis-1 index', ['element'])
     """
+    if dimensions == 1:
+        return ["element"]
     numbered = [f"axis-{axis} index" for axis in range(dimensions)]
     if is_weight:
         return [*_WEIGHT_AXES, *numbered[len(_WEIGHT_AXES) :]][:dimensions]

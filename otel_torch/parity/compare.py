@@ -349,6 +349,7 @@ class _Comparison:
         report.introduced = findings.faults
         report.harmless = findings.harmless
         report.chain = findings.path
+        report.tensors = findings.tensors
         report.unpaired.update(self._coverage.unpaired_modules(modules, self._recordings))
         report.ambiguous = [UncomparedTensor(*module, "") for module in modules.ambiguous]
         if self._match.given is not None:

@@ -154,6 +154,8 @@ class Report:
         compared_left_out: How many pairs are missing from `compared`.
         chain: The pairs on the path from the inputs to the first finding.
         weaker: Whether statistics alone decided, because there were no sketches.
+        tensors: Where the reference's run and the port's kept the whole tensor of the first
+            finding; None where they did not.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
     """
 
@@ -175,6 +177,7 @@ class Report:
     reference: str = ""
     port: str = ""
     weaker: bool = False
+    tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import ModuleCall, Role
-from otel_torch.parity.diagnosis.diagnose import Diagnosis
+from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
 from otel_torch.parity.explain import explain
 from otel_torch.parity.fault_path import path_to
 from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
@@ -38,6 +38,7 @@ class Findings:
         faults: In the order of their forwards.
         harmless: Differences that heal, or are of dtype alone.
         path: The pairs on the way to the first fault.
+        tensors: The folders of both runs with the tensor of the first fault, None where not kept.
         suspects: Models whose wrong outputs may have entered the current forward.
         searched: Wrong forwards analysed after the first fault.
         unsearched: Wrong forwards that were not.
@@ -47,6 +48,7 @@ class Findings:
         self.faults: list[Finding] = []
         self.harmless: list[Finding] = []
         self.path: list[ComparedPair] = []
+        self.tensors: tuple[str | None, str | None] = (None, None)
         self.suspects: set[str] = set()
         self.searched = self.unsearched = 0
         self._isolated = isolated
@@ -98,7 +100,10 @@ class Findings:
         for fault in judgment.faults:
             finding = _finding(fault, explain(fault))
             if not is_inherited and not self._is_listed(finding):
-                self.faults.append(_diagnosed(finding, fault, alignment, diagnosis))
+                examination = diagnosis.examine(fault, alignment)
+                if not self.faults:
+                    self.tensors = examination.folders
+                self.faults.append(_diagnosed(finding, examination))
         return forward
 
     def _is_listed(self, finding: Finding) -> bool:
@@ -211,18 +216,12 @@ def _finding(fault: Fault, explanation: str) -> Finding:
     )
 
 
-def _diagnosed(
-    finding: Finding, fault: Fault, alignment: Alignment, diagnosis: Diagnosis
-) -> Finding:
+def _diagnosed(finding: Finding, examination: Examination) -> Finding:
     """Return a finding with its cause, as far as it is known."""
-    cause = diagnosis.cause(fault, alignment)
+    cause, breakdown, _ = examination
     sentences = ("" if cause is None else cause.sentence, finding.explanation)
-    return replace(
-        finding,
-        explanation=" ".join(filter(None, sentences)),
-        cause=cause,
-        breakdown=diagnosis.breakdown(fault, alignment),
-    )
+    explanation = " ".join(filter(None, sentences))
+    return replace(finding, explanation=explanation, cause=cause, breakdown=breakdown)
 
 
 def _place(location: Location | None) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 A hypothesis is a function from the `Clues` about two tensors to a `Cause`, or None if the clues do
 not show it. The first one that holds names the cause; a fault that none explains is not named.
 
-    clues ─▶ WEIGHTS or VALUES, in order ─▶ Cause | None
+    clues ─▶ WEIGHTS, VALUES or SHAPES, in order ─▶ Cause | None
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from otel_torch.parity.diagnosis import (
     orders,
     parts,
     rounding,
+    shapes,
     weights,
 )
 from otel_torch.parity.diagnosis.clues import (
@@ -79,8 +81,28 @@ VALUES: tuple[Hypothesis, ...] = (
     orders.reordered,
     attention.attention,
     parts.mask,
+    parts.nonfinite,
     parts.concentrated,
 )
+
+
+SHAPES: tuple[Hypothesis, ...] = (shapes.other_length,)
+
+_NO_FOLDERS: tuple[str | None, str | None] = (None, None)
+
+
+class Examination(NamedTuple):
+    """What is known of a fault.
+
+    Attributes:
+        cause: What it is, or None.
+        breakdown: Where in its tensor the difference is, a line each.
+        folders: Where the two runs kept the whole tensor; None where they did not.
+    """
+
+    cause: Cause | None
+    breakdown: tuple[str, ...] = ()
+    folders: tuple[str | None, str | None] = _NO_FOLDERS
 
 
 @dataclass(slots=True)
@@ -98,32 +120,35 @@ class Diagnosis:
     tensors: Sides[StoredTensors]
     tolerance: Tolerance
 
-    def cause(self, fault: Fault, alignment: Alignment) -> Cause | None:
-        """Return what the fault is, or None if it is not known."""
+    def examine(self, fault: Fault, alignment: Alignment) -> Examination:
+        """Return what the fault is, and where in its tensor, as far as that is known."""
         if fault.kind == "missing":
-            return _missing(fault)
+            return Examination(_missing(fault))
+        causes: list[Cause | None] = []
+        breakdown: tuple[str, ...] = ()
+        folders = _NO_FOLDERS
         with np.errstate(all="ignore"):
             for clues in self._clues(fault, alignment):
-                table = VALUES if clues.weight is None else WEIGHTS
-                causes = (_test(hypothesis, clues) for hypothesis in table)
-                cause = next(filter(None, causes), None)
-                if cause is not None:
-                    return cause
-        return None
+                causes.append(next(filter(None, _answers(clues)), None))
+                if clues.weight in (None, *fault.weights[:1]):
+                    breakdown, folders = self._breakdown(clues), self._folders(clues)
+        return Examination(next(filter(None, causes), None), breakdown, folders)
 
-    def breakdown(self, fault: Fault, alignment: Alignment) -> tuple[str, ...]:
-        """Return where in the tensor the difference is, a line each; () without whole tensors."""
+    def _folders(self, clues: Clues) -> tuple[str | None, str | None]:
+        """Return where the two runs kept these tensors; None where they did not."""
+        reference, port = (
+            None if side.elements is None or stored.folder is None else str(stored.folder.folder)
+            for side, stored in zip((clues.reference, clues.port), self.tensors, strict=True)
+        )
+        return reference, port
+
+    def _breakdown(self, clues: Clues) -> tuple[str, ...]:
+        """Return where two tensors differ, a line each; () if neither run kept whole tensors."""
         if all(stored.folder is None for stored in self.tensors):
             return ()
-        if fault.weights:
-            clues = self._weight_clues(fault.weights[0])
-        elif fault.pair is not None:
-            clues = self._value_clues(fault, fault.pair, alignment)
-        else:
-            return ("Only one program has this tensor: there is nothing to compare.",)
         sides = Sides(clues.reference, clues.port)
         lacking = [
-            f"The {program} kept no {side.name}: record it again with this module selected."
+            f"The {program} kept no whole tensor of {side.name}: record it with this module."
             for program, side in zip(Sides._fields, sides, strict=True)
             if side.elements is None
         ]
@@ -209,6 +234,15 @@ class Diagnosis:
             parameters=self.parameters,
             pairs=self.pairs,
         )
+
+
+def _answers(clues: Clues) -> Iterator[Cause | None]:
+    """Yield what each hypothesis says."""
+    table = VALUES if clues.weight is None else WEIGHTS
+    if clues.reference.numel != clues.port.numel:
+        table = SHAPES
+    for hypothesis in table:
+        yield _test(hypothesis, clues)
 
 
 def _test(hypothesis: Hypothesis, clues: Clues) -> Cause | None:

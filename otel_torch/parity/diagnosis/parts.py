@@ -65,16 +65,26 @@ def _shape_of(differs: Array, distance: Array) -> str | None:
     return f"a band (keys {low} to {high} before the query)"
 
 
+def nonfinite(clues: Clues) -> Cause | None:
+    """NaN and Inf are in a few tokens or channels of one program only."""
+    pair = clues.raw_elements
+    if pair is None:
+        return None
+    finite, port_finite = (np.isfinite(side) for side in pair)
+    places = _places(finite != port_finite, clues)
+    if not places:
+        return None
+    owner = "the reference's value" if (port_finite & ~finite).any() else clues.subject
+    return Cause("part", True, f"{owner} is NaN or Inf in {' and in '.join(places)} only")
+
+
 def concentrated(clues: Clues) -> Cause | None:
     """A few tokens or channels are wrong, and all others are right."""
     if clues.elements is None:
         return None
     reference, port = clues.elements
     differs = _differs(reference, port, clues.limit)
-    names = axis_names(reference.ndim, clues.weight is not None)
-    places = [
-        place for axis in range(reference.ndim) if (place := _place_on(axis, differs, names[axis]))
-    ]
+    places = _places(differs, clues)
     if not places:
         return None
     factor = _factor_in_part(reference[differs], port[differs])
@@ -86,6 +96,13 @@ def _differs(reference: Array, port: Array, limit: float) -> Array:
     slack = max(_SAME, 3 * limit) * float(np.abs(reference).max())
     differs: Array = np.abs(port - reference) > slack
     return differs
+
+
+def _places(differs: Array, clues: Clues) -> list[str]:
+    """Return the few indices of each axis that hold all differences, in words."""
+    names = axis_names(differs.ndim, clues.weight is not None)
+    on_axes = (_place_on(axis, differs, name) for axis, name in enumerate(names))
+    return [place for place in on_axes if place is not None]
 
 
 def _place_on(axis: int, differs: Array, name: str) -> str | None:

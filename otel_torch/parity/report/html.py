@@ -90,15 +90,16 @@ def _summary(report: Report) -> list[str]:
 
 
 def _first_finding(report: Report, first: Finding) -> list[str]:
-    advice, environments = next_step(first, report.chain)
+    advice, commands = next_step(report)
     lines = [
         f"<h1>{sentence(headline(first))}</h1>",
         _location_table(first),
         f"<p>{escaped(error_sentence(first))} {escaped(explanation_sentence(first))}</p>",
+        *(f"<p>{escaped(line)}</p>" for line in first.breakdown),
         f"<p>{escaped(advice)}</p>",
     ]
-    for program, variables in environments:
-        lines.append(f'<p class="faint">{program}</p><pre>{escaped(variables)}</pre>')
+    if commands:
+        lines.append(f"<pre>{escaped(chr(10).join(commands))}</pre>")
     if isolation := isolation_advice(report):
         lines.append(f"<p>{escaped(isolation)}</p>")
     return lines

@@ -1,64 +1,72 @@
-"""The next step after a finding: a sentence, and settings that record its neighborhood again."""
+"""The next step after a finding: a sentence, and the commands that take it."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from otel_torch.parity.finding import ComparedPair, Finding, Kind, Report
 
-_RECORD_AGAIN = "Next: record this neighborhood again in both programs, with whole tensors:"
-_NEXT_STEPS: dict[Kind, str] = {
-    "value": _RECORD_AGAIN,
-    "layout": _RECORD_AGAIN,
-    "nonfinite": _RECORD_AGAIN,
-    "shape": _RECORD_AGAIN,
-    "dtype": "Next: run both sides in the same dtype here, then compare again.",
-    "weights": "Next: check how this weight is converted and loaded; that needs no forward pass.",
+_RECORD_AGAIN = "Next: record this neighborhood again with whole tensors, and compare:"
+_LOOK_INSIDE = "Next: list the operations that both programs run here:"
+_FIX = "Next: mend this, record the port again, and compare:"
+_SENTENCES: dict[Kind, str] = {
+    "weights": "Next: mend how this weight is converted or loaded, record the port again:",
     "missing": (
-        "Next: find out why only one side runs this. If it only has another name, pair the two "
-        "with --map."
+        "Next: find out why only one side runs this. If it only has another name, pair the two in "
+        "the map:"
     ),
+    "dtype": "Next: run both sides in the same dtype here, record the port again, and compare:",
 }
 _ISOLATION = (
     "One bug can hide another: record all of the reference with OTEL_TORCH_TENSORS=WHOLE, compare "
     "with --save-isolation WHOLE, then run the port from its values with "
     "OTEL_TORCH_ISOLATE=WHOLE."
 )
+_SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity"
 
 
-def next_step(
-    finding: Finding, path: Sequence[ComparedPair] = ()
-) -> tuple[str, list[tuple[str, str]]]:
-    """Return what to do next, and the environment that records the neighborhood in each program.
+class _Side(NamedTuple):
+    """What the commands for one program need.
 
-    Args:
-        finding: The first finding.
-        path: The pairs from the inputs to the finding.
-
-    Returns:
-        A sentence, and (program, environment variables quoted for a POSIX shell) for each program
-        that has the module. The list is empty if recording again does not help.
+    Attributes:
+        name: `reference` or `port`.
+        recording: A file, or a folder with the recordings of all ranks.
+        tensors: The folder in which this run kept the tensor of the finding, or None.
+        module, side, step: The place of the finding.
+        previous: The last module before it that is right, or None.
     """
-    sentence = _NEXT_STEPS[finding.kind]
-    if not _needs_tensors(finding):
-        return sentence, []
-    upstream = _last_matching_pair(path)
-    programs = [
-        ("reference", finding.module, finding.step, upstream.module if upstream else None),
-        (
-            "port",
-            finding.port_module,
-            finding.port_step,
-            upstream.port_module if upstream else None,
-        ),
-    ]
-    return sentence, [
-        (program, _environment(module, step, previous))
-        for program, module, step, previous in programs
-        if module is not None
-    ]
+
+    name: str
+    recording: str
+    tensors: str | None
+    module: str
+    side: str | None
+    step: int | None
+    previous: str | None
+
+
+def next_step(report: Report) -> tuple[str, list[str]]:
+    """Return what to do about the first finding, and commands for a POSIX shell, in order.
+
+    What the recordings hold already is not recorded again. REFERENCE_COMMAND and PORT_COMMAND stand
+    for how the two programs are started, which no recording holds.
+    """
+    finding = report.first
+    if finding is None:
+        return "", []
+    if finding.kind == "missing":
+        return _SENTENCES["missing"], _map_commands(report)
+    sides = _sides(report, finding)
+    if len(sides) == 2 and _wants_tensors(finding):
+        if any(side.tensors is None for side in sides):
+            return _RECORD_AGAIN, _tensor_commands(sides)
+        if finding.cause is None:
+            return _LOOK_INSIDE, [line for side in sides for line in _operation_commands(side)]
+    return _SENTENCES.get(finding.kind, _FIX), _port_commands(report)
 
 
 def isolation_advice(report: Report) -> str:
@@ -70,11 +78,33 @@ def isolation_advice(report: Report) -> str:
     """
     if report.isolated or len(report.introduced) < 2:
         return ""
-    return _ISOLATION if any(map(_needs_tensors, report.introduced)) else ""
+    return _ISOLATION if any(map(_is_computed, report.introduced)) else ""
 
 
-def _needs_tensors(finding: Finding) -> bool:
-    return _NEXT_STEPS[finding.kind] is _RECORD_AGAIN
+def _is_computed(finding: Finding) -> bool:
+    return finding.kind not in _SENTENCES
+
+
+def _wants_tensors(finding: Finding) -> bool:
+    """Return whether whole tensors say more: of what is computed, and of weights in disorder."""
+    is_vague = finding.cause is None or finding.cause.kind == "reordered"
+    return _is_computed(finding) or (finding.kind == "weights" and is_vague)
+
+
+def _sides(report: Report, finding: Finding) -> list[_Side]:
+    """Return the programs that have the place of a finding."""
+    before = _last_matching_pair(report.chain)
+    folder, port_folder = report.tensors
+    sides = []
+    if finding.module is not None:
+        previous = None if before is None else before.module
+        place = finding.module, finding.side, finding.step, previous
+        sides.append(_Side("reference", report.reference, folder, *place))
+    if finding.port_module is not None:
+        previous = None if before is None else before.port_module
+        place = finding.port_module, finding.port_side, finding.port_step, previous
+        sides.append(_Side("port", report.port, port_folder, *place))
+    return sides
 
 
 def _last_matching_pair(path: Sequence[ComparedPair]) -> ComparedPair | None:
@@ -84,23 +114,85 @@ def _last_matching_pair(path: Sequence[ComparedPair]) -> ComparedPair | None:
     return None
 
 
-def _environment(module: str, step: int | None, previous: str | None) -> str:
-    """Return the variables that record the container of a module and the module that ran before.
+# -- commands
 
-    >>> for variable in shlex.split(_environment("blocks.0.attn.out", 2, "blocks.0.norm")):
-    ...     print(variable)
-    OTEL_TORCH_MODULES=^(blocks\\.0\\.attn|blocks\\.0\\.norm)(\\.|$)
-    OTEL_TORCH_STEPS=2
-    OTEL_TORCH_TENSORS=FOLDER
+
+def _tensor_commands(sides: Sequence[_Side]) -> list[str]:
+    """Return how to record the tensors that were not kept, and how to compare with them."""
+    commands, recordings, folders = [], [], []
+    for side in sides:
+        recording, folder = side.recording, side.tensors
+        if folder is None:
+            recording, folder = _beside(side.recording, "near"), _beside(side.recording, "tensors")
+            commands.append(_recording_command(side, recording, folder))
+        recordings.append(shlex.quote(recording))
+        folders.append(shlex.quote(folder))
+    return [*commands, f"otel-torch diff {' '.join(recordings)} --tensors {' '.join(folders)}"]
+
+
+def _recording_command(side: _Side, recording: str, folder: str) -> str:
+    settings = f"OTEL_TORCH_MODULES={shlex.quote(_neighborhood(side.module, side.previous))}"
+    if side.step is not None:
+        settings += f" OTEL_TORCH_STEPS={side.step}"
+    settings += f" OTEL_TORCH_TENSORS={shlex.quote(folder)}"
+    return _run(side.name, recording, settings)
+
+
+def _operation_commands(side: _Side) -> list[str]:
+    # what enters a module was made by the code around it
+    module = _container(side.module) if side.side == "input" else side.module
+    pattern = shlex.quote(f"^{re.escape(module)}$")
+    recording = _beside(side.recording, "operations")
+    step = "" if side.step is None else f" --step {side.step}"
+    return [
+        _run(side.name, recording, f"OTEL_TORCH_OPERATIONS={pattern}"),
+        f"otel-torch show {shlex.quote(recording)} --module {pattern}{step}",
+    ]
+
+
+def _port_commands(report: Report) -> list[str]:
+    recordings = shlex.quote(report.reference), shlex.quote(report.port)
+    return [_run("port", report.port, ""), f"otel-torch diff {' '.join(recordings)}"]
+
+
+def _map_commands(report: Report) -> list[str]:
+    command = f"otel-torch diff {shlex.quote(report.reference)} {shlex.quote(report.port)}"
+    return [f"{command} --save-map pairs.toml", f"{command} --map pairs.toml"]
+
+
+def _run(name: str, recording: str, settings: str) -> str:
+    """Return the command that records a program."""
+    file = recording if Path(recording).suffix else f"{recording}/{name}.jsonl"
+    parts = (_SWITCH, f"OTEL_TORCH_JSONL={shlex.quote(file)}", settings, f"{name.upper()}_COMMAND")
+    return " ".join(filter(None, parts))
+
+
+def _beside(recording: str, word: str) -> str:
+    """Return a name beside a recording; that of tensors is a folder's.
+
+    >>> _beside("runs/port.jsonl", "near"), _beside("runs/port.jsonl", "tensors")
+    ('runs/port-near.jsonl', 'runs/port-tensors')
+    """
+    path = Path(recording)
+    suffix = "" if word == "tensors" else path.suffix
+    return str(path.parent / f"{path.stem}-{word}{suffix}")
+
+
+# -- neighborhoods
+
+
+def _neighborhood(module: str, previous: str | None) -> str:
+    """Return a pattern of the container of a module and the module that ran before.
+
+    >>> print(_neighborhood("blocks.0.attn.out", "blocks.0.norm"))
+    ^(blocks\\.0\\.attn|blocks\\.0\\.norm)(\\.|$)
     """
     container = _container(module) or module
     names = [container]
     if previous is not None and not _is_inside(previous, container):
         names.append(previous)
     alternatives = "|".join(map(re.escape, names))
-    pattern = f"^{alternatives}(\\.|$)" if len(names) == 1 else f"^({alternatives})(\\.|$)"
-    steps = "" if step is None else f"OTEL_TORCH_STEPS={step} "
-    return f"OTEL_TORCH_MODULES={shlex.quote(pattern)} {steps}OTEL_TORCH_TENSORS=FOLDER"
+    return f"^{alternatives}(\\.|$)" if len(names) == 1 else f"^({alternatives})(\\.|$)"
 
 
 def _container(module: str) -> str:

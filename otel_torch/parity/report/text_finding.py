@@ -38,7 +38,8 @@ def finding_block(report: Report, screen: Screen) -> list[str]:
     lines = [
         *screen.wrap(f"✗ {headline(first)}", "red", hanging_indent="  "),
         *_location_table(first, screen),
-        *screen.wrap(" ".join(filter(None, details)), indent="  ", max_lines=3),
+        *screen.wrap(" ".join(filter(None, details)), indent="  ", max_lines=5),
+        *(line for text in first.breakdown for line in screen.wrap(text, indent="  ", max_lines=2)),
     ]
     if report.weaker:
         lines += screen.wrap(f"! {WEAKER_VERDICT}", "yellow", hanging_indent="  ")
@@ -80,12 +81,9 @@ def next_step_block(report: Report, screen: Screen) -> list[str]:
     """Return the next step."""
     if report.first is None:
         return []
-    sentence, environments = next_step(report.first, report.chain)
-    commands = [
-        f"  {program:9}  {screen.paint(escape(variables), 'bold')}"
-        for program, variables in environments
-    ]
-    return [sentence, *commands, *screen.wrap(isolation_advice(report))]
+    sentence, commands = next_step(report)
+    lines = [f"  {screen.paint(escape(command), 'bold')}" for command in commands]
+    return [*screen.wrap(sentence), *lines, *screen.wrap(isolation_advice(report))]
 
 
 def path_block(report: Report, screen: Screen) -> list[str]:

@@ -388,6 +388,27 @@ def wan_weight_not_loaded(port: models.Wan) -> None:
     port.blocks[1].attn.to_v.reset_parameters()
 
 
+@fault("not_called", words="norm_q")
+def wan_norm_left_out(port: models.Wan) -> None:
+    for block in port.blocks:
+        block.attn.normed = False
+
+
+@fault("length", words="lacks 1 24")
+def wan_last_token_lost(port: models.Wan) -> None:
+    port.embedded = lambda x: x[:, :-1]
+
+
+@fault("part", words="NaN token 5", tensors=True)
+def wan_one_token_nan(port: models.Wan) -> None:
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, 5] = torch.nan
+        return x
+
+    port.blocks[1].attn.after = change
+
+
 # ---- outside of the table: nothing names them
 
 

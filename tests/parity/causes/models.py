@@ -255,9 +255,11 @@ class WanAttention(nn.Module):
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.norm_q, self.norm_k = RMSNorm(WIDTH), RMSNorm(WIDTH)
         self.rotate, self.after, self.scale, self.order = rotate_pairs, lambda x: x, None, (0, 1, 2)
+        self.normed = True
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        parts = self.norm_q(self.to_q(x)), self.norm_k(self.to_k(x)), self.to_v(x)
+        query = self.norm_q(self.to_q(x)) if self.normed else self.to_q(x)
+        parts = query, self.norm_k(self.to_k(x)), self.to_v(x)
         q, k, v = (
             parts[index].unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for index in self.order
         )

@@ -22,8 +22,10 @@ from otel_torch import bootstrap
 from otel_torch.parity.finding import Finding, Report
 from tests.parity.causes.faults import FAULTS, KEPT_BACK, Fault
 from tests.parity.causes.models import build
+from tests.parity.scoreboard import Summary
 
 # best first; a fault outside of the table is `unknown` or `wrong`, a clean pair `silent` or `wrong`
+__all__ = ["Summary"]
 OUTCOMES = ("named", "in part", "unknown", "wrong")
 # what is right, but less than what is known with whole tensors
 COARSER = {

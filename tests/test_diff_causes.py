@@ -1,0 +1,198 @@
+"""`otel-torch diff` says what a fault is, looks into whole tensors of every kind of finding, and names
+commands that lead on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import otel_torch
+from tests.parity.causes import scoreboard
+from tests.parity.causes.faults import FAULTS, KEPT_BACK
+from tests.support import environment, run_python
+
+pytest.importorskip("safetensors")
+
+PROGRAM = Path(scoreboard.__file__).with_name("program.py")
+# one of each way in which a cause is found
+QUICK = (
+    "llama_bias_left_out",
+    "llama_output_transposed",
+    "llama_rotary_pairs",
+    "llama_residual_scaled",
+    "llama_gate_and_up_exchanged",
+    "unet_norm_groups",
+    "unet_functional_dropout",
+    "wan_gate_missing",
+    "wan_noise",
+)
+MODES = ("tensors", "statistics")
+SLOW = pytest.mark.scoreboard
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cause_is_named_rightly_or_not_at_all(tmp_path: Path, mode: str) -> None:
+    chosen = [FAULTS[name] for name in QUICK]
+    scores = {score.fault: score for score in scoreboard.score(chosen, tmp_path, [mode])}
+    assert not [score for score in scores.values() if score.outcome == "wrong"]
+    for fault in chosen:
+        if fault.kinds and (fault.by_statistics or mode == "tensors"):
+            assert scores[fault.name].outcome == "named", scores[fault.name]
+    assert {scores[f"{family} (clean)"].outcome for family in scoreboard.FAMILIES} == {"silent"}
+
+
+@pytest.mark.scoreboard
+@pytest.mark.parametrize("corpus", [FAULTS, KEPT_BACK], ids=["faults", "kept back"])
+def test_the_whole_corpus(
+    tmp_path: Path, corpus: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    scores = scoreboard.score(corpus.values(), tmp_path)
+    summary = scoreboard.totals(scores, corpus)
+    request.config.pluginmanager.register(scoreboard.Summary("what a fault is", summary))
+    assert not [score for score in scores if score.outcome == "wrong"]
+    named = [score.fault for score in scores if (score.mode, score.outcome) == ("tensors", "named")]
+    assert len(named) >= 0.9 * sum(bool(fault.kinds) for fault in corpus.values())
+    assert all(
+        score.outcome in ("unknown", "silent")
+        for score in scores
+        if score.fault not in corpus or not corpus[score.fault].kinds
+    )
+
+
+# -- whole tensors, of every kind of finding
+# --------------------------------------------------------------------------------------------------
+
+
+def record(folder: Path, name: str, *arguments: str, **variables: str) -> None:
+    """Run one side in a process of its own, switched on by environment alone."""
+    recorded = {"OTEL_TORCH_CAPTURE": "parity", "OTEL_TORCH_JSONL": f"{name}.jsonl"}
+    run_python(folder, PROGRAM, *arguments, **(recorded | variables))
+
+
+def diff(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """Run `otel-torch diff`; return its JSON and its screen."""
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_torch", "diff", *arguments, "--json", "diff.json"],
+        cwd=folder, env=environment(folder, OTEL_TORCH_ENABLED="0"), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    return json.loads((folder / "diff.json").read_text()), " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "side", "sentence"),
+    [
+        ("wan_attention_negated", "value", "input", "with the other sign"),
+        pytest.param("unet_relu", "value", "output", "spread over all", marks=SLOW),
+        pytest.param(
+            "unet_sine_before_cosine",
+            "layout",
+            "output",
+            "two halves of its channels swapped",
+            marks=SLOW,
+        ),
+        pytest.param(
+            "wan_one_token_nan", "nonfinite", "input", "are NaN or Inf on one side only", marks=SLOW
+        ),
+        pytest.param(
+            "wan_last_token_lost",
+            "shape",
+            "input",
+            "The shapes are [24] in the reference, [23]",
+            marks=SLOW,
+        ),
+        ("llama_down_scaled", "weights", "parameter", "times 0.5"),
+        pytest.param(
+            "llama_query_part_scaled",
+            "weights",
+            "parameter",
+            "rows 0 to 63 of 128, the first half",
+            marks=SLOW,
+        ),
+        ("llama_bias_left_out", "value", "output", "spread over all"),
+        pytest.param("unet_bias_left_out", "value", "output", "spread over all", marks=SLOW),
+        ("wan_norm_left_out", "missing", "output", ""),
+    ],
+)
+def test_every_kind_of_finding_is_broken_down(
+    tmp_path: Path, fault: str, kind: str, side: str, sentence: str
+) -> None:
+    family = fault.partition("_")[0]
+    record(tmp_path, "reference", family, "reference", OTEL_TORCH_TENSORS="whole/reference")
+    record(tmp_path, "port", family, "port", fault, OTEL_TORCH_TENSORS="whole/port")
+    recordings = "reference.jsonl", "port.jsonl"
+    report, screen = diff(tmp_path, *recordings, "--tensors", "whole/reference", "whole/port")
+    first = report["first"]
+    assert (first["kind"], first["side"]) == (kind, side)
+    assert sentence in " ".join(first["breakdown"]) and sentence in screen
+    # the recordings say where their tensors are
+    found = otel_torch.diff(*(tmp_path / recording for recording in recordings)).first
+    assert found is not None and list(found.breakdown) == first["breakdown"]
+
+
+def test_a_tensor_that_one_run_did_not_keep_is_named(tmp_path: Path) -> None:
+    record(tmp_path, "reference", "wan", "reference", OTEL_TORCH_TENSORS="whole")
+    record(tmp_path, "port", "wan", "port", "wan_attention_negated")
+    record(
+        tmp_path, "other", "wan", "port", OTEL_TORCH_TENSORS="other", OTEL_TORCH_MODULES="norm_out"
+    )
+    recordings = "reference.jsonl", "port.jsonl"
+    report, _ = diff(tmp_path, *recordings, "--tensors", "whole", "other")
+    (line,) = report["first"]["breakdown"]
+    assert "The port kept no whole tensor of the input of blocks.0.attn.to_out" in line
+    assert report["first"]["cause"]["kind"] == "negated"
+
+
+# -- the next step
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_lead_to_the_cause_and_repeat_nothing(tmp_path: Path) -> None:
+    record(tmp_path, "reference", "llama", "reference")
+    record(tmp_path, "port", "llama", "port", "llama_rotary_pairs")
+    report, _ = diff(tmp_path, "reference.jsonl", "port.jsonl")
+    assert report["first"]["cause"] is None and report["first"]["breakdown"] == []
+
+    for command in commands(tmp_path, "reference.jsonl", "port.jsonl"):
+        last = run(tmp_path, command)
+    assert last.returncode == 1, last.stderr
+    assert "rotates interleaved pairs of a head's channels, the reference halves" in screen(last)
+    assert "OTEL_TORCH_TENSORS" not in last.stdout  # they were kept
+
+    run(tmp_path, commands(tmp_path, "reference.jsonl", "port.jsonl")[0])
+    again = commands(tmp_path, "reference-near.jsonl", "port.jsonl")
+    assert [command.count("OTEL_TORCH_TENSORS=") for command in again] == [1, 0]
+
+
+def commands(folder: Path, *recordings: str) -> list[str]:
+    """Return the commands that the report of a comparison names."""
+    done = run(folder, f"otel-torch diff {' '.join(recordings)}")
+    return re.findall(r"^  ((?:OTEL_TORCH_ENABLED|otel-torch).*)$", done.stdout, re.M)
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a report in a shell, with the programs of the corpus put in."""
+    python = f"{shlex.quote(sys.executable)} {shlex.quote(str(PROGRAM))} llama"
+    for word, replacement in {
+        "REFERENCE_COMMAND": f"{python} reference",
+        "PORT_COMMAND": f"{python} port llama_rotary_pairs",
+        "otel-torch": f"{shlex.quote(sys.executable)} -m otel_torch",
+    }.items():
+        command = re.sub(rf"(?<!\S){word}(?!\S)", lambda _, text=replacement: text, command)
+    environ = environment(folder)
+    environ.pop("OTEL_TORCH_ENABLED", None)
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def screen(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(done.stdout.split())
