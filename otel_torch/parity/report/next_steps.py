@@ -26,6 +26,8 @@ _ISOLATION = (
     "with --save-isolation WHOLE, then run the port from its values with "
     "OTEL_TORCH_ISOLATE=WHOLE."
 )
+# causes that say how a tensor looks and not what made it so
+_VAGUE_CAUSES = ("reordered", "part")
 _SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity"
 
 
@@ -64,7 +66,7 @@ def next_step(report: Report) -> tuple[str, list[str]]:
     if len(sides) == 2 and _wants_tensors(finding):
         if any(side.tensors is None for side in sides):
             return _RECORD_AGAIN, _tensor_commands(sides)
-        if finding.cause is None:
+        if _is_vague(finding):
             return _LOOK_INSIDE, [line for side in sides for line in _operation_commands(side)]
     return _SENTENCES.get(finding.kind, _FIX), _port_commands(report)
 
@@ -87,8 +89,11 @@ def _is_computed(finding: Finding) -> bool:
 
 def _wants_tensors(finding: Finding) -> bool:
     """Return whether whole tensors say more: of what is computed, and of weights in disorder."""
-    is_vague = finding.cause is None or finding.cause.kind == "reordered"
-    return _is_computed(finding) or (finding.kind == "weights" and is_vague)
+    return _is_computed(finding) or (finding.kind == "weights" and _is_vague(finding))
+
+
+def _is_vague(finding: Finding) -> bool:
+    return finding.cause is None or finding.cause.kind in _VAGUE_CAUSES
 
 
 def _sides(report: Report, finding: Finding) -> list[_Side]:
