@@ -170,8 +170,8 @@ def _finding(comparison: _RowPairs, first: _Difference) -> Finding:
             if comparison.wrong_inputs[_call_of(reference)]
             else "the same recorded inputs."
         )
-    place = {name: reference.get(name) for name in ("model", "module", "tensor")}
-    time = {name: reference.get(name) for name in ("loop", "step", "call")}
+    place: dict[str, Any] = {name: reference.get(name) for name in ("model", "module", "tensor")}
+    time: dict[str, Any] = {name: reference.get(name) for name in ("loop", "step", "call")}
     return Finding(
         **place,
         **time,
