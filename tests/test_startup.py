@@ -120,6 +120,50 @@ def test_off_is_off(execute, with_file, word):
     assert (result.stdout, result.stderr, result.calls) == ("[] False\n[]\n", "", [])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OTEL_TORCH_ENABLE",
+        "OTELTORCH_ENABLED",
+        "OTEL_PYTORCH_ENABLED",
+        "OTEL_TROCH_ENABLED",
+        "OTEL_TORCH_ENABELD",
+        "OTEL_TORCHENABLED",
+        "otel_torch_enabled",
+    ],
+)
+def test_a_misspelt_switch_is_one_line_for_all_processes(execute, with_file, name):
+    program = "import subprocess, sys, torch; sys.exit(subprocess.run([sys.executable, '-c', 'import torch']).returncode)"
+    result = execute(with_file, program, **{name: "1"})
+    assert (result.returncode, result.calls) == (0, [])
+    assert result.stderr == (
+        f"otel_torch: {name} is no setting, nothing is recorded; did you mean OTEL_TORCH_ENABLED?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TORCH_ENABLE": "0"},
+        {"OTEL_TORCH_ENABLE": "1", "OTEL_TORCH_ENABLED": "0"},
+        {"OTEL_TORCH_ENABLE": "1", "OTEL_TORCH_ENABLED": ""},
+        {"OTEL_SDK_DISABLED": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1"},
+        {"OTEL_BATCH_ENABLED": "1"},
+        {"OTEL_PYTHON_LOGGING_AUTO_INSTRUMENTATION_ENABLED": "true"},
+    ],
+)
+def test_other_variables_are_no_misspelt_switch(execute, with_file, variables):
+    program = """
+        import os, sys
+        loaded = [name for name in sys.modules if name.startswith("otel_torch")]
+        print(set(loaded) <= {"otel_torch", "otel_torch.startup"}, "difflib" in sys.modules)
+        print(os.environ.get("OTEL_TORCH_ENABLED"))
+    """
+    result = execute(with_file, program, **variables)
+    switch = variables.get("OTEL_TORCH_ENABLED")
+    assert (result.stdout, result.stderr) == (f"True False\n{switch}\n", "")
+
+
 def test_on_without_torch_is_one_import_hook(execute, with_file):
     program = """
         import os, sys, threading

@@ -2,7 +2,8 @@
 
 This runs in every Python process of the environment, before the program's first line, twice in a
 virtual environment, and also in helpers that never import torch. So it imports nothing while
-recording is off, adds only an import hook while it is on, and never raises.
+recording is off, adds only an import hook while it is on, and never raises. While the switch is not
+set, the start-up file calls this only if a variable may be a misspelling of it.
 """
 
 import os
@@ -19,10 +20,12 @@ def main() -> None:
     """
     global _started
     switch = os.environ.get("OTEL_TORCH_ENABLED", "").strip().lower()
-    if _started or switch in OFF:
+    if _started or (switch in OFF and "OTEL_TORCH_ENABLED" in os.environ):
         return
     try:
-        if switch in ON:
+        if not switch:
+            _report_misspelled_switch()
+        elif switch in ON:
             _started = True
             name_this_run()
             _record_after_import()
@@ -66,6 +69,35 @@ def _reject_switch() -> None:
     )
     # So that the processes that this one starts do not print the line again.
     os.environ["OTEL_TORCH_ENABLED"] = "off"
+
+
+def _report_misspelled_switch() -> None:
+    for name, value in os.environ.items():
+        if value.strip().lower() in ON and _is_nearly_the_switch(name):
+            _say(f"{name} is no setting, nothing is recorded; did you mean OTEL_TORCH_ENABLED?")
+            os.environ["OTEL_TORCH_ENABLED"] = "off"  # as in `_reject_switch`
+            return
+
+
+def _is_nearly_the_switch(name: str) -> bool:
+    """Return whether a name has the letters of OTEL_TORCH_ENABLED, up to two edits.
+
+    Importing difflib for this would cost more than the rest of an interpreter's start.
+
+    >>> [_is_nearly_the_switch(name) for name in ("OTEL_PYTORCH_ENABLED", "OTEL_TORCH_JSONL")]
+    [True, False]
+    """
+    switch, letters = "OTELTORCHENABLED", "".join(filter(str.isalpha, name.upper()))
+    if abs(len(letters) - len(switch)) > 2:
+        return False
+    edits = list(range(len(switch) + 1))  # from the letters so far to each start of the switch
+    for row, letter in enumerate(letters, 1):
+        previous, edits[0] = edits[0], row
+        for column, expected in enumerate(switch, 1):
+            change = previous + (letter != expected)
+            previous = edits[column]
+            edits[column] = min(change, previous + 1, edits[column - 1] + 1)
+    return edits[-1] <= 2
 
 
 def _say(message: str) -> None:
