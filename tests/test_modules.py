@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel
 
 from otel_torch.sources.module_names import class_name, named_modules
 from tests.support import PROGRAMS, lines, metadata, recording, run_ranks
@@ -220,6 +221,109 @@ def test_wrappers_are_looked_through(wrapper: str) -> None:
     with recording() as sink:
         WRAPPERS[wrapper](Net())(X)
     assert sink.rows("model", "module") == [("Net", name) for name in ALL]
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.detach, nn.Parameter], ids=["tensor", "parameter"])
+def test_a_functional_call_before_training_shifts_no_step(kind) -> None:
+    """It runs the model with other tensors as its parameters."""
+    with recording() as sink:
+        net = nn.Linear(3, 1)
+        others = {name: kind(torch.zeros_like(value)) for name, value in net.named_parameters()}
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        torch.func.functional_call(net, others, (X,))
+        for _ in range(3):
+            net(X).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            torch.func.functional_call(net, others, (X,))
+            net(X)
+    assert sink.rows("step", "phase")[1:4] == [(0, "forward"), (1, "forward"), (2, "forward")]
+    assert sink.rows("step", "phase")[-1] == (3, "eval")
+
+
+class Wrapper(nn.Module):
+    """What averages, shards or converts a model, whatever model it is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.inner(*args, **kwargs)
+
+
+class Converting(Wrapper):
+    def forward(self, *inputs: torch.Tensor, upcast: bool = True, **kwargs: object) -> object:
+        outputs = self.inner(*inputs, **kwargs)
+        if upcast:
+            outputs = outputs.float()
+        return outputs
+
+
+class Passing(Wrapper):
+    """Looks up in the model what it does not have itself."""
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.model()(*args, **kwargs)
+
+    def model(self) -> nn.Module:
+        return self.inner
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Converting, Passing, AveragedModel])
+def test_a_wrapper_of_any_library_is_looked_through(wrap: type[nn.Module]) -> None:
+    with recording() as sink:
+        wrap(wrap(Net()))(X)
+    assert sink.rows("module") == ALL and set(sink.rows("model")) == {"Net"}
+
+
+class Delegating(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+class WithLoss(Delegating):
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.net(*args, **kwargs).square().mean()
+
+
+class WithLossInSteps(Delegating):
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        out = self.net(*args, **kwargs)
+        loss = out.square().mean()
+        return loss
+
+
+class WithScale(Wrapper):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+class WithHead(Wrapper):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.head = nn.Identity()
+
+
+@pytest.mark.parametrize("owner", [Delegating, WithLoss, WithLossInSteps, WithScale, WithHead])
+def test_a_model_with_one_child_is_no_wrapper(owner: type[nn.Module]) -> None:
+    with recording() as sink:
+        owner(Net())(X)
+    assert set(sink.rows("model")) == {owner.__name__}
+    assert {"", "inner.blocks.0"} <= set(sink.rows("module")) or {"", "net.blocks.0"} <= set(
+        sink.rows("module")
+    )
 
 
 def test_wrapped_parts_have_canonical_names() -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 from torch import nn
 
-# The attribute under which each wrapper class holds the module that it wraps.
+# The attribute under which each of torch's own wrappers holds the module that it wraps.
 _WRAPPED_ATTRIBUTES = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -15,14 +22,101 @@ _WRAPPED_ATTRIBUTES = {
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
 
+_VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper wraps, or None if `module` is no known wrapper."""
-    for cls in type(module).__mro__:
-        attribute = _WRAPPED_ATTRIBUTES.get(cls.__name__)
-        if attribute is not None and cls.__module__.startswith("torch."):
+    """Return the module that `module` does nothing but wrap, or None.
+
+    Wrappers of other libraries are recognized by what they are: they have no parameters, all their
+    children are one module or wrappers of it, and their class is written for any child.
+    """
+    cls: Any = type(module)
+    for base in cls.__mro__:
+        attribute = _WRAPPED_ATTRIBUTES.get(base.__name__)
+        if attribute is not None and base.__module__.startswith("torch."):
             return module._modules.get(attribute)
-    return None
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    if not children or any(parameter is not None for parameter in module._parameters.values()):
+        return None
+    name = next(iter(children))
+    if not wraps_any_module(cls, name):
+        return None
+    is_one = len({id(core(child)) for child in children.values()}) == 1
+    return children[name] if is_one else None
+
+
+@functools.cache
+def wraps_any_module(cls: type, child: str) -> bool:
+    """Return whether a class is written to wrap any module, which it holds as `child`.
+
+    A model knows its arguments. A wrapper takes `*args, **kwargs`, and returns what the child
+    returns for them, or looks up in the child whatever attributes it does not have.
+    """
+    bases = [base for base in cls.__mro__ if base.__module__ != nn.Module.__module__]
+    forwards = [vars(base)["forward"] for base in bases if "forward" in vars(base)]
+    if not any(map(_takes_anything, forwards)):
+        return False
+    lookups = [vars(base)["__getattr__"] for base in bases if "__getattr__" in vars(base)]
+    if any(child in _names_in(lookup) for lookup in lookups):
+        return True
+    return _takes_anything(forwards[0]) and _returns_what_it_calls(forwards[0], child)
+
+
+def _takes_anything(forward: Callable[..., Any]) -> bool:
+    """Return whether a method takes `*args` and `**kwargs`, and needs nothing else."""
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in _VARIADIC and parameter.default is parameter.empty
+    ]
+    # a decorated method may take `self` as one of its `*args`
+    return {parameter.kind for parameter in parameters} >= _VARIADIC and len(needed) <= 1
+
+
+def _names_in(function: Any) -> Iterator[str]:
+    """Yield the names and texts that a function mentions."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None:
+        yield from code.co_names
+        yield from (constant for constant in code.co_consts if isinstance(constant, str))
+
+
+def _returns_what_it_calls(forward: Callable[..., Any], child: str) -> bool:
+    """Return whether every `return` of forward gives the result of `self.child(*args, **kwargs)`,
+    as it is or converted by a function. False without the source.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    results = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _calls(node.value, child)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    return bool(returned) and all(
+        value.id in results if isinstance(value, ast.Name) else _calls(value, child)
+        for value in returned
+    )
+
+
+def _calls(value: ast.expr | None, child: str) -> bool:
+    """Return whether an expression is `self.child(*args, **kwargs)`."""
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr == child
+        and any(isinstance(argument, ast.Starred) for argument in value.args)
+        and any(keyword.arg is None for keyword in value.keywords)
+    )
 
 
 def core(module: nn.Module) -> nn.Module:

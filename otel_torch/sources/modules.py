@@ -76,10 +76,19 @@ class Model:
         self._contexts.newest = self._newest = context
 
     def parameter_ids(self) -> frozenset[int]:
-        """Return the ids of the root's parameters, by which optimizers are matched with models."""
+        """Return the ids of the root's parameters, by which optimizers are matched with models.
+
+        `functional_call` puts other tensors in their place while the model runs.
+        """
         root = self.root()
-        if root is not None and self._parameter_ids[0] != len(self.sites):
-            self._parameter_ids = (len(self.sites), frozenset(map(id, root.parameters())))
+        if root is not None:
+            size, ids = self._parameter_ids
+            if size != len(self.sites) or id(next(root.parameters(), None)) not in ids:
+                parameters = list(root.parameters())
+                ids = frozenset(map(id, parameters))
+                if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
+                    return ids
+                self._parameter_ids = len(self.sites), ids
         return self._parameter_ids[1]
 
 

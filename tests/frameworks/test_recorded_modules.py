@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
+from otel_torch.sources.module_names import wraps_any_module
 from tests.frameworks.runs import distinct, record
 
 pytestmark = pytest.mark.frameworks
@@ -38,3 +40,53 @@ def test_lightning_steps_with_the_gradients_that_are_recorded(tmp_path: Path) ->
         for step, magnitude in used
     ]
     assert len(used) == 4
+
+
+def test_wrappers_and_adapters_keep_the_names_of_what_they_wrap(tmp_path: Path) -> None:
+    run = record(tmp_path, "wrappers.py", OTEL_TORCH_CAPTURE="outputs")
+    modules = distinct(run.rows, "model", "module")
+    layer = "model.layers.0.self_attn"
+    assert {
+        ("LlamaForCausalLM", ""),
+        ("LlamaForCausalLM", f"{layer}.q_proj"),
+        ("LlamaForCausalLM", f"{layer}.q_proj.base_layer"),
+        ("LlamaForCausalLM", f"{layer}.q_proj.lora_A.default"),
+        ("LlamaForCausalLM", f"{layer}.k_proj"),
+        ("Sequential", ""),
+        ("Sequential", "0"),
+        ("Sequential#2", ""),
+        ("Sequential#2", "0"),
+    } <= set(modules)
+    assert {model for model, _ in modules} == {"LlamaForCausalLM", "Sequential", "Sequential#2"}
+    assert not [name for _, name in modules if name.startswith(("base_model", "module", "_"))]
+
+
+@pytest.mark.parametrize(
+    ("library", "wrapper", "child"),
+    [
+        ("deepspeed.runtime.engine", "DeepSpeedEngine", "module"),
+        ("megatron.core.distributed", "DistributedDataParallel", "module"),
+        ("megatron.core.transformer.module", "Float16Module", "module"),
+        ("peft", "PeftModelForSequenceClassification", "base_model"),
+        ("peft.tuners.lora", "LoraModel", "model"),
+        ("timm.utils", "ModelEmaV2", "module"),
+    ],
+)
+def test_classes_that_wrap_any_module_are_recognized(
+    library: str, wrapper: str, child: str
+) -> None:
+    assert wraps_any_module(getattr(importlib.import_module(library), wrapper), child)
+
+
+@pytest.mark.parametrize(
+    ("library", "model", "child"),
+    [
+        ("lightning", "LightningModule", "net"),
+        ("tensordict.nn", "TensorDictModule", "module"),
+        ("transformers", "CLIPTextModel", "text_model"),
+        ("transformers", "CLIPVisionModel", "vision_model"),
+        ("transformers", "T5EncoderModel", "encoder"),
+    ],
+)
+def test_models_with_one_child_are_no_wrappers(library: str, model: str, child: str) -> None:
+    assert not wraps_any_module(getattr(importlib.import_module(library), model), child)
