@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from otel_torch.scanning.scan import scan as scan
     from otel_torch.sources.hooks import ForwardHook as ForwardHook
     from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
-    from otel_torch.sources.steps import current_step_idx as current_step_idx
-    from otel_torch.sources.steps import trace_step as trace_step
+    from otel_torch.sources.trace_step import current_step_idx as current_step_idx
+    from otel_torch.sources.trace_step import trace_step as trace_step
 
 # Module -> its public names. The imports above repeat this for type checkers.
 _HOMES = {
     "bootstrap": ("start", "stop", "flush"),
     "instrumentor": ("OtelTorchInstrumentor",),
-    "sources.steps": ("trace_step", "current_step_idx"),
+    "sources.trace_step": ("trace_step", "current_step_idx"),
     "sources.hooks": ("ForwardHook", "ModuleHookManager"),
     "capture.activation_trace": (
         "ActivationStatHook",

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from otel_torch import session
@@ -155,7 +156,9 @@ class RunningSession:
             settings = dataclasses.replace(settings, budget=None)
         self.settings, self._overrides = settings, overrides
         losses, events, reader = Losses(), RunEvents(), TensorReader(settings)
-        recorder = Recorder(reader.read, self._make_sinks, losses)
+        recorder = Recorder(
+            reader.read, self._make_sinks, losses, attrgetter("call.step_scope")
+        )
         self.step_tracker = StepTracker(settings, recorder, events)
         self.session = session.Session(
             this_job(os.environ | overrides), settings, recorder, losses, self.step_tracker

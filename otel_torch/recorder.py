@@ -20,11 +20,12 @@ once, and the failed sink gets no more calls.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from otel_torch.process.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
@@ -47,6 +48,13 @@ class Reading(Protocol):
 
     def records(self) -> list[Record]:
         """Return the records in order; waits for the devices, and raises their errors."""
+
+
+class _Rows(NamedTuple):
+    """Consecutive rows of one step, None for rows of no open step."""
+
+    step: Scope | None
+    count: int
 
 
 class Sink:
@@ -100,6 +108,7 @@ class Recorder:
         connect: makes the sinks. Called at the first scope or record, because some processes learn
             their rank only after they have started.
         losses: counts what the recorder or its sinks drop.
+        step_of: returns the step scope of a row; None for that of the flush.
     """
 
     def __init__(
@@ -107,9 +116,11 @@ class Recorder:
         read: Callable[[list[Any]], Reading],
         connect: Callable[[], Sequence[Sink]],
         losses: Losses,
+        step_of: Callable[[Any], Scope | None] = lambda row: None,
     ) -> None:
         self._read = read
         self._connect = connect
+        self._step_of = step_of
         self._last_flush = time.monotonic()
         self._begin(losses)
 
@@ -122,8 +133,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._is_finished = False
         self._is_flushing = False
-        # in order: a reading with its step and number of rows, or (None, step, 0) for a step's end
-        self._queue: deque[tuple[Reading | None, Scope | None, int]] = deque()
+        # in order: a reading with the steps of its rows, or a step that ends
+        self._queue: deque[tuple[Reading, list[_Rows]] | Scope] = deque()
         # a batch that not all sinks have yet
         self._unwritten: list[tuple[Sink, Batch]] = []
         self._failed_sinks = 0
@@ -191,7 +202,7 @@ class Recorder:
         scope.end_ns = scope.end_ns or time.time_ns()
         scope.error = error
         if scope.kind == "step" and self._queue:
-            self._queue.append((None, scope, 0))
+            self._queue.append(scope)
         else:
             self._call_sinks("close", scope, reverse=True)
 
@@ -214,7 +225,7 @@ class Recorder:
         continues.
 
         Args:
-            step: the step scope of the pending rows.
+            step: the step scope of pending rows that have none of their own.
             wait: wait for the devices and write all records.
         """
         with self._lock:
@@ -252,14 +263,23 @@ class Recorder:
         except Exception as error:
             self._count_unreadable(len(rows), error)
         else:
-            self._queue.append((reading, step, len(rows)))
+            self._queue.append((reading, self._by_step(rows, step)))
         # drop pending rows only after their reading is queued; other threads append meanwhile
         del self._pending[: len(rows)]
 
+    def _by_step(self, rows: list[Any], default: Scope | None) -> list[_Rows]:
+        """Cut rows into runs of one step each. A step that was closed takes no more records."""
+        runs = []
+        for step, run in itertools.groupby(rows, self._step_of):
+            step = default if step is None else step
+            is_closed = step is not None and step.end_ns != 0
+            runs.append(_Rows(None if is_closed else step, len(list(run))))
+        return runs
+
     def _is_next_ready(self) -> bool:
-        reading = self._queue[0][0]
+        queued = self._queue[0]
         try:
-            return reading is None or reading.ready()
+            return isinstance(queued, Scope) or queued[0].ready()
         except Exception:
             return True  # `records` raises it again
 
@@ -268,17 +288,23 @@ class Recorder:
             self._write_batches()
             if not self._queue or not (wait or self._is_next_ready()):
                 return
-            reading, step, count = self._queue[0]
-            if reading is not None:
-                records = self._read_records(reading, count)
-                batch = Batch(records, step)
-                self._unwritten = [(sink, batch) for sink in self.sinks] if records else []
+            queued = self._queue[0]
+            if isinstance(queued, Scope):
                 del self._queue[0]
-                self.written += len(records)
-                self.losses.count("record", "sink_failed", self._failed_sinks * len(records))
-            elif step is not None:
-                del self._queue[0]
-                self._call_sinks("close", step, reverse=True)
+                self._call_sinks("close", queued, reverse=True)
+                continue
+            reading, runs = queued
+            records = self._read_records(reading, sum(run.count for run in runs))
+            remaining = iter(records)
+            batches = [
+                Batch(list(itertools.islice(remaining, run.count)), run.step) for run in runs
+            ]
+            self._unwritten = [
+                (sink, batch) for batch in batches if batch.records for sink in self.sinks
+            ]
+            del self._queue[0]
+            self.written += len(records)
+            self.losses.count("record", "sink_failed", self._failed_sinks * len(records))
 
     def _write_batches(self) -> None:
         while self._unwritten:

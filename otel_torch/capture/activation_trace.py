@@ -30,7 +30,7 @@ from otel_torch.settings import NumberSet, Settings, UnusableSelection
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager
 from otel_torch.sources.module_names import named_modules
 from otel_torch.sources.selection import ModuleSelection
-from otel_torch.sources.steps import current_step_idx
+from otel_torch.sources.trace_step import current_step_idx
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read_rows import read_rows

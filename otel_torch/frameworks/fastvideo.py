@@ -21,7 +21,7 @@ from otel_torch import session
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
-from otel_torch.sources import steps
+from otel_torch.sources import steps, trace_step
 
 # fields of a request on its pipeline's span: numbers that determine the work, no prompts or paths
 _REQUEST_FIELDS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
@@ -417,8 +417,8 @@ def _attach_nothing(model: Any) -> None:
 
 @_once
 def _replace_trace(module: ModuleType) -> None:
-    _replace_function(module, "trace_step", steps.trace_step)
-    _replace_function(module, "current_step_idx", steps.current_step_idx)
+    _replace_function(module, "trace_step", trace_step.trace_step)
+    _replace_function(module, "current_step_idx", trace_step.current_step_idx)
     _replace_function(module, "attach_activation_trace", _attach_nothing)
 
 

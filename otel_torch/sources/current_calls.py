@@ -53,7 +53,15 @@ class CurrentCalls:
             return None
         is_recorded = len(site.names) == 1 or self._selection.has_module(name)
         return RecordedCall(
-            model.name, name, context.step, number, context.loop, phase, context.branch, is_recorded
+            model.name,
+            name,
+            context.step,
+            number,
+            context.loop,
+            phase,
+            context.branch,
+            is_recorded,
+            step_scope=context.active.scope,
         )
 
     def enter(self, site: ModuleSite, call: RecordedCall) -> None:

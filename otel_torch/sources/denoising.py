@@ -52,6 +52,11 @@ class Denoising:
         self._switch(None)
 
     @property
+    def is_in_pipeline(self) -> bool:
+        """Whether a pipeline is running."""
+        return self._pipelines > 0
+
+    @property
     def _is_denoising(self) -> bool:
         return self._open is not None and self._open[0] == "inference_denoising"
 

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.steps import TrainingStep
 
-    # model, ids of the parameters that the optimizer holds, step, loop, by what the gradients are
-    # still multiplied
-    GradientsReady = Callable[[Model, frozenset[int], int, int, Tensor | None], None]
+    # model, ids of the parameters that are about to change, the training step, by what the gradients
+    # are still multiplied
+    GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
 
 
 @dataclass(frozen=True, slots=True)

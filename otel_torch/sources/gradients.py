@@ -38,6 +38,7 @@ class GradientObserver:
             "backward",
             call.branch,
             class_name=call.class_name,
+            step_scope=call.step_scope,
         )
         for label, tensor in tensors:
             if tensor.requires_grad:

@@ -32,7 +32,8 @@ from otel_torch.sources.hooks import TorchHook
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.module_names import class_name, core, named_modules
 from otel_torch.sources.source import Source
-from otel_torch.sources.steps import ForwardContext, StepTracker
+from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
+from otel_torch.sources.training_clock import TrainingClock
 from otel_torch.sources.uncalled_roots import RootMethodRun
 
 
@@ -59,6 +60,7 @@ class Model:
         self.sites: dict[int, ModuleSite] = {}
         self.method_run = RootMethodRun(root)
         self.calls = CallCounter()
+        self.clock = TrainingClock()
         self._contexts = threading.local()
         self._newest: ForwardContext | None = None
         self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
@@ -74,6 +76,17 @@ class Model:
     @forward_context.setter
     def forward_context(self, context: ForwardContext) -> None:
         self._contexts.newest = self._newest = context
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """Return the root's parameters that take gradients."""
+        root = self.root()
+        parameters = () if root is None else root.parameters()
+        return [parameter for parameter in parameters if parameter.requires_grad]
+
+    def is_in_training_mode(self) -> bool:
+        """Return whether `train()`, and not `eval()`, was called last on the root."""
+        root = self.root()
+        return root is None or root.training
 
     def parameter_ids(self) -> frozenset[int]:
         """Return the ids of the root's parameters, by which optimizers are matched with models.
@@ -107,6 +120,16 @@ class ModuleSite:
         self.model = model
         self.module = weakref.ref(module, lambda _: forget(key))
         self.names: list[tuple[str, int]] = []
+
+    def is_whole(self) -> bool:
+        """Return whether the module is its model's root, or holds all of its parameters."""
+        module, root = self.module(), self.model.root()
+        if module is None or root is None:
+            return False
+        parameter_ids = self.model.parameter_ids()
+        return core(module) is root or (
+            bool(parameter_ids) and parameter_ids == frozenset(map(id, module.parameters()))
+        )
 
     @property
     def name(self) -> str:
@@ -272,7 +295,8 @@ class ModelRegistry(Source):
         stack = _thread.stack
         # Autograd, not the program, calls a checkpointed module again: that begins no forward.
         is_recomputation = not stack and torch_private.graph_task_id() != -1
-        context = None if is_recomputation else self._begin_forward(site.model, module)
+        inputs = Inputs(module, (*args, *kwargs.values()))
+        context = None if is_recomputation else self._begin_forward(site, inputs)
         scope = self._open_scope(site.model, context) if context is not None else None
         error: BaseException | None = None
         stack.append(site)
@@ -287,18 +311,19 @@ class ModelRegistry(Source):
                 self._end_forward(site.model, context, error, scope)
 
     @torch_private.keep_out_of_frames
-    def _begin_forward(self, model: Model, module: nn.Module | None) -> ForwardContext | None:
-        """Begin a forward of `model`, or continue a pending one. `module` is what was called."""
+    def _begin_forward(self, site: ModuleSite, inputs: Inputs) -> ForwardContext | None:
+        """Begin a forward of the site's model, or continue a pending one."""
+        model, module = site.model, inputs.module
         try:
             tracker = self._step_tracker
             pending = tracker.pending_forward
-            if pending.model is not None:
-                if pending.model is model and model.method_run.is_running():
+            if pending.model is not None and pending.context is not None:
+                if self._continues_pending(site, inputs):
                     return pending.context
                 tracker.end_pending_forward()
             if not model.started:
                 self._start(model)
-            model.forward_context = context = tracker.begin_forward(model)
+            model.forward_context = context = tracker.begin_forward(model, inputs)
             root = model.root()
             if (
                 module is not None
@@ -307,10 +332,28 @@ class ModelRegistry(Source):
                 and model.method_run.mark()
             ):
                 pending.model, pending.context = model, context
+                pending.whole_ran = site.is_whole()
             return context
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
             return None
+
+    def _continues_pending(self, site: ModuleSite, inputs: Inputs) -> bool:
+        """Return whether a call is part of the pending forward of this thread.
+
+        It is if it comes from the same run of a method, unless that run is a loop: a second call of
+        the whole model is its next turn, and so is a call after an optimizer has stepped.
+        """
+        pending = self._step_tracker.pending_forward
+        model = pending.model
+        if model is not site.model or not model.method_run.is_running():
+            return False
+        is_whole = site.is_whole()
+        if is_whole and pending.whole_ran:
+            return False
+        pending.whole_ran |= is_whole
+        context = pending.context
+        return context is not None and self._step_tracker.continues(context, model, inputs)
 
     def _start(self, model: Model) -> None:
         model.started = True
@@ -363,7 +406,7 @@ class ModelRegistry(Source):
             return
         self._step_tracker.end_pending_forward()
         pending.first_compiled = None
-        context = self._begin_forward(model, None)
+        context = self._begin_forward(site, Inputs())
         if context is not None:
             pending.model, pending.context, pending.first_compiled = model, context, site
 

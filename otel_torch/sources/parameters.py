@@ -12,6 +12,7 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model
 from otel_torch.sources.selection import ModuleSelection
+from otel_torch.sources.steps import TrainingStep
 from otel_torch.sources.tensor_measurer import TensorMeasurer
 from otel_torch.sources.tensor_reader import RecordedCall
 
@@ -62,8 +63,7 @@ class ParameterObserver:
         self,
         model: Model,
         parameter_ids: frozenset[int],
-        step: int,
-        loop: int,
+        training_step: TrainingStep,
         scale: Tensor | None = None,
     ) -> None:
         """Record the gradients with which an optimizer is about to step.
@@ -72,6 +72,7 @@ class ParameterObserver:
             parameter_ids: `id` of each parameter that the optimizer holds.
             scale: by what the gradients are multiplied until the optimizer divides by it.
         """
+        step, loop, scope = training_step
         if step not in self._settings.steps:
             return
         counts = model.calls.of("parameters", loop, step)
@@ -85,7 +86,9 @@ class ParameterObserver:
                         gradient = _divide(gradient, scale)
                     # several optimizers may hold the same parameter
                     number = model.calls.count(counts, f"{name}.{key}")
-                    call = RecordedCall(model.name, name, step, number, loop, "backward", None)
+                    call = RecordedCall(
+                        model.name, name, step, number, loop, "backward", None, step_scope=scope
+                    )
                     self._measurer.add(call, [(f"param_grad.{key}", gradient)])
 
 

@@ -1,29 +1,33 @@
 """Numbers the step that each forward belongs to.
 
 Two recordings can be compared only if they number their steps alike, so every record gets its step
-here, by the first rule that applies:
+here. `StepTracker` asks the clocks in this order, and the first that knows the step says it:
 
 1. `trace_step`: the program names the step itself.
 2. `framework`: a supported framework knows it (see `Hint`).
-3. `optimizer`: the completed steps of the busiest optimizer that holds parameters of the model.
-4. `schedule`: the completed steps of the busiest denoise schedule that is not used up.
-5. `forward`: the completed outermost forwards of the model. Each forward is a step.
+3. `optimizer`: the model is trained. Its framework counts the steps, or the busiest optimizer that
+   holds its parameters, or the changes of its parameters do.
+4. `optimizer`: the model is not trained, but runs in a training step of another one, such as a
+   criterion, an EMA, a teacher or a frozen encoder: see `TrainingLoop`.
+5. `schedule`: the completed steps of the busiest denoise schedule that is not used up.
+6. `forward`: the completed outermost forwards of the model. Each forward is a step.
 
-`StepTracker` has an example of each rule that needs no framework.
+A training step ends when every optimizer of the process has stepped. If some do not, it ends before
+the next forward that is no part of it: a second optimizer of the model may still step, and a
+generator's loss may run the critic again, whose optimizer has stepped.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Protocol
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch import nn
 
 from otel_torch import session
 from otel_torch.process.console import say
@@ -35,7 +39,11 @@ from otel_torch.sources.cadence import Cadence, Kind
 from otel_torch.sources.calls import CallCounter, StepCalls
 from otel_torch.sources.denoising import Denoising
 from otel_torch.sources.events import RunEvents
+from otel_torch.sources.optimizers import OptimizerClock, Optimizers
+from otel_torch.sources.schedules import Schedules
 from otel_torch.sources.source import Source
+from otel_torch.sources.trace_step import current_step_idx
+from otel_torch.sources.training_clock import TrainingClock, UpdateWatch
 from otel_torch.sources.uncalled_roots import RootMethodRun
 from otel_torch.torch_private import unobserved
 
@@ -52,6 +60,7 @@ class Hint:
     step: int | None = None
     loop: int | None = None
     branch: str | None = None
+    phase: str | None = None
     bounded: bool = True
 
 
@@ -66,17 +75,49 @@ class TrackedModel(Protocol):
     name: str
     completed: int
     calls: CallCounter
+    clock: TrainingClock
     method_run: RootMethodRun
 
     def parameter_ids(self) -> frozenset[int]: ...
+
+    def trainable_parameters(self) -> Sequence[nn.Parameter]: ...
+
+    def is_in_training_mode(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What an outermost forward was called with. `module`: None if a compiled graph was called."""
+
+    module: nn.Module | None = None
+    values: tuple[Any, ...] = ()
+
+    def carry_gradients(self) -> bool:
+        """Return whether an input was computed from parameters that a backward pass will reach."""
+        return any(
+            isinstance(value, torch.Tensor) and value.grad_fn is not None for value in self.values
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """An outermost forward that begins.
+
+    `optimizers`: those that train the model; empty if the program updates it without any; None if
+    it is not trained.
+    """
+
+    model: TrackedModel
+    inputs: Inputs
+    hint: Hint
+    optimizers: list[OptimizerClock] | None
 
 
 @dataclass(slots=True)
 class ForwardContext:
     """One outermost forward: the part of a record's key that all its modules share.
 
-    `calls` counts the module calls of the step. `opened_step`: whether this forward began the
-    active step.
+    `calls` counts the module calls of the step. `opened_step`: whether this forward began `active`.
     """
 
     step: int
@@ -86,22 +127,66 @@ class ForwardContext:
     rule: Rule
     recording: bool
     calls: StepCalls
+    active: ActiveStep
     opened_step: bool = False
 
 
-@dataclass(slots=True)
-class ActiveStep:
-    """The current step, from its first forward to its end, as a scope.
+# Whose step it is: a model's name, or None for a step of the whole program.
+Owner = str | None
 
-    `region` is the open `training_step` region, if any.
-    """
 
-    scope: Scope
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The step that a clock says. `lasts`: whether it goes on after the forward that began it."""
+
     rule: Rule
     step: int
     loop: int
+    owner: Owner
+    lasts: bool = True
+    bounded: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ActiveStep:
+    """A step from its first forward to its end, as a scope.
+
+    Attributes:
+        model: the first one that ran in it; of a training step the one that is trained.
+        trains: whether that one has run with gradients in it.
+        region: the open `training_step` region, if any.
+        stepped: the serials of the optimizers that have stepped since it began.
+        stopped_ns: when the last optimizer of its model stepped; 0 if none has.
+    """
+
+    scope: Scope
+    position: Position
     model: TrackedModel | None
+    trains: bool = False
     region: Scope | None = None
+    stepped: set[int] = field(default_factory=set)
+    stopped_ns: int = 0
+
+    def holds(self, position: Position) -> bool:
+        """Return whether a forward at a position is part of this step of the same owner.
+
+        `trace_step` steps, whatever they number, end with their block, and a framework's step ends
+        with the next one.
+        """
+        own = self.position
+        return (
+            (own.step, own.loop) == (position.step, position.loop)
+            or own.rule == "trace_step"
+            or (own.rule == "framework" and position.rule != "framework")
+        )
+
+
+class TrainingStep(NamedTuple):
+    """The training step of a model. `scope`: None if no forward of the model has begun it."""
+
+    step: int
+    loop: int
+    scope: Scope | None
 
 
 class PendingForward(threading.local):
@@ -116,32 +201,7 @@ class PendingForward(threading.local):
         self.model: TrackedModel | None = None
         self.context: ForwardContext | None = None
         self.first_compiled: object = None  # the compiled module whose call began the forward
-
-
-@dataclass(slots=True)
-class _Schedule:
-    length: int
-    completed: int = 0
-
-    @property
-    def is_running(self) -> bool:
-        return self.completed < self.length
-
-
-# The `trace_step` blocks of a thread or task. `_newest` is shared, so that a worker thread started
-# inside a block sees its step.
-_traced: ContextVar[tuple[int, ...]] = ContextVar("otel_torch.trace_step", default=())
-_newest: list[int] = []
-
-
-def current_step_idx() -> int | None:
-    """Return the step of the innermost `trace_step` block of this thread.
-
-    A thread without a block gets the newest block of any thread; None if there is no block.
-    """
-    if stack := _traced.get():
-        return stack[-1]
-    return _newest[-1] if _newest else None
+        self.whole_ran = False  # whether a module that holds every parameter has run in it
 
 
 def current_step_tracker() -> StepTracker | None:
@@ -150,52 +210,45 @@ def current_step_tracker() -> StepTracker | None:
     return None if running is None else running.step_tracker
 
 
-class trace_step:  # lower case: a context manager that reads as a verb, as in FastVideo
-    """Declare which step a block is: `with trace_step(i): ...`.
+@dataclass(slots=True)
+class TrainingLoop:
+    """The training loop that the program is in: what a model without a clock of its own follows.
 
-    Blocks nest, and leaving one restores the step around it. A step that is not larger than the
-    last one begins the next loop.
-
-    >>> with trace_step(3):
-    ...     current_step_idx()
-    3
+    Attributes:
+        model: the trained model that ran last.
+        phase: of its last forward.
+        mode: whether the model was in training mode then.
+        step: the training step that it began or continued, until an optimizer steps.
+        begun: how many training steps have begun.
     """
 
-    __slots__ = ("_active", "_step")
+    model: TrackedModel | None = None
+    phase: str = "forward"
+    mode: bool = True
+    step: ActiveStep | None = None
+    begun: int = 0
 
-    def __init__(self, step_idx: int) -> None:
-        self._step = int(step_idx)
-        self._active: ActiveStep | None = None
+    def evaluates(self) -> bool:
+        """Return whether what runs without gradients now is part of an evaluation.
 
-    def __enter__(self) -> None:
-        _traced.set((*_traced.get(), self._step))
-        _newest.append(self._step)
-        if (step_tracker := current_step_tracker()) is not None:
-            self._active = step_tracker.begin_traced_step(self._step, len(_traced.get()))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if (step_tracker := current_step_tracker()) is not None and self._active is not None:
-            step_tracker.end_step(self._active, error)
-        _traced.set(_traced.get()[:-1])
-        if self._step in _newest:
-            _newest.reverse()
-            _newest.remove(self._step)
-            _newest.reverse()
+        The last forward of the trained model tells, unless its mode was switched since then.
+        """
+        if self.model is None:
+            return False
+        mode = self.model.is_in_training_mode()
+        return self.phase == "eval" if mode == self.mode else not mode
 
 
 class StepTracker(Source):
     """Numbers the steps of one session, and opens and closes their scopes.
 
     >>> from otel_torch.records import Losses
+    >>> from otel_torch.sources.trace_step import trace_step
     >>> from types import SimpleNamespace
     >>> recorder = Recorder(read=lambda pending: None, connect=list, losses=Losses())
     >>> tracker = StepTracker(Settings.from_env({}), recorder, RunEvents())
-    >>> net = SimpleNamespace(name="Net", completed=0, calls=CallCounter(), parameter_ids=frozenset)
+    >>> net = SimpleNamespace(name="Net", completed=0, calls=CallCounter(), clock=TrainingClock(),
+    ...     parameter_ids=frozenset, trainable_parameters=list, is_in_training_mode=bool)
     >>> def forward():
     ...     context = tracker.begin_forward(net)
     ...     tracker.end_forward(net, context)
@@ -221,25 +274,34 @@ class StepTracker(Source):
         self._events = events
         self.cadence = Cadence(settings.budget) if settings.budget is not None else None
         self.denoising = Denoising()
+        self.optimizers = Optimizers()
         self.pending_forward = PendingForward()
         self.seen_forwards = 0
         self.recorded_forwards = 0
         self._lock = threading.RLock()
-        self._active: ActiveStep | None = None
-        self._optimizers: Any = WeakIdKeyDictionary()  # optimizer -> completed steps
-        self._optimized: Any = WeakIdKeyDictionary()  # optimizer -> (size, parameter ids)
-        self._schedules: Any = WeakIdKeyDictionary()
+        self._active: dict[Owner, ActiveStep] = {}
+        self._training = TrainingLoop()
+        self._watched: weakref.WeakSet[Any] = weakref.WeakSet()  # models
+        self._schedules = Schedules()
         self._loop = 0
         self._loop_has_stepped = False
         self._last_traced: dict[tuple[int, int], int] = {}
+        self._clocks = (
+            self._by_trace_step,
+            self._by_framework,
+            self._by_training,
+            self._by_surrounding_training,
+            self._by_schedule,
+        )
 
     # -- lifecycle
     # ----------------------------------------------------------------------------------------------
 
     def forked(self) -> None:
-        """Drop the step and the forwards of the parent, and count from 0."""
+        """Drop the steps and the forwards of the parent, and count from 0."""
         self._lock = threading.RLock()
-        self._active = None
+        self._active = {}
+        self._training = TrainingLoop()
         self.denoising = Denoising()
         self.pending_forward = PendingForward()
         self.seen_forwards = self.recorded_forwards = 0
@@ -247,11 +309,10 @@ class StepTracker(Source):
             self.cadence.forked()
 
     def end_run(self) -> None:
-        """End the active step and flush: the program ends."""
+        """End the active steps and flush: the program ends."""
         with self._lock:
             self.end_pending_forward()
-            if self._active:
-                self.end_step(self._active)
+            self._end_steps(list(self._active.values()))
             self.denoising.finish()
             self._flush(None)
 
@@ -265,33 +326,65 @@ class StepTracker(Source):
                 "so no activation was recorded"
             )
 
-    # -- optimizers and schedules
+    # -- training
     # ----------------------------------------------------------------------------------------------
 
-    def optimizer_made(self, optimizer: Any) -> None:
-        """Count the steps of a new optimizer from 0."""
-        self._optimizers.setdefault(optimizer, 0)
-
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """Count a completed optimizer step: it ends the training step of the model it holds."""
+        """Count a completed optimizer step, which ends training steps."""
         with self._lock:
-            self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
-            active = self._active
-            if (
-                active
-                and active.rule == "optimizer"
-                and active.model
-                and self._optimizes(optimizer, active.model)
-            ):
-                self.end_step(active)
+            clock = self.optimizers.stepped(optimizer)
+            self._training.step = None
+            for active in self._training_steps():
+                active.stepped.add(clock.serial)
+                if active.model is not None and clock in self.optimizers.training(active.model):
+                    active.model.clock.is_trained = True
+                    self._stop(active)
+                if len(active.stepped) >= len(self.optimizers):
+                    self.end_step(active)
+
+    def backward_ended(self) -> list[Any]:
+        """Return the models that the program updates without an optimizer, and watch them."""
+        with self._lock:
+            models, updated = list(self._watched), []
+            self._watched.clear()
+            for model in models:
+                if model.clock.updates is not None and not self.optimizers.training(model):
+                    model.clock.updates.backward_ended()
+                    updated.append(model)
+            return updated if not self.optimizers.has_stepped else []
+
+    def training_step_of(self, model: TrackedModel) -> TrainingStep:
+        """Return the training step that the model is in."""
+        active = self._active.get(model.name) or self._active.get(None)
+        if active is not None and active.position.rule == "optimizer":
+            return TrainingStep(active.position.step, active.position.loop, active.scope)
+        optimizers = self.optimizers.training(model)
+        step = self.optimizers.step_of(optimizers)
+        scope = None if active is None else active.scope
+        return TrainingStep(step, model.clock.loop_of(step, optimizers), scope)
+
+    def _training_steps(self) -> list[ActiveStep]:
+        return [step for step in self._active.values() if step.position.rule == "optimizer"]
+
+    def _stop(self, active: ActiveStep) -> None:
+        """Note that a training step is over, unless something still belongs to it."""
+        if not active.stopped_ns:
+            self._flush(active.scope)
+        active.stopped_ns = time.time_ns()
+
+    def _end_stopped(self) -> None:
+        self._end_steps([step for step in self._active.values() if step.stopped_ns])
+
+    # -- schedules
+    # ----------------------------------------------------------------------------------------------
 
     def schedule_set(self, schedule: Any, length: int) -> None:
         """Begin a denoise schedule of `length` steps, in a new loop if the last one has stepped."""
         with self._lock:
             if self._loop_has_stepped:
                 self._begin_loop()
-                self._schedules.clear()  # a schedule that the last loop left unfinished is over
-            self._schedules[schedule] = _Schedule(length)
+                self._schedules.clear()
+            self._schedules.set(schedule, length)
 
     def schedule_stepped(self, schedule: Any, *, last: bool = False) -> None:
         """Count a completed step of a denoise schedule.
@@ -299,45 +392,16 @@ class StepTracker(Source):
         `last` ends a schedule that makes fewer steps than its length because it began halfway.
         """
         with self._lock:
-            state = self._schedules.setdefault(schedule, _Schedule(0))
-            state.completed += 1
-            if last:
-                state.length = min(state.length, state.completed)
+            self._schedules.stepped(schedule, last=last)
             self._loop_has_stepped = True
-            active = self._active
-            if active and active.rule in ("schedule", "framework"):
+            active = self._active.get(None)
+            if active and active.position.rule in ("schedule", "framework"):
                 self.end_step(active)
             # A framework reports the end of its loop itself.
-            if not self._running_schedules() and not (active and active.rule == "framework"):
+            if self._schedules.step() is None and not (
+                active and active.position.rule == "framework"
+            ):
                 self.denoising.end_denoising()
-
-    def steps_of(self, optimizer: Any) -> int:
-        """Return how many steps the optimizer has completed."""
-        return int(self._optimizers.get(optimizer, 0))
-
-    def optimizer_steps(self, model: TrackedModel) -> int | None:
-        """Return the completed steps of the busiest optimizer of `model`, or None without one."""
-        steps = [
-            completed
-            for optimizer, completed in list(self._optimizers.items())
-            if self._optimizes(optimizer, model)
-        ]
-        return max(steps, default=None)
-
-    def _optimizes(self, optimizer: Any, model: TrackedModel) -> bool:
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
-        cached = self._optimized.get(optimizer)
-        if cached is None or cached[0] != size:
-            self._optimized[optimizer] = cached = (size, optimized_parameters(optimizer))
-        return not cached[1].isdisjoint(model.parameter_ids())
-
-    def _running_schedules(self) -> list[_Schedule]:
-        return [schedule for schedule in list(self._schedules.values()) if schedule.is_running]
-
-    @property
-    def loop(self) -> int:
-        """The current loop, from 0."""
-        return self._loop
 
     def _begin_loop(self) -> None:
         self._loop += 1
@@ -347,81 +411,62 @@ class StepTracker(Source):
     # -- forwards
     # ----------------------------------------------------------------------------------------------
 
-    def begin_forward(self, model: TrackedModel) -> ForwardContext:
+    def begin_forward(self, model: TrackedModel, inputs: Inputs = Inputs()) -> ForwardContext:
         """Begin an outermost forward of `model` in this thread, and a step if none is active."""
         with self._lock:
-            hint = _ask_for_hint()
-            optimizer_steps = self.optimizer_steps(model)
-            loop = hint.loop if hint is not None and hint.loop is not None else self._loop
-            rule, step = self._number_step(model, hint, optimizer_steps)
-            is_training = optimizer_steps is not None
-            phase = "eval" if is_training and not torch.is_grad_enabled() else "forward"
+            hint = _ask_for_hint() or Hint()
+            forward = Forward(model, inputs, hint, self._trained_by(model))
+            position, phase = self._position(forward), self._phase(forward)
+            active, is_new = self._enter(position, model)
+            self._note_training(forward, phase, active)
             context = ForwardContext(
-                step,
-                loop,
+                position.step,
+                position.loop,
                 phase,
-                hint.branch if hint else None,
-                rule,
-                step in self._steps,
-                model.calls.of(phase, loop, step),
+                hint.branch,
+                position.rule,
+                position.step in self._steps,
+                model.calls.of(phase, position.loop, position.step),
+                active,
+                is_new,
             )
-            self._join_step(model, context, hint)
             if self.cadence is not None:
-                kind = Kind(rule, model.name, phase)
-                context.recording = self.cadence.choose(kind, step, loop, context.recording)
+                kind = Kind(position.rule, model.name, phase)
+                context.recording = self.cadence.choose(
+                    kind, position.step, position.loop, context.recording
+                )
             self.recorded_forwards += context.recording
             self.seen_forwards += 1
             return context
 
-    def _number_step(
-        self, model: TrackedModel, hint: Hint | None, optimizer_steps: int | None
-    ) -> tuple[Rule, int]:
-        """Return the rule that applies and its step number, as in the module docstring."""
-        traced = current_step_idx()
-        if traced is not None:
-            return "trace_step", traced
-        if hint is not None and hint.step is not None:
-            return "framework", hint.step
-        if optimizer_steps is not None:
-            return "optimizer", optimizer_steps
-        if running := self._running_schedules():
-            return "schedule", max(schedule.completed for schedule in running)
-        return "forward", model.completed
+    def _phase(self, forward: Forward) -> str:
+        if forward.hint.phase is not None:
+            return forward.hint.phase
+        if torch.is_grad_enabled():
+            return "forward"
+        if forward.optimizers is not None or self._is_evaluating(forward.model):
+            return "eval"
+        return "forward"
 
-    def _join_step(self, model: TrackedModel, context: ForwardContext, hint: Hint | None) -> None:
-        """Make the forward part of the active step, or end that and begin the forward's own."""
-        active, rule = self._active, context.rule
-        if (
-            active is not None
-            and (active.step, active.loop) != (context.step, context.loop)
-            and self._ends_step(active, rule, model)
-        ):
-            self.end_step(active)
-            active = None
-        if active is None:
-            if rule == "schedule":
-                self.denoising.start_denoising()
-            bounded = rule in ("trace_step", "schedule") or (
-                rule == "framework" and hint is not None and hint.bounded
-            )
-            active = self._begin_step(rule, context.step, context.loop, model, bounded=bounded)
-            context.opened_step = True
-        elif active.model is None:
-            active.model = model
-            active.scope.attributes.setdefault("torch.model", model.name)
-        if active.rule == "optimizer" and active.region is None and context.phase == "forward":
+    def _note_training(self, forward: Forward, phase: str, active: ActiveStep) -> None:
+        """Keep what models without a clock of their own follow."""
+        loop, model = self._training, forward.model
+        if forward.optimizers is None:
+            model.clock.ran_before = loop.begun
+            return
+        loop.model, loop.phase, loop.mode = model, phase, model.is_in_training_mode()
+        if phase != "forward" or active.position.rule != "optimizer":
+            return
+        loop.step = active
+        if not active.trains:
+            active.trains = True
+            loop.begun += 1
             active.region = entry.open_region("training_step", lexical=False, around=active.scope)
 
-    @staticmethod
-    def _ends_step(active: ActiveStep, rule: Rule, model: TrackedModel) -> bool:
-        """Return whether a forward with another step number ends the active step.
-
-        A framework's step holds the forwards of all models. Any other step belongs to one model,
-        except that of `trace_step`, which its block ends.
-        """
-        if active.rule == "framework":
-            return rule == "framework"
-        return active.rule != "trace_step" and active.model is model
+    def continues(self, context: ForwardContext, model: TrackedModel, inputs: Inputs) -> bool:
+        """Return whether a call is still part of the step of a pending forward."""
+        active = context.active
+        return not active.stopped_ns or self._resumes(active, model, inputs)
 
     def end_forward(
         self, model: TrackedModel, context: ForwardContext, error: BaseException | None = None
@@ -429,35 +474,179 @@ class StepTracker(Source):
         """End an outermost forward, and its step if it is a step by itself."""
         with self._lock:
             model.completed += error is None
-            active = self._active
-            # A forward opens a `trace_step` step only where the block has not: in a thread that
-            # outlives the block, or in a block that was entered before recording began.
-            if (
-                active
-                and context.opened_step
-                and active.rule in ("forward", "trace_step")
-                and active.model is model
-            ):
+            active = context.active
+            if context.opened_step and not active.position.lasts:
                 self.end_step(active, error)
             elif self._recorder.is_flush_due:
-                self._flush(active.scope if active else None)
+                self._flush(active.scope)
 
     def end_pending_forward(self) -> None:
         """End the forward of this thread whose end was not reported, if any."""
         pending = self.pending_forward
         model, context = pending.model, pending.context
         pending.model = pending.context = None
+        pending.whole_ran = False
         if model is not None and context is not None:
             model.method_run.forget()
             self.end_forward(model, context)
+
+    # -- clocks, in the order in which they are asked
+    # ----------------------------------------------------------------------------------------------
+
+    def _position(self, forward: Forward) -> Position:
+        for clock in self._clocks:
+            position = clock(forward)
+            if position is not None:
+                return position
+        model = forward.model
+        self._end_stopped()
+        model.clock.next_step = model.completed + 1
+        return Position("forward", model.completed, self._loop_of(forward), model.name, lasts=False)
+
+    def _loop_of(self, forward: Forward) -> int:
+        loop = forward.hint.loop
+        return self._loop if loop is None else loop
+
+    def _by_trace_step(self, forward: Forward) -> Position | None:
+        step = current_step_idx()
+        if step is None:
+            return None
+        # A forward begins this step only where the block has not: in a thread that outlives the
+        # block, or in a block that was entered before recording began.
+        return Position("trace_step", step, self._loop_of(forward), None, lasts=False, bounded=True)
+
+    def _by_framework(self, forward: Forward) -> Position | None:
+        hint = forward.hint
+        if hint.step is None:
+            return None
+        loop = self._loop_of(forward)
+        return Position("framework", hint.step, loop, None, bounded=hint.bounded)
+
+    def _by_training(self, forward: Forward) -> Position | None:
+        model, optimizers = forward.model, forward.optimizers
+        if optimizers is None:
+            return None
+        active = self._active.get(model.name)
+        step = self.optimizers.step_of(optimizers) if optimizers else model.clock.next_step
+        if active is not None:
+            if self._is_part_of(forward, active, step):
+                active.stopped_ns = 0
+                return active.position
+            self.end_step(active)
+        if torch.is_grad_enabled():
+            return Position("optimizer", step, model.clock.begin(step, optimizers), model.name)
+        self._end_stopped()
+        loop = model.clock.loop_of(step, optimizers)
+        return Position("optimizer", step, loop, model.name, lasts=False)
+
+    def _by_surrounding_training(self, forward: Forward) -> Position | None:
+        model, training = forward.model, self._training
+        if training.step is not None:
+            return training.step.position
+        if training.model is None:
+            first = self.optimizers.first_step()
+            return None if first is None else Position("optimizer", first, 0, model.name, lasts=False)
+        trained = training.model
+        optimizers = self.optimizers.training(trained)
+        step = self.optimizers.step_of(optimizers) if optimizers else trained.clock.next_step
+        if not torch.is_grad_enabled() and self._is_evaluating(model):
+            self._end_stopped()
+            loop = trained.clock.loop_of(step, optimizers)
+            return Position("optimizer", step, loop, model.name, lasts=False)
+        if self._is_followed_by(model) and (optimizers or trained.clock.updates is not None):
+            # between two training steps, where earlier ones had this model in front
+            self._end_stopped()
+            loop = trained.clock.begin(step, optimizers)
+            position = Position("optimizer", step, loop, trained.name)
+            training.step, _ = self._enter(position, trained)
+            return position
+        return None
+
+    def _by_schedule(self, forward: Forward) -> Position | None:
+        step = self._schedules.step()
+        if step is None:
+            return None
+        return Position("schedule", step, self._loop_of(forward), None, bounded=True)
+
+    # -- training steps
+    # ----------------------------------------------------------------------------------------------
+
+    def _trained_by(self, model: TrackedModel) -> list[OptimizerClock] | None:
+        """Return the optimizers that train a model; None if it is not trained."""
+        optimizers = self.optimizers.training(model)
+        clock = model.clock
+        if not optimizers:
+            self._watch_updates(model)
+            return optimizers if clock.is_trained else None
+        # Copies of an unknown model's parameters: without gradients it is rather a teacher.
+        is_presumed = not (optimizers[0].is_claimed or clock.is_trained)
+        return None if is_presumed and not torch.is_grad_enabled() else optimizers
+
+    def _watch_updates(self, model: TrackedModel) -> None:
+        """See whether the parameters of a model without an optimizer have changed."""
+        clock = model.clock
+        if clock.updates is not None and clock.updates.has_changed:
+            clock.updates = None
+            if not clock.is_trained:
+                clock.is_trained, clock.next_step = True, model.completed
+            elif (active := self._active.get(model.name)) is not None:
+                self._stop(active)
+        if torch.is_grad_enabled():
+            if clock.updates is None and (parameters := model.trainable_parameters()):
+                clock.updates = UpdateWatch((parameters[0], parameters[-1]))
+            if clock.updates is not None:
+                self._watched.add(model)
+
+    def _is_part_of(self, forward: Forward, active: ActiveStep, step: int) -> bool:
+        """Return whether a forward of a trained model is part of its active step."""
+        if active.position.rule != "optimizer" or not active.position.lasts:
+            return False
+        if active.stopped_ns:
+            return torch.is_grad_enabled() and self._resumes(active, forward.model, forward.inputs)
+        if not torch.is_grad_enabled() and not active.trains:
+            return False
+        return not forward.optimizers or active.position.step == step
+
+    def _resumes(self, active: ActiveStep, model: TrackedModel, inputs: Inputs) -> bool:
+        """Return whether a forward is part of a training step although an optimizer has stepped.
+
+        It is if the optimizers of the called module have not, or if its inputs come from another
+        forward of the step whose optimizer has not.
+        """
+        own = self.optimizers.training(model)
+        if inputs.module is not None:
+            parameters = frozenset(map(id, inputs.module.parameters()))
+            holding = [clock.serial for clock in own if clock.trains(parameters)]
+            if holding and active.stepped.isdisjoint(holding):
+                return True
+        if not inputs.carry_gradients():
+            return False
+        step = self._training.step
+        if step is not None and step.model is not None:
+            own = own + self.optimizers.training(step.model)
+        return any(clock.serial not in active.stepped for clock in own)
+
+    def _is_evaluating(self, model: TrackedModel) -> bool:
+        """Return whether a model that runs without gradients takes part in an evaluation."""
+        trained = self._training.model
+        if trained is None:
+            return False
+        is_known = self._is_followed_by(model) or bool(self.optimizers.training(trained))
+        return is_known and (self.denoising.is_in_pipeline or self._training.evaluates())
+
+    def _is_followed_by(self, model: TrackedModel) -> bool:
+        """Return whether a training step has begun since the model ran."""
+        return model.clock.ran_before is not None and (
+            model.clock.ran_before < self._training.begun
+        )
 
     # -- steps
     # ----------------------------------------------------------------------------------------------
 
     @property
     def step_scope(self) -> Scope | None:
-        """The scope of the active step, if any."""
-        return self._active.scope if self._active else None
+        """The scope of the step that began last and is active, if any."""
+        return next((step.scope for step in reversed(self._active.values())), None)
 
     def begin_traced_step(self, step: int, depth: int) -> ActiveStep | None:
         """Begin the step of a `trace_step` block; None if the block is nested in another one.
@@ -472,24 +661,38 @@ class StepTracker(Source):
                 self._begin_loop()
             self._last_traced[place] = step
             self._loop_has_stepped = True
-            if self._active and self._active.rule == "trace_step":
+            active = self._active.get(None)
+            if active is not None and active.position.rule == "trace_step":
                 return None
-            return self._begin_step("trace_step", step, self._loop, None, bounded=True)
+            return self._begin_step(Position("trace_step", step, self._loop, None, bounded=True))
 
     def end_framework_step(self) -> None:
         """End the last step of a framework's loop, so that later forwards are not part of it."""
         with self._lock:
-            if self._active and self._active.rule == "framework":
-                self.end_step(self._active)
+            active = self._active.get(None)
+            if active is not None and active.position.rule == "framework":
+                self.end_step(active)
 
-    def _begin_step(
-        self, rule: Rule, step: int, loop: int, model: TrackedModel | None, *, bounded: bool
-    ) -> ActiveStep:
-        if self._active:
-            self.end_step(self._active)
+    def _enter(self, position: Position, model: TrackedModel) -> tuple[ActiveStep, bool]:
+        """Return the active step of a position, and whether it begins now."""
+        active = self._active.get(position.owner)
+        if active is not None and active.holds(position):
+            if active.model is None:
+                active.model = model
+                active.scope.attributes.setdefault("torch.model", model.name)
+            return active, False
+        if position.rule == "schedule":
+            self.denoising.start_denoising()
+        return self._begin_step(position, model), True
+
+    def _begin_step(self, position: Position, model: TrackedModel | None = None) -> ActiveStep:
+        if position.owner is None:
+            self._end_steps(list(self._active.values()))
+        elif (replaced := self._active.get(position.owner)) is not None:
+            self.end_step(replaced)
         if self.cadence is not None:
             self.cadence.begin()
-        attributes: dict[str, Any] = {"torch.step": step, "torch.loop": loop}
+        attributes: dict[str, Any] = {"torch.step": position.step, "torch.loop": position.loop}
         if model is not None:
             attributes["torch.model"] = model.name
         scope = Scope(
@@ -497,20 +700,29 @@ class StepTracker(Source):
             "torch.step",
             lexical=False,
             attributes=attributes,
-            bounded=bounded,
-            training=rule == "optimizer",
+            bounded=position.bounded,
+            training=position.rule == "optimizer",
         )
-        self._active = active = ActiveStep(scope, rule, step, loop, model)
+        active = self._active[position.owner] = ActiveStep(scope, position, model)
         self._recorder.open(scope)
         return active
+
+    def _end_steps(self, steps: list[ActiveStep]) -> None:
+        for step in steps:
+            self.end_step(step)
 
     def end_step(self, active: ActiveStep, error: BaseException | None = None) -> None:
         """Flush the records of a step, then close its scope. Does nothing if it has ended."""
         with self._lock:
-            if self._active is not active:
+            if self._active.get(active.position.owner) is not active:
                 return
-            self._active = None
+            del self._active[active.position.owner]
+            if self._training.step is active:
+                self._training.step = None
             self._flush(active.scope)
+            active.scope.end_ns = active.stopped_ns
+            if active.region is not None:
+                active.region.end_ns = active.stopped_ns
             entry.close_region(active.region, error)
             self._recorder.close(active.scope, error)
             if self.cadence is not None:
@@ -528,13 +740,6 @@ class StepTracker(Source):
             self.cadence.read(time.perf_counter() - started)
         for notify in self._events.step_flushed:
             notify()
-
-
-def optimized_parameters(optimizer: Any) -> frozenset[int]:
-    """Return the ids of the parameters that an optimizer holds."""
-    return frozenset(
-        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-    )
 
 
 def _ask_for_hint() -> Hint | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from otel_torch.records import FINGERPRINTS, Record, Statistic, TensorPosition
+from otel_torch.records import FINGERPRINTS, Record, Scope, Statistic, TensorPosition
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
@@ -27,7 +27,7 @@ class RecordedCall:
     The indices count the entries and exits of all calls, in order; they are None outside of parity
     recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's
     call stack. is_recorded: False for a call of a shared module by a name that is not selected.
-    inputs: the identities of its input tensors.
+    inputs: the identities of its input tensors. step_scope: the scope of its step.
     """
 
     model: str
@@ -44,6 +44,7 @@ class RecordedCall:
     parent_index: int | None = None
     depth: int = 0
     inputs: frozenset[Identity] = frozenset()
+    step_scope: Scope | None = None
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -23,9 +24,9 @@ from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.modules import ModelRegistry
+from otel_torch.sources.modules import Model, ModelRegistry
 from otel_torch.sources.source import Source
-from otel_torch.sources.steps import StepTracker, optimized_parameters
+from otel_torch.sources.steps import StepTracker
 
 
 class Training(Source):
@@ -42,16 +43,19 @@ class Training(Source):
 
     def install(self) -> None:
         """Watch from here on, including optimizers that exist already."""
-        step_tracker, make, backward = (
-            self._step_tracker,
-            Optimizer.__init__,
-            torch.autograd.backward,
-        )
+        step_tracker, optimizers = self._step_tracker, self._step_tracker.optimizers
+        make, load = Optimizer.__init__, Optimizer.load_state_dict
+        backward = torch.autograd.backward
 
         @functools.wraps(make)
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
-            step_tracker.optimizer_made(optimizer)
+            optimizers.made(optimizer)
+
+        @functools.wraps(load)
+        def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            load(optimizer, *args, **kwargs)
+            optimizers.loaded(optimizer)
 
         @functools.wraps(backward)
         def traced_backward(*args: Any, **kwargs: Any) -> Any:
@@ -64,6 +68,7 @@ class Training(Source):
                 entry.close_region(scope, error)
                 raise
             entry.close_region(scope)
+            self._after_backward()
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
         for function in (entry.open_region, entry.close_region):
@@ -72,10 +77,13 @@ class Training(Source):
         def restore() -> None:
             if Optimizer.__init__ is init:
                 Optimizer.__init__ = make  # type: ignore[method-assign]
+            if Optimizer.load_state_dict is load_state_dict:
+                Optimizer.load_state_dict = load  # type: ignore[method-assign]
             if torch.autograd.backward is traced_backward:
                 torch.autograd.backward = backward
 
         Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
+        Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
         torch.autograd.backward = traced_backward
         self._restore += [
             restore,
@@ -84,7 +92,7 @@ class Training(Source):
         ]
         for item in gc.get_objects():
             if issubclass(type(item), Optimizer):
-                step_tracker.optimizer_made(item)
+                optimizers.found(item)
 
     def uninstall(self) -> None:
         """Stop watching."""
@@ -115,17 +123,32 @@ class Training(Source):
 
     def _emit_gradients_ready(self, optimizer: Optimizer) -> None:
         tracker = self._step_tracker
-        completed = tracker.steps_of(optimizer)
-        parameters = optimized_parameters(optimizer)
+        tracker.optimizers.stepping(optimizer)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
         for model in list(self._registry.models):
             context = model.forward_context
             if tracker.cadence is not None and context is not None and not context.recording:
                 continue  # the budget skips this step
-            busiest = tracker.optimizer_steps(model)
-            step = completed if busiest is None else busiest
-            for notify in self._events.gradients_ready:
-                notify(model, parameters, step, tracker.loop, scale)
+            parameters = tracker.optimizers.updated_by(optimizer, model)
+            if not parameters.isdisjoint(model.parameter_ids()):
+                self._notify(model, parameters, scale)
+
+    def _notify(
+        self, model: Model, parameters: frozenset[int], scale: Tensor | None = None
+    ) -> None:
+        step = self._step_tracker.training_step_of(model)
+        for notify in self._events.gradients_ready:
+            notify(model, parameters, step, scale)
+
+    @torch_private.keep_out_of_frames
+    def _after_backward(self) -> None:
+        """Emit `gradients_ready` for the models that the program updates without an optimizer."""
+        try:
+            updated = self._step_tracker.backward_ended()
+            for model in updated:
+                self._notify(model, model.parameter_ids())
+        except Exception as error:
+            say_once(f"a backward pass is not counted: {type(error).__name__}: {error}")
 
     @torch_private.keep_out_of_frames
     def _after_step(
