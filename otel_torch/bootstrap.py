@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.operations import Operations
 
 # Frameworks with a module in `frameworks/`. HOOKS there maps an import to what follows it.
-FRAMEWORKS = ("diffusers", "fastvideo")
+FRAMEWORKS = ("diffusers", "fastvideo", "lightning", "transformers")
 # How long the sinks may take at the end of the program, whatever a collector does: of the two
 # seconds that are promised, the rest is for what comes before and after them.
 EXIT_S = 1.3
@@ -156,9 +156,7 @@ class RunningSession:
             settings = dataclasses.replace(settings, budget=None)
         self.settings, self._overrides = settings, overrides
         losses, events, reader = Losses(), RunEvents(), TensorReader(settings)
-        recorder = Recorder(
-            reader.read, self._make_sinks, losses, attrgetter("call.step_scope")
-        )
+        recorder = Recorder(reader.read, self._make_sinks, losses, attrgetter("call.step_scope"))
         self.step_tracker = StepTracker(settings, recorder, events)
         self.session = session.Session(
             this_job(os.environ | overrides), settings, recorder, losses, self.step_tracker

@@ -54,7 +54,7 @@ class _Rows(NamedTuple):
     """Consecutive rows of one step, None for rows of no open step."""
 
     step: Scope | None
-    count: int
+    length: int
 
 
 class Sink:
@@ -294,10 +294,10 @@ class Recorder:
                 self._call_sinks("close", queued, reverse=True)
                 continue
             reading, runs = queued
-            records = self._read_records(reading, sum(run.count for run in runs))
+            records = self._read_records(reading, sum(run.length for run in runs))
             remaining = iter(records)
             batches = [
-                Batch(list(itertools.islice(remaining, run.count)), run.step) for run in runs
+                Batch(list(itertools.islice(remaining, run.length)), run.step) for run in runs
             ]
             self._unwritten = [
                 (sink, batch) for batch in batches if batch.records for sink in self.sinks

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from otel_torch.sources.modules import Model, ModuleSite
     from otel_torch.sources.steps import TrainingStep
 
-    # model, ids of the parameters that are about to change, the training step, by what the gradients
-    # are still multiplied
+    # model, ids of the parameters that are about to change, the training step, by what their
+    # gradients are still multiplied
     GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
 
 

@@ -30,7 +30,7 @@ class OptimizerClock:
     """The steps of one optimizer, and the parameters that it trains.
 
     Attributes:
-        serial: tells optimizers apart; `id` may be used again.
+        serial: tells optimizers, and their loaded states, apart; an `id` may be used again.
         parameters: the ids of the parameters in its groups.
         elements: how many numbers these have.
         copied: the ids of the parameters that it holds copies of, where a framework says so.
@@ -96,8 +96,11 @@ class Optimizers:
         self._clock(optimizer).is_in_use = True
 
     def loaded(self, optimizer: Any) -> None:
-        """Go on where a loaded state says."""
-        self._clock(optimizer).is_read = False
+        """Go on where a loaded state says, as if the optimizer was another one."""
+        clock = self._clock(optimizer)
+        clock.is_read = False
+        self._made += 1
+        clock.serial = self._made
 
     def stepping(self, optimizer: Any) -> OptimizerClock:
         """Return the clock of an optimizer that is about to step, by the groups it has now."""

@@ -133,6 +133,8 @@ class ForwardContext:
 
 # Whose step it is: a model's name, or None for a step of the whole program.
 Owner = str | None
+# Owns a training step until the model that is trained runs.
+_FIRST = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,11 @@ class ActiveStep:
 
     Attributes:
         model: the first one that ran in it; of a training step the one that is trained.
-        trains: whether that one has run with gradients in it.
+        trains: whether that one has run with gradients in it; it may have been evaluated only.
         region: the open `training_step` region, if any.
         stepped: the serials of the optimizers that have stepped since it began.
-        stopped_ns: when the last optimizer of its model stepped; 0 if none has.
+        stopped_ns: when the last optimizer of its model stepped; 0 if the step was resumed since.
+        count: what the clock of its model says while it is not stopped.
     """
 
     scope: Scope
@@ -166,6 +169,12 @@ class ActiveStep:
     region: Scope | None = None
     stepped: set[int] = field(default_factory=set)
     stopped_ns: int = 0
+    count: int = 0
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it continues although an optimizer of its model has stepped."""
+        return self.count != self.position.step
 
     def holds(self, position: Position) -> bool:
         """Return whether a forward at a position is part of this step of the same owner.
@@ -339,6 +348,8 @@ class StepTracker(Source):
                 if active.model is not None and clock in self.optimizers.training(active.model):
                     active.model.clock.is_trained = True
                     self._stop(active)
+                elif active.is_resumed:
+                    self._stop(active)
                 if len(active.stepped) >= len(self.optimizers):
                     self.end_step(active)
 
@@ -353,15 +364,26 @@ class StepTracker(Source):
                     updated.append(model)
             return updated if not self.optimizers.has_stepped else []
 
+    def flush_late_gradients(self) -> None:
+        """Flush the gradients of steps that have ended, before another one begins."""
+        with self._lock:
+            if not self._active:
+                self._flush(None)
+
     def training_step_of(self, model: TrackedModel) -> TrainingStep:
         """Return the training step that the model is in."""
         active = self._active.get(model.name) or self._active.get(None)
         if active is not None and active.position.rule == "optimizer":
             return TrainingStep(active.position.step, active.position.loop, active.scope)
-        optimizers = self.optimizers.training(model)
-        step = self.optimizers.step_of(optimizers)
         scope = None if active is None else active.scope
+        optimizers = self.optimizers.training(model)
+        if not optimizers and not model.clock.is_trained:
+            return TrainingStep(max(0, model.completed - 1), self._loop, scope)
+        step = self._next_step(model, optimizers)
         return TrainingStep(step, model.clock.loop_of(step, optimizers), scope)
+
+    def _next_step(self, model: TrackedModel, optimizers: list[OptimizerClock]) -> int:
+        return self.optimizers.step_of(optimizers) if optimizers else model.clock.next_step
 
     def _training_steps(self) -> list[ActiveStep]:
         return [step for step in self._active.values() if step.position.rule == "optimizer"]
@@ -373,7 +395,11 @@ class StepTracker(Source):
         active.stopped_ns = time.time_ns()
 
     def _end_stopped(self) -> None:
+        """End training steps that are over, before a forward that is part of none."""
         self._end_steps([step for step in self._active.values() if step.stopped_ns])
+
+    def _end_evaluations(self) -> None:
+        self._end_steps([step for step in self._training_steps() if not step.trains])
 
     # -- schedules
     # ----------------------------------------------------------------------------------------------
@@ -417,7 +443,9 @@ class StepTracker(Source):
             hint = _ask_for_hint() or Hint()
             forward = Forward(model, inputs, hint, self._trained_by(model))
             position, phase = self._position(forward), self._phase(forward)
-            active, is_new = self._enter(position, model)
+            trained = self._training.model
+            of_another = position.rule == "optimizer" and position.owner != model.name
+            active, is_new = self._enter(position, trained if trained and of_another else model)
             self._note_training(forward, phase, active)
             context = ForwardContext(
                 position.step,
@@ -452,7 +480,11 @@ class StepTracker(Source):
         """Keep what models without a clock of their own follow."""
         loop, model = self._training, forward.model
         if forward.optimizers is None:
-            model.clock.ran_before = loop.begun
+            clock = model.clock
+            if clock.ran_before is None:
+                clock.trails = loop.begun > 0 and loop.step is None
+            clock.follows |= loop.step is not None
+            clock.ran_before = loop.begun
             return
         loop.model, loop.phase, loop.mode = model, phase, model.is_in_training_mode()
         if phase != "forward" or active.position.rule != "optimizer":
@@ -461,6 +493,7 @@ class StepTracker(Source):
         if not active.trains:
             active.trains = True
             loop.begun += 1
+            model.clock.begin(active.position.step, forward.optimizers)
             active.region = entry.open_region("training_step", lexical=False, around=active.scope)
 
     def continues(self, context: ForwardContext, model: TrackedModel, inputs: Inputs) -> bool:
@@ -500,6 +533,7 @@ class StepTracker(Source):
                 return position
         model = forward.model
         self._end_stopped()
+        self._end_evaluations()
         model.clock.next_step = model.completed + 1
         return Position("forward", model.completed, self._loop_of(forward), model.name, lasts=False)
 
@@ -516,9 +550,13 @@ class StepTracker(Source):
         return Position("trace_step", step, self._loop_of(forward), None, lasts=False, bounded=True)
 
     def _by_framework(self, forward: Forward) -> Position | None:
-        hint = forward.hint
+        hint, model = forward.hint, forward.model
         if hint.step is None:
             return None
+        if hint.phase == "eval":
+            if forward.optimizers is not None:
+                return None
+            return Position("framework", hint.step, model.clock.loop, model.name, lasts=False)
         loop = self._loop_of(forward)
         return Position("framework", hint.step, loop, None, bounded=hint.bounded)
 
@@ -527,17 +565,15 @@ class StepTracker(Source):
         if optimizers is None:
             return None
         active = self._active.get(model.name)
-        step = self.optimizers.step_of(optimizers) if optimizers else model.clock.next_step
+        step = self._next_step(model, optimizers)
         if active is not None:
             if self._is_part_of(forward, active, step):
-                active.stopped_ns = 0
+                active.stopped_ns, active.count = 0, step
                 return active.position
             self.end_step(active)
-        if torch.is_grad_enabled():
-            return Position("optimizer", step, model.clock.begin(step, optimizers), model.name)
-        self._end_stopped()
-        loop = model.clock.loop_of(step, optimizers)
-        return Position("optimizer", step, loop, model.name, lasts=False)
+        if not torch.is_grad_enabled():
+            self._end_stopped()
+        return Position("optimizer", step, model.clock.loop_of(step, optimizers), model.name)
 
     def _by_surrounding_training(self, forward: Forward) -> Position | None:
         model, training = forward.model, self._training
@@ -545,18 +581,20 @@ class StepTracker(Source):
             return training.step.position
         if training.model is None:
             first = self.optimizers.first_step()
-            return None if first is None else Position("optimizer", first, 0, model.name, lasts=False)
+            return None if first is None else Position("optimizer", first, 0, _FIRST)
         trained = training.model
         optimizers = self.optimizers.training(trained)
-        step = self.optimizers.step_of(optimizers) if optimizers else trained.clock.next_step
+        step = self._next_step(trained, optimizers)
+        loop = trained.clock.loop_of(step, optimizers)
         if not torch.is_grad_enabled() and self._is_evaluating(model):
             self._end_stopped()
-            loop = trained.clock.loop_of(step, optimizers)
-            return Position("optimizer", step, loop, model.name, lasts=False)
-        if self._is_followed_by(model) and (optimizers or trained.clock.updates is not None):
-            # between two training steps, where earlier ones had this model in front
+            return Position("optimizer", step, loop, trained.name)
+        if self._follows(model) and self._is_alive(trained):
+            # Between two training steps: part of the last if it first ran there, else of the next.
             self._end_stopped()
-            loop = trained.clock.begin(step, optimizers)
+            if model.clock.trails:
+                last = trained.clock.next_step - 1
+                return Position("optimizer", last, trained.clock.loop, model.name, lasts=False)
             position = Position("optimizer", step, loop, trained.name)
             training.step, _ = self._enter(position, trained)
             return position
@@ -588,7 +626,8 @@ class StepTracker(Source):
         if clock.updates is not None and clock.updates.has_changed:
             clock.updates = None
             if not clock.is_trained:
-                clock.is_trained, clock.next_step = True, model.completed
+                clock.is_trained = clock.is_updated_in_place = True
+                clock.next_step = model.completed
             elif (active := self._active.get(model.name)) is not None:
                 self._stop(active)
         if torch.is_grad_enabled():
@@ -603,9 +642,7 @@ class StepTracker(Source):
             return False
         if active.stopped_ns:
             return torch.is_grad_enabled() and self._resumes(active, forward.model, forward.inputs)
-        if not torch.is_grad_enabled() and not active.trains:
-            return False
-        return not forward.optimizers or active.position.step == step
+        return not forward.optimizers or active.count == step
 
     def _resumes(self, active: ActiveStep, model: TrackedModel, inputs: Inputs) -> bool:
         """Return whether a forward is part of a training step although an optimizer has stepped.
@@ -631,14 +668,18 @@ class StepTracker(Source):
         trained = self._training.model
         if trained is None:
             return False
-        is_known = self._is_followed_by(model) or bool(self.optimizers.training(trained))
+        is_known = self._follows(model) or self._is_alive(trained)
         return is_known and (self.denoising.is_in_pipeline or self._training.evaluates())
 
-    def _is_followed_by(self, model: TrackedModel) -> bool:
-        """Return whether a training step has begun since the model ran."""
-        return model.clock.ran_before is not None and (
-            model.clock.ran_before < self._training.begun
-        )
+    def _is_alive(self, trained: TrackedModel) -> bool:
+        """Return whether the training of a model may go on."""
+        return trained.clock.is_updated_in_place or bool(self.optimizers.training(trained))
+
+    def _follows(self, model: TrackedModel) -> bool:
+        """Return whether a model has run in training steps, or in front of one."""
+        clock = model.clock
+        clock.follows |= clock.ran_before is not None and clock.ran_before < self._training.begun
+        return clock.follows
 
     # -- steps
     # ----------------------------------------------------------------------------------------------
@@ -676,14 +717,19 @@ class StepTracker(Source):
     def _enter(self, position: Position, model: TrackedModel) -> tuple[ActiveStep, bool]:
         """Return the active step of a position, and whether it begins now."""
         active = self._active.get(position.owner)
+        if active is None and position.rule == "optimizer":
+            active = self._active.get(_FIRST)
         if active is not None and active.holds(position):
-            if active.model is None:
+            if active.position.owner == _FIRST != position.owner:
+                del self._active[_FIRST]
+                self._active[position.owner], active.position = active, position
+            if active.model is None and position.owner != _FIRST:
                 active.model = model
                 active.scope.attributes.setdefault("torch.model", model.name)
             return active, False
         if position.rule == "schedule":
             self.denoising.start_denoising()
-        return self._begin_step(position, model), True
+        return self._begin_step(position, None if position.owner == _FIRST else model), True
 
     def _begin_step(self, position: Position, model: TrackedModel | None = None) -> ActiveStep:
         if position.owner is None:
@@ -703,7 +749,8 @@ class StepTracker(Source):
             bounded=position.bounded,
             training=position.rule == "optimizer",
         )
-        active = self._active[position.owner] = ActiveStep(scope, position, model)
+        active = ActiveStep(scope, position, model, count=position.step)
+        self._active[position.owner] = active
         self._recorder.open(scope)
         return active
 

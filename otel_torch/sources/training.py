@@ -43,7 +43,7 @@ class Training(Source):
 
     def install(self) -> None:
         """Watch from here on, including optimizers that exist already."""
-        step_tracker, optimizers = self._step_tracker, self._step_tracker.optimizers
+        optimizers = self._step_tracker.optimizers
         make, load = Optimizer.__init__, Optimizer.load_state_dict
         backward = torch.autograd.backward
 
@@ -83,7 +83,7 @@ class Training(Source):
                 torch.autograd.backward = backward
 
         Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
-        Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
+        Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
         torch.autograd.backward = traced_backward
         self._restore += [
             restore,
@@ -147,6 +147,7 @@ class Training(Source):
             updated = self._step_tracker.backward_ended()
             for model in updated:
                 self._notify(model, model.parameter_ids())
+            self._step_tracker.flush_late_gradients()
         except Exception as error:
             say_once(f"a backward pass is not counted: {type(error).__name__}: {error}")
 

@@ -23,7 +23,10 @@ class TrainingClock:
         next_step: the number of the step after the last one that began.
         loop: how often the model was trained from an earlier step again.
         is_trained: whether a step of the model was ever seen.
+        is_updated_in_place: whether its parameters change although no optimizer holds them.
         ran_before: how many training steps of any model had begun when this model last ran.
+        follows: whether the model is not trained itself but has run in training steps.
+        trails: whether it first ran behind one.
         held_by: the optimizers of the model, and the state of the optimizers when they were found.
         updates: watches the parameters of a model that no optimizer holds.
 
@@ -35,7 +38,8 @@ class TrainingClock:
     def __init__(self) -> None:
         self.next_step = 0
         self.loop = 0
-        self.is_trained = False
+        self.is_trained = self.is_updated_in_place = False
+        self.follows = self.trails = False
         self.ran_before: int | None = None
         self.held_by: tuple[object, list[OptimizerClock]] | None = None
         self.updates: UpdateWatch | None = None
@@ -58,7 +62,6 @@ class TrainingClock:
         self.loop = self.loop_of(step, optimizers)
         self._last = step, _serials(optimizers)
         self.next_step = step + 1
-        self.is_trained = True
         return self.loop
 
 

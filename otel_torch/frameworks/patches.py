@@ -1,0 +1,93 @@
+"""Wraps methods of a framework's classes, and restores them when the session ends."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from otel_torch.process.console import say_once
+
+
+class Patches:
+    """The wrapped methods of one framework.
+
+    >>> class Trainer:
+    ...     def step(self): return 1
+    >>> patches, seen = Patches(), []
+    >>> patches.before(Trainer, "step", lambda trainer: seen.append("step"))
+    >>> Trainer().step(), patches.undo(), Trainer().step(), seen
+    (1, None, 1, ['step'])
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def before(self, cls: Any, name: str, notice: Callable[[Any], None]) -> None:
+        """Call `notice(instance)` before every call of a method that the class defines."""
+
+        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
+                _report(notice, instance)
+                return method(instance, *args, **kwargs)
+
+            return call
+
+        self._replace(cls, name, wrap)
+
+    def after(self, cls: Any, name: str, notice: Callable[[Any], None]) -> None:
+        """Call `notice(instance)` after every call of a method that the class defines."""
+
+        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
+                result = method(instance, *args, **kwargs)
+                _report(notice, instance)
+                return result
+
+            return call
+
+        self._replace(cls, name, wrap)
+
+    def around(
+        self, cls: Any, name: str, surround: Callable[[Any], AbstractContextManager[Any]]
+    ) -> None:
+        """Run every call of a method that the class defines inside `surround(instance)`."""
+
+        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
+                with surround(instance):
+                    return method(instance, *args, **kwargs)
+
+            return call
+
+        self._replace(cls, name, wrap)
+
+    def undo(self) -> None:
+        """Restore every method."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(
+        self, cls: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        method = vars(cls)[name]
+        replacement = wrap(method)
+        setattr(cls, name, replacement)
+
+        def restore() -> None:
+            if vars(cls).get(name) is replacement:
+                setattr(cls, name, method)
+
+        self._undo.append(restore)
+
+
+def _report(notice: Callable[[Any], None], instance: Any) -> None:
+    try:
+        notice(instance)
+    except Exception as error:
+        name, reason = type(instance).__name__, f"{type(error).__name__}: {error}"
+        say_once(f"the steps of {name} are not followed: {reason}")

@@ -1,0 +1,78 @@
+"""What the trainers of several frameworks tell: at which step they are, and that they evaluate."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from otel_torch.sources import steps
+
+
+class _Evaluations(threading.local):
+    """The evaluations that this thread is in: functions that return their step."""
+
+    def __init__(self) -> None:
+        self.running: list[Callable[[], int | None]] = []
+
+
+_evaluations = _Evaluations()
+
+
+def follow(
+    trainer: Any,
+    optimizers: Iterable[Any],
+    step: Callable[[Any], int],
+    parameters: Iterable[Any] = (),
+) -> None:
+    """Believe a trainer which step its optimizers are at.
+
+    Args:
+        step: returns the trainer's step.
+        parameters: those of which the optimizers hold copies.
+    """
+    tracker = steps.current_step_tracker()
+    if tracker is not None:
+        says = _says(trainer, step)
+        for optimizer in optimizers:
+            tracker.optimizers.follow(optimizer, says, parameters)
+
+
+@contextmanager
+def evaluating(trainer: Any, step: Callable[[Any], int]) -> Iterator[None]:
+    """Mark what runs in the block as an evaluation at the trainer's step."""
+    _evaluations.running.append(_says(trainer, step))
+    try:
+        yield
+    finally:
+        _evaluations.running.pop()
+
+
+def install() -> None:
+    """Tell the step tracker of evaluations."""
+    if _hint not in steps.hint_providers:
+        steps.hint_providers.append(_hint)
+
+
+def uninstall() -> None:
+    """Tell nothing more."""
+    if _hint in steps.hint_providers:
+        steps.hint_providers.remove(_hint)
+
+
+def _hint() -> steps.Hint | None:
+    running = _evaluations.running
+    return steps.Hint(running[-1](), phase="eval") if running else None
+
+
+def _says(trainer: Any, step: Callable[[Any], int]) -> Callable[[], int | None]:
+    """Return a function that returns the trainer's step, and does not keep the trainer alive."""
+    reference = weakref.ref(trainer)
+
+    def says() -> int | None:
+        alive = reference()
+        return None if alive is None else step(alive)
+
+    return says
