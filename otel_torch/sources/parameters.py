@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from otel_torch import torch_private
+from otel_torch.process.console import say_once
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model
+from otel_torch.sources.parameter_data import gradient_of, value_of
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.steps import TrainingStep
 from otel_torch.sources.tensor_measurer import TensorMeasurer
@@ -53,9 +55,18 @@ class ParameterObserver:
             if self._parity:
                 tables.append(("buffer", module._buffers))
             for kind, table in tables:
-                tensors = [
-                    (f"{kind}.{key}", tensor) for key, tensor in table.items() if tensor is not None
-                ]
+                tensors = []
+                for key, tensor in table.items():
+                    if tensor is None:
+                        continue
+                    value = value_of(tensor)
+                    if value is None:
+                        say_once(
+                            f"{model.name}: parameters that are spread over several ranks are not "
+                            f"recorded (for example {name + '.' + key!r})"
+                        )
+                    else:
+                        tensors.append((f"{kind}.{key}", value))
                 self._measurer.add(call, tensors)
 
     @torch_private.unseen_by_function_modes
@@ -80,7 +91,7 @@ class ParameterObserver:
             for key, parameter in module._parameters.items():
                 if parameter is None or id(parameter) not in parameter_ids:
                     continue
-                gradient = parameter.grad
+                gradient = gradient_of(parameter)
                 if gradient is not None:
                     if scale is not None:
                         gradient = _divide(gradient, scale)

@@ -1,0 +1,74 @@
+"""Support for DeepSpeed: its engine counts the steps, and ZeRO keeps parameters and gradients.
+
+ZeRO's optimizers hold flat fp32 copies of a model's parameters. Right before they step, the copies
+have the gradients, unscaled and clipped, and the parameters have none.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from otel_torch.frameworks import training_loops
+from otel_torch.frameworks.patches import Patches
+from otel_torch.sources import parameter_data
+
+_patches = Patches()
+
+
+def _step(engine: Any) -> int:
+    return int(engine.global_steps)
+
+
+def _follow(engine: Any) -> None:
+    optimizer = engine.basic_optimizer
+    if optimizer is not None:
+        training_loops.follow(engine, [optimizer], _step, engine.module.parameters())
+
+
+def _value(parameter: Any) -> Tensor | None:
+    """Return the value of a parameter of ZeRO-3, if this rank has all of it."""
+    whole: Tensor | None = getattr(parameter, "ds_tensor", None)
+    if parameter.numel() or whole is None or whole.numel() != parameter.ds_numel:
+        return None
+    return whole.detach().view(parameter.ds_shape)
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    """Return the gradient that ZeRO's optimizer is about to use, if this rank has all of it."""
+    if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:
+        place = mapping.hp_fragment_address
+        copies, start, length = mapping.hp_fragment._base, place.start, place.numel
+        shape, whole = parameter.shape, parameter.numel()
+    elif (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
+        group, start, length = zero.grad_position[zero.get_param_id(parameter)]
+        copies = zero.fp32_partitioned_groups_flat[group]
+        shape, whole = parameter.ds_shape, parameter.ds_numel
+    else:
+        return None
+    if copies is None or copies.grad is None or length != whole:
+        return None
+    gradient: Tensor = copies.grad.detach().narrow(0, start, length).view(shape)
+    return gradient
+
+
+def _watch_engine(module: ModuleType) -> None:
+    parameter_data.value_sources.append(_value)
+    parameter_data.gradient_sources.append(_gradient)
+    _patches.after(module.DeepSpeedEngine, "__init__", _follow)
+
+
+def uninstall() -> None:
+    """Restore the engine."""
+    _patches.undo()
+    for sources, source in (
+        (parameter_data.value_sources, _value),
+        (parameter_data.gradient_sources, _gradient),
+    ):
+        if source in sources:
+            sources.remove(source)
+
+
+HOOKS = {"deepspeed.runtime.engine": _watch_engine}

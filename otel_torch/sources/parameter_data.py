@@ -1,0 +1,38 @@
+"""The value and the gradient of a parameter, wherever its framework keeps them.
+
+A sharded optimizer may empty a parameter between its uses, and move its gradient into a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+# Asked in order for a parameter; the first that returns a tensor wins.
+Source = Callable[[Tensor], Tensor | None]
+value_sources: list[Source] = []
+gradient_sources: list[Source] = []
+
+
+def value_of(parameter: Tensor) -> Tensor | None:
+    """Return the value of a parameter; None if this process does not have all of it."""
+    for source in value_sources:
+        if (value := source(parameter)) is not None:
+            return value
+    return None if _is_emptied(parameter) else parameter
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient with which a parameter is updated, if there is one."""
+    if parameter.grad is not None:
+        return parameter.grad
+    for source in gradient_sources:
+        if (gradient := source(parameter)) is not None:
+            return gradient
+    return None
+
+
+def _is_emptied(parameter: Tensor) -> bool:
+    """Return whether ZeRO-3 has taken the values of a parameter away."""
+    return parameter.numel() == 0 and getattr(parameter, "ds_numel", 0) > 0
