@@ -32,6 +32,10 @@ def _watch_evaluation(module: ModuleType) -> None:
     )
 
 
+def _watch_manual_optimization(module: ModuleType) -> None:
+    _patches.around(module._ManualOptimization, "run", lambda loop: training_loops.one_step())
+
+
 def uninstall() -> None:
     """Restore the Trainer."""
     _patches.undo()
@@ -44,5 +48,6 @@ HOOKS = {
     for module, watch in (
         ("trainer.trainer", _watch_trainer),
         ("loops.evaluation_loop", _watch_evaluation),
+        ("loops.optimization.manual", _watch_manual_optimization),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from otel_torch.sources import steps
@@ -48,6 +48,12 @@ def evaluating(trainer: Any, step: Callable[[Any], int]) -> Iterator[None]:
         yield
     finally:
         _evaluations.running.pop()
+
+
+def one_step() -> AbstractContextManager[None]:
+    """Make the block one training step, in which several optimizers may step."""
+    tracker = steps.current_step_tracker()
+    return nullcontext() if tracker is None else tracker.one_training_step()
 
 
 def install() -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -292,6 +293,7 @@ class StepTracker(Source):
         self._training = TrainingLoop()
         self._watched: weakref.WeakSet[Any] = weakref.WeakSet()  # models
         self._schedules = Schedules()
+        self._undivided = 0  # how many blocks of `one_training_step` are running
         self._loop = 0
         self._loop_has_stepped = False
         self._last_traced: dict[tuple[int, int], int] = {}
@@ -350,8 +352,19 @@ class StepTracker(Source):
                     self._stop(active)
                 elif active.is_resumed:
                     self._stop(active)
-                if len(active.stepped) >= len(self.optimizers):
+                if len(active.stepped) >= len(self.optimizers) and not self._undivided:
                     self.end_step(active)
+
+    @contextmanager
+    def one_training_step(self) -> Iterator[None]:
+        """Make the block at most one training step, however many optimizers step in it."""
+        self._undivided += 1
+        try:
+            yield
+        finally:
+            self._undivided -= 1
+            with self._lock:
+                self._end_stopped()
 
     def backward_ended(self) -> list[Any]:
         """Return the models that the program updates without an optimizer, and watch them."""
@@ -641,7 +654,7 @@ class StepTracker(Source):
         if active.position.rule != "optimizer" or not active.position.lasts:
             return False
         if active.stopped_ns:
-            return torch.is_grad_enabled() and self._resumes(active, forward.model, forward.inputs)
+            return self._resumes(active, forward.model, forward.inputs)
         return not forward.optimizers or active.count == step
 
     def _resumes(self, active: ActiveStep, model: TrackedModel, inputs: Inputs) -> bool:
@@ -650,6 +663,10 @@ class StepTracker(Source):
         It is if the optimizers of the called module have not, or if its inputs come from another
         forward of the step whose optimizer has not.
         """
+        if self._undivided:
+            return True
+        if not torch.is_grad_enabled():
+            return False
         own = self.optimizers.training(model)
         if inputs.module is not None:
             parameters = frozenset(map(id, inputs.module.parameters()))

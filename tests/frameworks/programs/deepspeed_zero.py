@@ -1,0 +1,36 @@
+"""Trains with DeepSpeed, whose optimizer holds flat copies of the parameters: STAGE says how."""
+
+import os
+
+import deepspeed
+import torch
+from checks import check, digest, exact
+from torch import nn
+
+os.environ["LOCAL_RANK"] = "0"
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+    "zero_optimization": {"stage": int(os.environ["STAGE"])},
+    "bf16": {"enabled": True},
+    "steps_per_print": 10**9,
+}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+generator = torch.Generator().manual_seed(1)
+for micro_step in range(6):
+    x = torch.randn(4, 8, generator=generator).bfloat16()
+    loss = engine(x).float().square().mean()
+    engine.backward(loss)
+    engine.step()
+    check("step", engine.global_steps, exact(loss))
+    if micro_step == 3:
+        with torch.no_grad():
+            check("validation", exact(engine(x).float().sum()))
+check("final", digest(model))
+torch.distributed.destroy_process_group()
