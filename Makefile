@@ -4,6 +4,9 @@ VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
 BENCH ?=
+SECONDS ?= 600
+SEED ?=
+ATTACK ?=
 # only the files with long tests, so that pytest collects no others
 LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
 # tests that only read recordings or documentation do not depend on the versions of torch and the SDK
@@ -16,7 +19,7 @@ export TOKENIZERS_PARALLELISM := false
 # tests compile tiny graphs: starting the compiler's worker processes takes longer than compiling
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 
-.PHONY: help quickstart test test-fastvideo test-frameworks test-oldest e2e bench lint format docs dashboards pictures clean
+.PHONY: help quickstart test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
@@ -24,6 +27,7 @@ help:
 	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
 	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
+	@echo "make chaos           attack recorded programs and the commands at random; SECONDS=600 SEED=1 ATTACK=kill select"
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
 	@echo "make docs            generate docs/configuration.md from the settings table"
@@ -83,6 +87,9 @@ test-oldest: $(OLDEST)/installed-test
 e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build
 	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
+
+chaos: $(VENV)/installed-test
+	$(VENV)/bin/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ATTACK),--attack $(ATTACK))
 
 # measures the real FastVideo only if `make test-fastvideo` has installed it
 bench: $(VENV)/installed-bench
