@@ -24,6 +24,7 @@ from otel_torch.capture.module_choice import ModuleChoice, choose_modules
 from otel_torch.capture.module_paths import without_root
 from otel_torch.capture.tensor_structure import join_tensors, replace_leaves
 from otel_torch.process.gc_pause import gc_paused
+from otel_torch.rendering.notebook import notebook_html
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.module_names import named_modules
@@ -127,6 +128,13 @@ class Cache:
         self._hooks.clear()
         self._stop_guarding()
         self._stop_guarding = lambda: None
+
+    def __repr__(self) -> str:
+        state = f"attached to {len(self._hooks)} modules" if self._hooks else "not attached"
+        return f"Cache({state}, {len(self.cache)} modules with calls, {self.bytes:,} bytes)"
+
+    def _repr_html_(self) -> str:
+        return notebook_html([repr(self)]) + self.cache._repr_html_()
 
     def __enter__(self) -> CacheDict:
         if not self._hooks:

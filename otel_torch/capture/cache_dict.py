@@ -13,6 +13,8 @@ from otel_torch.capture.cache_entry import CacheEntry
 from otel_torch.capture.cache_file import SavedCache, load_cache, save_cache
 from otel_torch.capture.module_paths import possible_names, with_root, without_root
 
+_SHOWN_ROWS = 40  # of the tree that is printed
+
 
 class CacheDict(Mapping[str, "CacheDict"]):
     """The cached calls of one module and everything below it; `cache.model` and `cache` are the
@@ -201,6 +203,8 @@ class CacheDict(Mapping[str, "CacheDict"]):
             has_calls = any(key == path or key.startswith(f"{path}.") for key in shown)
             if self._contains(name) and has_calls:
                 rows.append(self._describe_row(name))
+        if len(rows) > _SHOWN_ROWS:
+            rows[_SHOWN_ROWS:] = [f"… and {len(rows) - _SHOWN_ROWS:,} more modules"]
         return "\n".join(rows) or f"{with_root(self._prefix)}: nothing is cached"
 
     def _describe_row(self, name: str) -> str:

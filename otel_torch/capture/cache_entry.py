@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from otel_torch.capture.describe_value import describe_value
 from otel_torch.capture.disk_spill import SpilledTensor
 from otel_torch.capture.tensor_structure import first_argument, replace_leaves
 
@@ -44,11 +45,11 @@ class CacheEntry:
 
     def describe(self) -> str:
         """Return dtypes and shapes, such as `(float32[1, 3]) → float32[1, 2]`."""
-        parts = [_describe_value(self._output)] if self.has_output else []
+        parts = [describe_value(self._output)] if self.has_output else []
         if self._inputs is not None:
             args, kwargs = self._inputs
-            arguments = [_describe_value(value) for value in args]
-            arguments += [f"{key}={_describe_value(value)}" for key, value in kwargs.items()]
+            arguments = [describe_value(value) for value in args]
+            arguments += [f"{key}={describe_value(value)}" for key, value in kwargs.items()]
             parts.insert(0, f"({', '.join(arguments)}) →")
         return " ".join(parts)
 
@@ -72,20 +73,3 @@ def _load_spilled(value: Any) -> Any:
 
     whole = replace_leaves(value, SpilledTensor, load)
     return whole if loaded else value  # a value in memory is the same object every time
-
-
-def _describe_value(value: Any) -> str:
-    if isinstance(value, (Tensor, SpilledTensor)):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{dtype}[{', '.join(map(str, value.shape))}]"
-    if isinstance(value, dict):
-        items = (f"{key}: {_describe_value(item)}" for key, item in value.items())
-        return "{" + ", ".join(items) + "}"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_describe_value, value))})"
-    if hasattr(value, "__dataclass_fields__"):
-        fields = (getattr(value, name, None) for name in value.__dataclass_fields__)
-        return f"{type(value).__name__}({', '.join(map(_describe_value, fields))})"
-    if isinstance(value, (type(None), bool, int, float)):
-        return repr(value)
-    return type(value).__name__

@@ -60,7 +60,7 @@ class LockstepFault:
     port: Tensor
     unmet: list[str] = field(default_factory=list)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         module, reference = self.module or "the root", self.reference_module or "the root"
         cause = "this module" if self.kind == "output" else "code before this module"
         text = (
@@ -88,7 +88,7 @@ class Lockstep:
     alone: list[str] = field(default_factory=list)
     result: Any = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         faults = "\n".join(map(str, self.faults)) or "no fault"
         count = len(self.alone)
         unpaired = f"; {count} modules of the port have no counterpart" if count else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from otel_torch.capture.describe_value import describe_briefly
 from otel_torch.capture.tensor_structure import rmap_tensor
 
 
@@ -35,6 +36,9 @@ class Event:
     kwargs: dict[str, Any]
     recompute: bool = False
 
+    def __repr__(self) -> str:
+        return f"Event({', '.join(_cells(self))})"
+
 
 @dataclass
 class Stash:
@@ -46,6 +50,13 @@ class Stash:
     value: Any
     recompute: bool = False
 
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return module, class, what it is, and dtypes and shapes, as words."""
+        return _cells(self)
+
+    def __repr__(self) -> str:
+        return f"Stash({', '.join(self.cells())})"
+
     @property
     def first_value(self) -> Any:
         """The first leaf of `value`: while it is a non-empty tuple or list, take its first
@@ -55,6 +66,11 @@ class Stash:
         while isinstance(value, (tuple, list)) and value:
             value = value[0]
         return value
+
+
+def _cells(item: Event | Stash) -> tuple[str, str, str, str]:
+    what = "gradient" if item.grad else "recomputed output" if item.recompute else "output"
+    return item.name or "(root)", item.type.__name__, what, describe_briefly(item.value)
 
 
 StashFn = Callable[[Event], Stash]

@@ -24,6 +24,7 @@ from otel_torch.capture.hook_names import unique_hook_name
 from otel_torch.capture.stash import Event, NamePattern, Stash, StashFn, StashValueFn, get_stash_fn
 from otel_torch.capture.tensor_structure import join_tensors
 from otel_torch.process.console import say_once
+from otel_torch.rendering.notebook import MAX_ROWS, notebook_html
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
 from otel_torch.sources.module_names import first_names
@@ -196,9 +197,14 @@ class Tracker:
     # -- reading
     # ----------------------------------------------------------------------------------------------
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         handles = sum(1 + hook.grad for _, hook in self._hooks) + len(self._handles)
         return f"Tracker(stashes={len(self)}, tracking={handles})"
+
+    def _repr_html_(self) -> str:
+        rows = [stash.cells() for stash in self.stashes[:MAX_ROWS]]
+        lines = [repr(self), "to_frame() has the statistics of each stash"]
+        return notebook_html(lines, ("module", "type", "what", "value"), rows, count=len(self))
 
     def __iter__(self) -> Iterator[Stash]:
         return iter(self.stashes)

@@ -180,6 +180,16 @@ class Report:
     tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False
 
+    def __repr__(self) -> str:
+        from otel_torch.parity.report.notebook import describe_report
+
+        return "\n".join(describe_report(self))
+
+    def _repr_html_(self) -> str:
+        from otel_torch.parity.report.notebook import report_html
+
+        return report_html(self)
+
     @property
     def schema(self) -> str:
         """Name and version of the JSON object."""

@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
 from otel_torch.recording.rows import UNPARSABLE, Row, parse_line, parse_lines
+from otel_torch.records import FINGERPRINTS
+from otel_torch.rendering.words import plural
 
 if TYPE_CHECKING:
     import pandas
 
 # bytes parsed at a time: few enough that everything made from them stays in the CPU's cache
 _BLOCK_BYTES = 1 << 16
+_TENSOR = ("model", "module", "tensor", "phase", "branch")
+# fields that no person can read
+_UNREADABLE = FINGERPRINTS | {"histogram"}
 
 
 class RecordingError(ValueError):
@@ -46,6 +51,40 @@ class Recording:
     ended_early: bool = False
 
 
+class RecordedRows(list[Row]):
+    """The rows of a recording: a list of dicts that prints what it holds, not its numbers."""
+
+    def __init__(self, path: str | Path, rows: Iterable[Row]) -> None:
+        super().__init__(rows)
+        self._path = path
+
+    def __repr__(self) -> str:
+        tensors = {tuple(map(row.get, _TENSOR)) for row in self}
+        steps = sorted({row["step"] for row in self if row["step"] is not None})
+        parts = [f"{self._path}: {plural(len(self), 'record')} of {plural(len(tensors), 'tensor')}"]
+        if steps:
+            parts.append(f"steps {steps[0]} to {steps[-1]}")
+        return ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        from otel_torch.rendering.notebook import MAX_ROWS, notebook_html
+
+        shown = self[:MAX_ROWS]
+        names = dict.fromkeys(name for row in shown for name in row)
+        header = [name for name in names if name not in _UNREADABLE]
+        rows = [[_format_cell(row.get(name)) for name in header] for row in shown]
+        return notebook_html([repr(self)], header, rows, count=len(self))
+
+    def __reduce__(self) -> Any:
+        return RecordedRows, (self._path, list(self))
+
+
+def _format_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def read_recording(path: str | Path, *, dataframe: bool = False) -> list[Row] | pandas.DataFrame:
     """Return the rows of a recording as dicts, or as a pandas DataFrame with a column per field.
 
@@ -56,7 +95,7 @@ def read_recording(path: str | Path, *, dataframe: bool = False) -> list[Row] | 
         ModuleNotFoundError: a DataFrame is asked for and pandas is not installed.
     """
     if not dataframe:
-        return load_recording(path).rows
+        return RecordedRows(path, load_recording(path).rows)
     try:
         import pandas
     except ModuleNotFoundError:

@@ -14,8 +14,15 @@ from functools import cached_property
 from typing import Any
 
 from otel_torch.process.console import say_once
+from otel_torch.rendering.notebook import notebook_html
+from otel_torch.rendering.table import escape
 from otel_torch.scanning.cost import Cost, cost_of_forward, cost_of_parameters
-from otel_torch.scanning.scan_report import CostEstimate, format_report
+from otel_torch.scanning.scan_report import (
+    CostEstimate,
+    call_cells,
+    format_report,
+    summary_lines,
+)
 from otel_torch.scanning.scanned_forward import ScannedCall, ScannedForward, ScannedModule
 from otel_torch.settings import Settings
 
@@ -110,6 +117,16 @@ class Scan(ScannedForward):
 
     def __str__(self) -> str:
         return self.render()
+
+    def __repr__(self) -> str:
+        return "\n".join(self._summary())
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self._summary(), *call_cells(self.selected))
+
+    def _summary(self) -> list[str]:
+        lines = summary_lines(self, CostEstimate(self.cost, self.cost_once, 1), self.settings)
+        return lines if self.ended is None else [*lines, f"! the scan ended {escape(self.ended)}"]
 
 
 def scan(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Scan:

@@ -34,7 +34,7 @@ def format_report(
     Args:
         everything: Whether to list calls that are not selected too, dimmed.
     """
-    lines = [escape(line) for line in (*_summarize(scanned), *_describe_costs(estimate, settings))]
+    lines = summary_lines(scanned, estimate, settings)
     disk_bytes = _disk_bytes(estimate, settings)
     if disk_bytes > settings.max_bytes:
         warning = (
@@ -48,6 +48,19 @@ def format_report(
     if calls:
         lines += ["", _format_calls(calls, color)]
     return "\n".join(lines)
+
+
+def summary_lines(scanned: ScannedForward, estimate: CostEstimate, settings: Settings) -> list[str]:
+    """Return what the forward does and what recording it costs, a line each."""
+    return [escape(line) for line in (*_summarize(scanned), *_describe_costs(estimate, settings))]
+
+
+def call_cells(calls: list[ScannedCall]) -> tuple[list[str], list[list[str]]]:
+    """Return the header of the table of calls, and the cells of each call."""
+    columns = [column for column in _COLUMNS if column.is_shown(calls)]
+    return [column.name for column in columns], [
+        [column.text(call) for column in columns] for call in calls
+    ]
 
 
 def _summarize(scanned: ScannedForward) -> list[str]:
