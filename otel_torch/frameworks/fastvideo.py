@@ -35,7 +35,6 @@ _SETS_BRANCH = re.compile(r"\.is_cfg_negative\s*=(?!=|\s*False\b)")
 # -- replacing and restoring
 
 _undo: list[Callable[[], None]] = []
-_installed: set[str] = set()
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
@@ -68,22 +67,20 @@ def uninstall() -> None:
     """Restore every class and function that was replaced."""
     while _undo:
         _undo.pop()()
-    _installed.clear()
     if _hint in steps.hint_providers:
         steps.hint_providers.remove(_hint)
 
 
-def _once(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Return an import hook that calls `install` once per session.
+def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """Return an import hook that calls `install` while a session runs.
 
     If this version of FastVideo differs from what `install` expects, its module stays unchanged.
     """
 
     @functools.wraps(install)
     def hook(module: ModuleType) -> None:
-        if module.__name__ in _installed or session.current() is None:
+        if session.current() is None:
             return
-        _installed.add(module.__name__)
         try:
             install(module)
         except Exception as error:
@@ -295,7 +292,7 @@ def _record_forward(pipeline_class: Any) -> None:
     _replace(pipeline_class, "forward", recorded)
 
 
-@_once
+@_guarded
 def _wrap_pipelines(module: ModuleType) -> None:
     base = module.ComposedPipelineBase
 
@@ -317,7 +314,7 @@ def _wrap_pipelines(module: ModuleType) -> None:
     _undo.append(lambda: delattr(base, "__init_subclass__"))
 
 
-@_once
+@_guarded
 def _wrap_stages(module: ModuleType) -> None:
     call = module.PipelineStage.__call__
 
@@ -333,7 +330,7 @@ def _wrap_stages(module: ModuleType) -> None:
     _replace(module.PipelineStage, "__call__", recorded)
 
 
-@_once
+@_guarded
 def _wrap_generator(module: ModuleType) -> None:
     # the parent process has no model: its part of a video (prompt, pipe, file) is one span
     name = (
@@ -351,7 +348,7 @@ def _wrap_generator(module: ModuleType) -> None:
     _replace(module.VideoGenerator, name, recorded)
 
 
-@_once
+@_guarded
 def _add_hint(module: ModuleType) -> None:
     if _hint not in steps.hint_providers:
         steps.hint_providers.append(_hint)
@@ -381,7 +378,7 @@ def _register(name: str, description: str) -> None:
         pass  # built in: FastVideo's documentation names more regions than its code registers
 
 
-@_once
+@_guarded
 def _replace_profiler(module: ModuleType) -> None:
     register_with_fastvideo = module.register_profiler_region
 
@@ -415,7 +412,7 @@ def _attach_nothing(model: Any) -> None:
     """Replace FastVideo's `attach_activation_trace`: the session records what it would."""
 
 
-@_once
+@_guarded
 def _replace_trace(module: ModuleType) -> None:
     _replace_function(module, "trace_step", trace_step.trace_step)
     _replace_function(module, "current_step_idx", trace_step.current_step_idx)

@@ -110,7 +110,8 @@ def guard_hooks() -> Callable[[], None]:
         if hasattr(config, "skip_nnmodule_hook_guards"):
             if not _guarding:
                 _skipped_before[:] = [config.skip_nnmodule_hook_guards]
-            _guarding.append(caller)
+            if caller not in _guarding:
+                _guarding.append(caller)
             config.skip_nnmodule_hook_guards = False
 
     def set_dtensor_types(distributed: Any) -> None:

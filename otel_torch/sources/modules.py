@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
-from otel_torch.process.import_hooks import after_import
+from otel_torch.process.import_hooks import after_import, catch_up
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
@@ -315,6 +315,7 @@ class ModelRegistry(Source):
         """Begin a forward of the site's model, or continue a pending one."""
         model, module = site.model, inputs.module
         try:
+            catch_up()
             tracker = self._step_tracker
             pending = tracker.pending_forward
             if pending.model is not None and pending.context is not None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from otel_torch import session
+from otel_torch.process.import_hooks import catch_up
 
 # The `trace_step` blocks of a thread or task. `_newest` is shared, so that a worker thread started
 # inside a block sees its step.
@@ -44,6 +45,7 @@ class trace_step:  # lower case: a context manager that reads as a verb, as in F
     def __enter__(self) -> None:
         _traced.set((*_traced.get(), self._step))
         _newest.append(self._step)
+        catch_up()
         running = session.current()
         if running is not None and running.step_tracker is not None:
             depth = len(_traced.get())
