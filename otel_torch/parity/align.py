@@ -510,7 +510,8 @@ def _fused_limit(
 ) -> float:
     values: tuple[TensorValue, TensorValue] = parts[0].value, whole.value
     limit = comparer.limit(*(reversed(values) if whole_is_reference else values))
-    return max(limit, *(FUSED_FACTOR * comparer.floors.get(part.value, 0.0) for part in parts))
+    factor = FUSED_FACTOR * comparer.noise_scale(parts[0].value, whole.value)
+    return max(limit, *(factor * comparer.floors.get(part.value, 0.0) for part in parts))
 
 
 def _statistics_or_zero(role: Role) -> Floats:

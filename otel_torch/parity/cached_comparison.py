@@ -213,17 +213,17 @@ class _PartGroup:
 class _ValueFacts:
     """Facts about a value from the analysis that made the plan.
 
-    coarse: Limit of the coarsest dtype that took part. reordered: By the user's map.
+    coarse: The coarsest dtype that took part. reordered: By the user's map.
     """
 
     numel: int
     shapes: set[tuple[int, ...]]
-    coarse: float
+    coarse: str
     reordered: bool
 
     @staticmethod
     def of(value: TensorValue, comparer: Comparer) -> _ValueFacts:
-        coarse = comparer.coarse.get(value, 0.0)
+        coarse = comparer.coarse.get(value, "")
         return _ValueFacts(value.numel, value.shapes, coarse, value in comparer.reordered)
 
 
@@ -282,6 +282,7 @@ class PairPlan:
         without_noise = Comparer(self._tolerance, coarse=comparer.coarse)
         self._base = np.zeros(self.size)
         self._factor = np.ones(self.size)
+        self._noise_scale = np.ones(self.size)
         self._same_order = np.zeros(self.size, dtype=bool)
         self._facts: dict[int, tuple[_ValueFacts, _ValueFacts]] = {}
         floor_rows: list[list[int]] = []
@@ -295,6 +296,7 @@ class PairPlan:
             port_rows = [row_index.port[id(role.row)] for role in pair.port]
             first, second = pair.reference[0].value, pair.port[0].value
             reference_rows.append(rows)
+            self._noise_scale[index] = comparer.noise_scale(first, second)
             floor_rows.append([] if first.is_integer and second.is_integer else rows[:1])
             if pair.is_single:
                 single.append((index, rows[0], port_rows[0]))
@@ -403,8 +405,10 @@ class PairPlan:
         """Return the limit of each pair."""
         if floors is None:
             return self._base * self._factor
-        limit = limits_under_noise(self._base, _largest_floors(floors, self._floor_rows), factor)
-        limit = np.fmax(limit, FUSED_FACTOR * _largest_floors(floors, self._part_rows))
+        scale = self._noise_scale
+        floor = scale * _largest_floors(floors, self._floor_rows)
+        limit = limits_under_noise(self._base, floor, factor)
+        limit = np.fmax(limit, FUSED_FACTOR * scale * _largest_floors(floors, self._part_rows))
         return limit * self._factor
 
     def _compare_single(
@@ -459,7 +463,7 @@ class PairPlan:
             self._tolerance, coarse={value: facts[0].coarse, port_value: facts[1].coarse}
         )
         if floors is not None and not np.isnan(floors[row]):
-            comparer.floors[value] = float(floors[row])
+            comparer.floors[value] = float(floors[row] * self._noise_scale[index])
         if facts[0].reordered:
             comparer.reordered.add(value)
         return comparer.relation(value, port_value)

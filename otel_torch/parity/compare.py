@@ -37,7 +37,7 @@ from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexch
 from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
-from otel_torch.parity.noise import coarseness, floors_of
+from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
@@ -309,10 +309,13 @@ class _Comparison:
     def _comparer(self, programs: Sides[Program], noise: ForwardRows | None) -> Comparer:
         comparer = Comparer(self._tolerance)
         for program, recording in zip(programs, self._recordings, strict=True):
-            comparer.coarse.update(coarseness(program, recording.dtypes, self._tolerance))
+            comparer.coarse.update(coarsest_dtypes(program, recording.dtypes))
         if noise is not None:
             noise_program = build_program(noise.rows, self._plans.noise_sketches)
-            comparer.floors = floors_of(programs.reference, noise_program)
+            add_noise(comparer, programs.reference, noise_program, self._noise.dtypes)
+            warning = describe_noise_dtype(comparer)
+            if warning is not None and warning not in self.report.warnings:
+                self._warn(warning)
         given = self._match.given
         if given is not None:
             for value in programs.reference.values:

@@ -66,7 +66,7 @@ def _breaks_sibling_pattern(evidence: Evidence, role: Role, siblings: Sequence[R
         return False
     ratios = _norm_ratios(role)
     sibling_ratios = [_norm_ratios(sibling) for sibling in siblings]
-    slack = max(_CHANGES_NORM, 4 * evidence.comparer.coarse.get(role.value, 0.0))
+    slack = max(_CHANGES_NORM, 4 * evidence.comparer.limit(role.value, role.value))
     return any(
         abs(ratio - 1) > slack
         and all(abs(ratios_.get(source, 0.0) - 1) < _KEEPS_NORM for ratios_ in sibling_ratios)

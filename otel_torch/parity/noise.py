@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,21 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.rules import largest_errors
-from otel_torch.parity.tolerance import Tolerance
-from otel_torch.parity.values import errors_of_roles
+from otel_torch.parity.tolerance import coarser, rounds_more
+from otel_torch.parity.values import Comparer, errors_of_roles
 
 
-def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
-    """Return how far each value of the reference moved under noise, as relative L2.
+def add_noise(
+    comparer: Comparer,
+    reference: Program,
+    noise: Program,
+    parameter_dtypes: dict[ModulePath, set[str]],
+) -> None:
+    """Set the floors of the reference's values, and the dtypes that they were measured in.
 
     Args:
         noise: The same forward of the reference, recorded under noise.
+        parameter_dtypes: Those of the noise recording.
     """
     noise_roles = {_role_key(role): role for role in noise.roles}
     pairs = [(role, noise_roles.get(_role_key(role))) for role in reference.roles]
@@ -28,6 +34,32 @@ def floors_of(reference: Program, noise: Program) -> dict[TensorValue, float]:
         for role, match in pairs
         if match is not None and match.value.numel == role.value.numel
     ]
+    coarse = coarsest_dtypes(noise, parameter_dtypes)
+    comparer.noise_dtypes = {role.value: coarse[match.value] for role, match in roles}
+    comparer.floors = _floors_of(reference, roles)
+
+
+def describe_noise_dtype(comparer: Comparer) -> str | None:
+    """Return a warning if the noise was recorded in another dtype than the programs, or None."""
+    noise, computed = (
+        coarser(dtypes.values()) for dtypes in (comparer.noise_dtypes, comparer.coarse)
+    )
+    names = [dtype.removeprefix("torch.") for dtype in (noise, computed)]
+    if rounds_more(computed, noise):
+        return (
+            f"the noise was recorded in {names[0]}, and a program computes in {names[1]}: the "
+            f"floors are estimates; record the reference with noise in {names[1]}"
+        )
+    if rounds_more(noise, computed):
+        return (
+            f"the noise was recorded in {names[0]}, and both programs compute in {names[1]}: the "
+            f"floors may hide a fault; record the reference with noise in {names[1]}"
+        )
+    return None
+
+
+def _floors_of(reference: Program, roles: Sequence[tuple[Role, Role]]) -> dict[TensorValue, float]:
+    """Return how far each value of the reference moved under noise, as relative L2."""
     if not roles:
         return {}
     errors = errors_of_roles([role for role, _ in roles], [match for _, match in roles])
@@ -46,20 +78,20 @@ def _role_key(role: Role) -> tuple[Any, ...]:
     return call.model, call.module, call.loop, call.step, call.number, call.phase, role.tensor
 
 
-def coarseness(
-    program: Program, parameter_dtypes: dict[ModulePath, set[str]], tolerance: Tolerance
-) -> dict[TensorValue, float]:
-    """Return, for each value, the limit of the coarsest dtype seen before it in the program.
+def coarsest_dtypes(
+    program: Program, parameter_dtypes: dict[ModulePath, set[str]]
+) -> dict[TensorValue, str]:
+    """Return, for each value, the coarsest dtype seen before it in the program.
 
     Error passes downstream, so a float32 tensor downstream of a bfloat16 one is no more exact.
     """
-    limits: dict[TensorValue, float] = {}
-    coarsest = 0.0
+    coarsest: dict[TensorValue, str] = {}
+    dtype = ""
     for role in program.roles:
         dtypes = parameter_dtypes.get(role.call.module_path, set())
-        coarsest = max(coarsest, tolerance.base({str(role.row.get("dtype", ""))} | dtypes))
-        limits.setdefault(role.value, coarsest)
-    return limits
+        dtype = coarser([dtype, str(role.row.get("dtype", "")), *sorted(dtypes)])
+        coarsest.setdefault(role.value, dtype)
+    return coarsest
 
 
 def dtypes_by_module(parameters: Iterable[Parameter]) -> dict[ModulePath, set[str]]:

@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from otel_torch.parity.forwards import ForwardRows, iterate_forwards
+from otel_torch.parity.forwards import ForwardRows, iterate_forwards, read_parameters
 from otel_torch.parity.loaded_recording import LoadedRecording, Warn, module_paths
+from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.noise import dtypes_by_module
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.metadata import describe_early_end, read_metadata
 from otel_torch.recording.reader import RecordingError
@@ -26,6 +28,7 @@ class NoiseForwards:
 
     Attributes:
         unmatched: How many forwards of the reference have no counterpart.
+        dtypes: The dtypes of the parameters of each module.
 
     Raises:
         RecordingError: The noise recording is of the port.
@@ -39,6 +42,7 @@ class NoiseForwards:
         read: Callable[[int], None],
     ) -> None:
         self.unmatched = 0
+        self.dtypes: dict[ModulePath, set[str]] = {}
         self._waiting: deque[ForwardRows] = deque()
         self._forwards: Iterator[ForwardRows] = iter(())
         if path is not None:
@@ -50,6 +54,7 @@ class NoiseForwards:
                     f"{path}: is a recording of the port ({recordings.port.path}); --noise takes "
                     "the reference, recorded again"
                 )
+            self.dtypes = dtypes_by_module(read_parameters(path, meta))
             self._forwards = iterate_forwards(path, recordings.reference.kinds, warn, read)
 
     def matching(self, reference: ForwardRows) -> ForwardRows | None:

@@ -25,13 +25,18 @@ from otel_torch.recording.rows import Row
 _MOST_PLANS = 64
 
 
+# of the reference, the port and the noise, if any
+_Structures = tuple[Structure, Structure, Structure | None]
+
+
 @dataclass(slots=True)
 class CacheLookup:
     """The cached plan and the measurements for a pair of forwards.
 
-    measurements: None if the rows are irregular. plan, checked: None if no plan fits.
+    measurements, structures: None if the rows are irregular. plan, checked: None if no plan fits.
     """
 
+    structures: _Structures | None = None
     measurements: tuple[Measurements, Measurements] | None = None
     floors: Floats | None = None
     plan: PairPlan | None = None
@@ -51,7 +56,7 @@ class PlanCache:
         self.sketches = of_parameters.map(Sketches)
         self.noise_sketches = Sketches(of_parameters.reference)
         self._structures = Structures()
-        self._plans: dict[tuple[Structure, Structure], PairPlan | None] = {}
+        self._plans: dict[_Structures, PairPlan | None] = {}
         self._noise_partners: dict[tuple[Structure, Structure], Indices] = {}
         self._off = off
 
@@ -61,19 +66,21 @@ class PlanCache:
         """Compare two forwards by the plan for their structures, if any."""
         if self._off:
             return CacheLookup()
-        floors = None
+        floors = noise_structure = None
         try:
             measured = self._measure(reference, self.sketches.reference)
             measured_port = self._measure(port, self.sketches.port)
             if noise is not None:
                 measured_noise = self._measure(noise, self.noise_sketches)
+                noise_structure = measured_noise.structure
                 partners = self._partners_of(measured, measured_noise)
                 floors = measure_floors(measured, measured_noise, partners)
         except IrregularRows:
             return CacheLookup()
-        plan = self._plans.get((measured.structure, measured_port.structure))
+        structures = measured.structure, measured_port.structure, noise_structure
+        plan = self._plans.get(structures)
         checked = None if plan is None else plan.check(measured, measured_port, floors)
-        return CacheLookup((measured, measured_port), floors, plan, checked)
+        return CacheLookup(structures, (measured, measured_port), floors, plan, checked)
 
     def _measure(self, forward: ForwardRows, earlier: Sketches) -> Measurements:
         columns = Columns(forward)
@@ -109,12 +116,10 @@ class PlanCache:
         Args:
             has_missing: Whether one side never calls a module that the other side calls.
         """
-        if lookup.measurements is None or lookup.plan is not None:
+        key = lookup.structures
+        if key is None or lookup.measurements is None or key in self._plans:
             return
         reference, port = lookup.measurements
-        key = reference.structure, port.structure
-        if key in self._plans:
-            return
         if len(rows[0]) != len(reference.columns.kinds) or len(rows[1]) != len(port.columns.kinds):
             return
         plan = PairPlan(alignment, rows, has_missing)
@@ -127,9 +132,8 @@ class PlanCache:
 
     def discard(self, lookup: CacheLookup) -> None:
         """Discard a plan that disagrees with a full analysis, and make none for its structures."""
-        if lookup.measurements is not None:
-            reference, port = lookup.measurements
-            self._plans[reference.structure, port.structure] = None
+        if lookup.structures is not None:
+            self._plans[lookup.structures] = None
 
     def remember(
         self, reference: ForwardRows, port: ForwardRows, noise: ForwardRows | None

@@ -7,6 +7,7 @@ resolve.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,15 @@ _COARSE = {name: base for name, base in BASES.items() if base > SINGLE} | {
     "torch.float8_e4m3fn": 6e-2,
     "torch.float8_e5m2": 1.2e-1,
 }
+# half an ulp, by dtype: how far one operation may round
+_ROUNDING = {
+    "torch.float64": 2.0**-53,
+    "torch.float32": 2.0**-24,
+    "torch.float16": 2.0**-11,
+    "torch.bfloat16": 2.0**-8,
+    "torch.float8_e4m3fn": 2.0**-4,
+    "torch.float8_e5m2": 2.0**-3,
+}
 # how far beyond its error under noise a difference is still chance: on the way (at most 1.0 on
 # clean ports) and at the end, where many roundings average out (0.55)
 NOISE_FACTOR, END_FACTOR = 1.5, 1.0
@@ -31,6 +41,42 @@ NOISE_FACTOR, END_FACTOR = 1.5, 1.0
 # down to LOWERED times the constant. Less noise means that the reference computes in a finer dtype
 # than the port
 SHOWN, LOWERED = 0.1, 0.5
+
+
+def coarser(dtypes: Iterable[str]) -> str:
+    """Return the dtype that rounds most, "" if none of them rounds.
+
+    >>> coarser(["torch.float32", "torch.bfloat16", "torch.int64"])
+    'torch.bfloat16'
+    """
+    return max(dtypes, key=lambda dtype: _ROUNDING.get(dtype, 0.0), default="")
+
+
+def noise_scale(noise: str, reference: str, port: str) -> float:
+    """Return the factor of an error under noise, by the coarsest dtypes of the three programs.
+
+    Noise in the dtype of the reference, coarser in the port: only the port rounds to its dtype, so
+    the errors of two programs do not add up. Noise finer than the reference: what was measured is
+    the reference's own rounding, which is less than noise of half an ulp and adds to the port's.
+
+    >>> noise_scale("torch.bfloat16", "torch.bfloat16", "torch.float32")
+    1.0
+    >>> round(noise_scale("torch.float32", "torch.float32", "torch.bfloat16"))
+    46341
+    >>> noise_scale("torch.float32", "torch.bfloat16", "torch.bfloat16")
+    2.0
+    """
+    ratio = 1.0
+    if rounds_more(port, coarser([noise, reference])):
+        ratio = _ROUNDING[port] / _ROUNDING[coarser([noise, reference])]
+    if rounds_more(reference, noise):
+        return 2 * ratio
+    return max(1.0, ratio / math.sqrt(2))
+
+
+def rounds_more(dtype: str, than: str) -> bool:
+    """Return whether both dtypes round, the first one more."""
+    return _ROUNDING.get(dtype, 0.0) > _ROUNDING.get(than, math.inf)
 
 
 class HasRow(Protocol):

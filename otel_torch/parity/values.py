@@ -22,7 +22,7 @@ from otel_torch.parity.rules import (
     sketch_errors,
     statistics_errors,
 )
-from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
+from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance, coarser, noise_scale
 from otel_torch.recording.rows import Row
 
 # equal: within the limit. order: the same numbers in another order, although the shapes agree.
@@ -63,13 +63,15 @@ class Comparer:
     Args:
         tolerance: The limits by dtype.
         floors: Error of the reference's values under noise, relative.
-        coarse: Limit of the coarsest dtype that took part in making a value.
+        coarse: The coarsest dtype that took part in making a value.
+        noise_dtypes: Likewise, of the reference's values under noise.
         reordered: Values of the reference that the port, by the user's map, lays out differently.
     """
 
     tolerance: Tolerance
     floors: dict[TensorValue, float] = field(default_factory=dict)
-    coarse: dict[TensorValue, float] = field(default_factory=dict)
+    coarse: dict[TensorValue, str] = field(default_factory=dict)
+    noise_dtypes: dict[TensorValue, str] = field(default_factory=dict)
     reordered: set[TensorValue] = field(default_factory=set)
     _relations: dict[tuple[TensorValue, TensorValue], Relation] = field(default_factory=dict)
 
@@ -90,13 +92,23 @@ class Comparer:
         """Return the largest error at which the two are equal."""
         if reference.is_integer and port.is_integer:
             return 0.0
-        dtypes = (str(value.row.get("dtype", "")) for value in (reference, port))
-        coarse = max(self.coarse.get(reference, 0.0), self.coarse.get(port, 0.0))
-        base = max(coarse, self.tolerance.base(dtypes))
+        base = self.tolerance.base(self._dtypes(reference, port))
         floor = self.floors.get(reference)
         if floor is None:
             return base
+        floor *= self.noise_scale(reference, port)
         return float(limits_under_noise(np.float64(base), np.float64(floor), factor))  # type: ignore[arg-type]
+
+    def noise_scale(self, reference: TensorValue, port: TensorValue) -> float:
+        """Return the factor of the reference's floor, if its noise has another dtype than the two."""
+        if reference not in self.noise_dtypes:
+            return 1.0
+        dtypes = (coarser(self._dtypes(value)) for value in (reference, port))
+        return noise_scale(self.noise_dtypes[reference], *dtypes)
+
+    def _dtypes(self, *values: TensorValue) -> list[str]:
+        dtypes = [str(value.row.get("dtype", "")) for value in values]
+        return dtypes + [self.coarse.get(value, "") for value in values]
 
     def _compare(self, reference: TensorValue, port: TensorValue) -> Relation:
         limit = self.limit(reference, port)
