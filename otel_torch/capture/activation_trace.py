@@ -156,9 +156,10 @@ def attach_activation_trace(model: nn.Module | None) -> ActivationTraceManager |
         if name and selection.has_module(name)
     }
     if not selected:
+        names = [name for name, _ in named_modules(model)]
         say(
             f"no module of {type(model).__name__} is selected; "
-            "see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
+            f"see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE{selection.near_name(names)}"
         )
     hook_name = ActivationStatHook.name()
     for module in selected:

@@ -12,6 +12,7 @@ from typing import Any
 from otel_torch.capture.cache_entry import CacheEntry
 from otel_torch.capture.cache_file import SavedCache, load_cache, save_cache
 from otel_torch.capture.module_paths import possible_names, with_root, without_root
+from otel_torch.rendering.near_name import near_name
 
 _SHOWN_ROWS = 40  # of the tree that is printed
 
@@ -176,8 +177,8 @@ class CacheDict(Mapping[str, "CacheDict"]):
 
     def _describe_missing_child(self, name: str) -> str:
         children = [child.rpartition(".")[2] for child in self._children()]
-        existing = ", ".join(children[:8]) or "none"
-        return f"{with_root(self._prefix)} has no module {name!r}; it has {existing}"
+        hint = near_name(name, children, is_regex=False)
+        return f"{with_root(self._prefix)} has no module {name!r}{hint}"
 
     def _contains(self, name: str) -> bool:
         return name == self._prefix or not self._prefix or name.startswith(f"{self._prefix}.")

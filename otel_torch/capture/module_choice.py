@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 
 from torch import nn
 
 from otel_torch.capture.module_paths import without_root
+from otel_torch.rendering.near_name import near_name
 
 ModuleChoice = nn.Module | str | re.Pattern[str]
 
@@ -59,9 +59,6 @@ def _matches(
 
 def _describe_no_match(choice: str | re.Pattern[str], model: nn.Module, names: list[str]) -> str:
     text = choice.pattern if isinstance(choice, re.Pattern) else choice
-    similar = difflib.get_close_matches(without_root(text), filter(None, names), n=3, cutoff=0.5)
-    if similar:
-        hint = f"did you mean {' or '.join(map(repr, similar))}?"
-    else:
-        hint = f"it has {len(names)} modules, see named_modules()"
-    return f"no module of {type(model).__name__} matches {text!r}; {hint}"
+    hint = near_name(without_root(text), names, is_regex=isinstance(choice, re.Pattern))
+    hint = hint or f"; it has {len(names)} modules, see named_modules()"
+    return f"no module of {type(model).__name__} matches {text!r}{hint}"

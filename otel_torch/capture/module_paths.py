@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from otel_torch.sources.module_names import core
+from otel_torch.rendering.near_name import near_name
+from otel_torch.sources.module_names import core, named_modules
 
 
 def with_root(name: str) -> str:
@@ -53,9 +54,9 @@ def find_module_name(model: nn.Module, parent: str, path: str) -> str | None:
 def describe_missing_module(model: nn.Module, parent: str, path: str) -> str:
     """Return the error message for a path without a module, with the names that do exist."""
     module = _get_submodule(model, parent)
-    children = list(module._modules)[:8] if module is not None else []
+    names = [] if module is None else [name for name, _ in named_modules(module)]
     label = parent or type(core(model)).__name__
-    return f"{label} has no module {path!r}; it has {', '.join(children) or 'none'}"
+    return f"{label} has no module {path!r}{near_name(path, names, is_regex=False)}"
 
 
 def _get_submodule(model: nn.Module, name: str) -> nn.Module | None:

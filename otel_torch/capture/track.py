@@ -24,6 +24,7 @@ from otel_torch.capture.hook_names import unique_hook_name
 from otel_torch.capture.stash import Event, NamePattern, Stash, StashFn, StashValueFn, get_stash_fn
 from otel_torch.capture.tensor_structure import join_tensors
 from otel_torch.process.console import say_once
+from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.notebook import MAX_ROWS, notebook_html
 from otel_torch.sources import compiled
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hook
@@ -120,10 +121,11 @@ class Tracker:
             matches += 1
             self.register(submodule, name, grad, parameters=parameters)
         if not matches:
-            example = next((name for name, _ in named if name), "")
+            names = [name for name, _ in named if name]
+            hint = near_name(included.pattern, names) if included is not None else ""
             say_once(
                 f"track: no module of {type(module).__name__} matches "
-                f"({len(named)} modules, for example {example!r})"
+                f"({len(named)} modules, for example {names[0] if names else ''!r}){hint}"
             )
 
     def unregister(self) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 
 from otel_torch.process.console import say
+from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import supports_color, write_line
 from otel_torch.scanning.scan import Scan, read_settings, scan
 
@@ -120,8 +121,10 @@ def _describe_empty_selection(result: Scan) -> str | None:
         )
     names = [module.name for module in result.modules if module.name]
     example = f", for example {names[-1]!r}" if names else ""
+    modules = result.settings.modules
+    hint = "" if modules is None else near_name(modules.pattern, names)
     return (
         f"no module of {result.model} is selected ({len(result.modules)} modules{example}); "
         "see --modules, --exclude and OTEL_TORCH_MODULES, OTEL_TORCH_EXCLUDE, OTEL_TORCH_MODELS, "
-        "OTEL_TORCH_ACTIVATIONS"
+        f"OTEL_TORCH_ACTIVATIONS{hint}"
     )

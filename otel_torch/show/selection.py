@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
 from otel_torch.records import Losses
+from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import escape
 from otel_torch.settings import NumberSet
 
@@ -64,10 +65,11 @@ class Selection:
         names = [escape(name) or "the root" for name in modules[:_NAMED_MODULES]]
         if len(modules) > _NAMED_MODULES:
             names.append("...")
+        hint = escape(near_name(self.modules.pattern, modules)) if self.modules else ""
         step_range = f" and steps {steps[0]} to {steps[-1]}" if steps else ""
         return (
             f"{self.path}: none of its {self.records} records is selected; "
-            f"it has {len(modules)} modules ({', '.join(names)}){step_range}"
+            f"it has {len(modules)} modules ({', '.join(names)}){step_range}{hint}"
         )
 
 

@@ -131,7 +131,7 @@ class Activations(Source):
             say(
                 f"no module of {model.name} is selected "
                 f"({len(sites)} modules, for example {example!r}); "
-                "see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE"
+                f"see OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE{self.selection.near_name(names)}"
             )
         encoder_layer = nn.TransformerEncoderLayer
         if hooked and any(isinstance(site.module(), encoder_layer) for site in selected):

@@ -5,11 +5,12 @@ The settings are OTEL_TORCH_MODELS, OTEL_TORCH_MODULES and OTEL_TORCH_EXCLUDE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from otel_torch.rendering.near_name import near_name
 from otel_torch.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class ModuleSelection:
         if self._modules is not None and not self._modules.search(name):
             return False
         return self._exclude is None or not self._exclude.search(name)
+
+    def near_name(self, names: Iterable[str]) -> str:
+        """Return what OTEL_TORCH_MODULES may have meant, if it matches none of the names."""
+        return "" if self._modules is None else near_name(self._modules.pattern, names)
 
     def has_site(self, site: ModuleSite) -> bool:
         """Return whether a module is selected by any of its names."""
