@@ -316,6 +316,8 @@ class RunningSession:
             "kernels": _kernels(),
             "models": self._models(),
         }
+        if self.registry.models.forgotten:
+            metadata["models_forgotten"] = self.registry.models.forgotten
         if self.isolation is not None:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:
@@ -324,7 +326,7 @@ class RunningSession:
 
     def _models(self) -> dict[str, dict[str, Any]]:
         models = {}
-        for model in list(self.registry.models):
+        for model in self.registry.models:
             models[model.name] = {
                 "modules": model.size,
                 "forwards": model.completed,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -23,10 +24,11 @@ class Inventory:
     """Describes models while they exist: at the end of the program most are gone."""
 
     def __init__(self) -> None:
-        # by model: the names of a module and its line of the table
-        self._modules: dict[str, list[tuple[list[str], dict[str, Any]]]] = {}
-        # by model and attribute
-        self._mappings: dict[str, dict[str, list[list[Any]]]] = {}
+        # the names of a module and its line of the table
+        self._modules: WeakKeyDictionary[Model, list[tuple[list[str], dict[str, Any]]]]
+        self._modules = WeakKeyDictionary()
+        # by attribute
+        self._mappings: WeakKeyDictionary[Model, dict[str, list[list[Any]]]] = WeakKeyDictionary()
 
     def add(
         self, model: Model, sites: list[ModuleSite], is_observed: Callable[[nn.Module], bool]
@@ -36,7 +38,7 @@ class Inventory:
         Args:
             is_observed: whether the calls of a module are counted.
         """
-        lines = self._modules.setdefault(model.name, [])
+        lines = self._modules.setdefault(model, [])
         for site in sites:
             module = site.module()
             if module is None or not site.names:
@@ -53,7 +55,7 @@ class Inventory:
                 line["aliases"] = names[1:]
             lines.append((names, line))
         try:
-            self._mappings[model.name] = _mappings(model.root())
+            self._mappings[model] = _mappings(model.root())
         except Exception as error:  # the attribute may be a property that raises
             say_once(
                 f"{model.name}: its name mappings are not in the metadata: "
@@ -69,10 +71,10 @@ class Inventory:
         """
         called = model.calls.modules()
         table = []
-        for names, line in self._modules.get(model.name, ()):
+        for names, line in self._modules.get(model, ()):
             was_called = not called.isdisjoint(names) if line["called"] else None
             table.append(line | {"called": was_called})
-        return {"table": table, **self._mappings.get(model.name, {})}
+        return {"table": table, **self._mappings.get(model, {})}
 
 
 def _mappings(root: Any) -> dict[str, list[list[Any]]]:

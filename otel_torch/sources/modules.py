@@ -30,11 +30,15 @@ from otel_torch.sources.calls import CallCounter
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import TorchHook
 from otel_torch.sources.model_attributes import attributes_holding
-from otel_torch.sources.module_names import class_name, core, named_modules
+from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
+from otel_torch.sources.module_names import core, named_modules
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
 from otel_torch.sources.training_clock import TrainingClock
 from otel_torch.sources.uncalled_roots import RootMethodRun
+
+# of so many models of a class the attributes that hold them are looked up, which walks the heap
+_LOOKED_UP_MAX = 8
 
 
 class Model:
@@ -44,6 +48,7 @@ class Model:
         name: the root's class; `Name#2` for the second instance that runs.
         size: how many modules records can name.
         completed: how many outermost forwards have returned.
+        order: how many models were found before it.
         held_as: the attributes by which the program holds the root.
         sites: the modules by their id, wrappers included.
     """
@@ -51,8 +56,9 @@ class Model:
     def __init__(self, root: nn.Module, name: str) -> None:
         self.root = weakref.ref(root)
         self.name = name
-        self.stateless = _is_stateless(root)
-        self.leaf = _is_leaf(root)
+        self.stateless = is_stateless(root)
+        self.leaf = is_leaf(root)
+        self.order = 0
         self.completed = 0
         self.size = 0
         self.held_as: list[str] = []
@@ -170,7 +176,7 @@ class ModelRegistry(Source):
     """The models of a process, found as they run."""
 
     def __init__(self, step_tracker: StepTracker, recorder: Recorder, events: RunEvents) -> None:
-        self.models: list[Model] = []
+        self.models = ModelTable()
         self.sites: dict[int, ModuleSite] = {}
         self._step_tracker = step_tracker
         self._recorder = recorder
@@ -358,7 +364,9 @@ class ModelRegistry(Source):
 
     def _start(self, model: Model) -> None:
         model.started = True
-        model.held_as = [] if model.stateless else attributes_holding(model.root())
+        number = int(model.name.partition("#")[2] or 1)
+        if not model.stateless and number <= _LOOKED_UP_MAX:
+            model.held_as = attributes_holding(model.root())
         for notify in self._events.model_starting:
             notify(model)
 
@@ -426,11 +434,11 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._root_of(module)
-                if root is module and _is_stateless(module) and (stack or _is_fx_graph(module)):
+                if root is module and is_stateless(module) and (stack or _is_fx_graph(module)):
                     return None
                 if root is module and (sliced := self._sliced_root(module)) is not None:
                     self._add_model(sliced)
-                    if (model := self._model_of(core(sliced))) is not None:
+                    if (model := self.models.find(core(sliced))) is not None:
                         site = self.sites[id(module)] = self._make_site(model, module)
                         return site
                 self._add_model(root)
@@ -476,10 +484,10 @@ class ModelRegistry(Source):
     def _add_model(self, outermost: nn.Module) -> None:
         """Add the modules below `outermost` to its model, which is made if it is new."""
         root = core(outermost)
-        model = self._model_of(root)
+        model = self.models.find(root)
         if model is None:
-            model = Model(root, self._unused_name(root))
-            self.models.append(model)
+            model = Model(root, self.models.unused_name(root))
+            self.models.add(model, root)
         new = self._name_modules(model, outermost)
         # The wrappers, which `_name_modules` leaves out: calls pass through them.
         for module in outermost.modules():
@@ -510,29 +518,6 @@ class ModelRegistry(Source):
                 site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
         return new
 
-    def _model_of(self, root: nn.Module) -> Model | None:
-        """Return the model of a root, or None if it is new.
-
-        Loose modules of one class that a program makes again for every step are one model: losses
-        without state, and losses whose only state is buffers, such as class weights.
-        """
-        name = class_name(root)
-        for model in self.models:
-            previous = model.root()
-            if previous is root:
-                return model
-            if model.stateless and _is_stateless(root) and model.name == name:
-                return model
-            if (
-                previous is None
-                and model.leaf
-                and _is_leaf(root)
-                and model.name.partition("#")[0] == name
-            ):
-                model.root = weakref.ref(root)
-                return model
-        return None
-
     def _make_site(self, model: Model, module: nn.Module) -> ModuleSite:
         site = ModuleSite(model, module, partial(self._forget, model))
         model.sites[id(module)] = site
@@ -541,23 +526,7 @@ class ModelRegistry(Source):
     def _forget(self, model: Model, key: int) -> None:
         self.sites.pop(key, None)
         model.sites.pop(key, None)
-
-    def _unused_name(self, root: nn.Module) -> str:
-        name = class_name(root)
-        used = [
-            int(model.name.partition("#")[2] or 1)
-            for model in self.models
-            if model.name.partition("#")[0] == name
-        ]
-        return f"{name}#{max(used) + 1}" if used else name
-
-
-def _is_stateless(module: nn.Module) -> bool:
-    return not (module._modules or module._parameters or module._buffers)
-
-
-def _is_leaf(module: nn.Module) -> bool:
-    return not (module._modules or module._parameters)
+        self.models.module_gone(model, key)
 
 
 def _is_fx_graph(module: nn.Module) -> bool:

@@ -125,7 +125,7 @@ class Training(Source):
         tracker = self._step_tracker
         tracker.optimizers.stepping(optimizer)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
-        for model in list(self._registry.models):
+        for model in self._registry.models:
             context = model.forward_context
             if tracker.cadence is not None and context is not None and not context.recording:
                 continue  # the budget skips this step

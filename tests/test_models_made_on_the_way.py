@@ -1,0 +1,83 @@
+"""A program that makes a model for every step pays the same for each, and no model is kept."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support import lines, metadata, recording, run_python
+
+X = torch.ones(1, 4)
+
+
+def work_of(run: Callable[[], Any]) -> Counter[str]:
+    """Return how often each function of Python or C is called."""
+    calls: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            calls[function.__qualname__] += 1
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("capture", ["outputs", "parity,gradients"])
+def test_a_model_costs_the_same_however_many_there_were(capture: str) -> None:
+    def step() -> None:
+        nn.Linear(4, 4)(X).sum().backward()
+
+    with recording(capture=capture) as sink:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+        def batch(count: int) -> tuple[int, int]:
+            for _ in range(count):
+                step()
+            optimizer.step()
+            for kept in (sink.records, sink.batches, sink.opened, sink.closed):
+                kept.clear()
+            gc.collect()
+            gc.disable()
+            try:
+                work = work_of(lambda: (step(), optimizer.step()))
+            finally:
+                gc.enable()
+            assert not work["get_referrers"]
+            return work.total(), len(gc.get_objects())
+
+        batch(200)
+        early_work, early_objects = batch(10)
+        late_work, late_objects = batch(600)
+    assert late_work <= early_work * 1.05
+    assert late_objects - early_objects < 200
+
+
+def test_models_that_are_gone_are_counted(tmp_path: Path) -> None:
+    run_python(
+        tmp_path,
+        "import torch\n"
+        "kept = torch.nn.Linear(4, 4)\n"
+        "kept(torch.ones(1, 4))\n"
+        "for _ in range(300):\n"
+        "    torch.nn.Linear(4, 4)(torch.ones(1, 4))\n",
+    )
+    names = ["Linear", *(f"Linear#{number}" for number in range(2, 302))]
+    assert [row["model"] for row in lines(tmp_path / "run.jsonl")] == names
+    facts = metadata(tmp_path / "run.jsonl")
+    described = list(facts["models"])
+    assert described[:101] == names[:101]
+    assert len(described) < 150 and len(described) + facts["models_forgotten"] == 301
