@@ -177,3 +177,29 @@ def test_an_unmodified_pipeline_is_recorded_whole(tmp_path: Path) -> None:
         "inference_denoising": 2,
         "inference_post_denoising": 2,
     }
+
+
+def test_pipelines_that_validate_belong_to_the_training_around_them() -> None:
+    config = {"sample_size": 8, "block_out_channels": (4, 4), "norm_num_groups": 2}
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    with recording(models="UNet|Linear") as sink:
+        unet = diffusers.UNet2DModel(layers_per_block=1, **config, **blocks)
+        encoder, scheduler = nn.Linear(8, 8), diffusers.DDPMScheduler()
+        optimizer = torch.optim.AdamW(unet.parameters())
+        for _ in range(2):
+            for _ in range(2):
+                with torch.no_grad():
+                    latents = encoder(torch.ones(1, 3, 8, 8))
+                unet(latents, 5).sample.sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            pipeline = diffusers.DDPMPipeline(unet, scheduler)
+            pipeline.set_progress_bar_config(disable=True)
+            pipeline(num_inference_steps=2, output_type="np")
+    assert sink.rows("loop", "step", "phase", module="conv_out") == [
+        (0, 0, "forward"), (0, 1, "forward"), (0, 2, "eval"), (0, 2, "eval"),
+        (0, 2, "forward"), (0, 3, "forward"), (0, 4, "eval"), (0, 4, "eval"),
+    ]  # fmt: skip
+    assert sink.rows("loop", "step", "phase", model="Linear") == [
+        (0, step, "forward") for step in range(4)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -413,3 +414,20 @@ def test_tiles_of_a_decoder_stay_one_forward() -> None:
     assert sink.rows("step", "call", module="decoder", tensor="out") == [
         (step, call) for step in range(2) for call in range(3)
     ]
+
+
+def test_steps_that_a_scaler_skips_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    with watching() as sink:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for turn in range(4):
+            loss = net(X).sum() * (math.inf if turn == 1 else 1)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert sink.rows("step", "call", model="Net", module="", phase="forward") == [
+        (0, 0), (1, 0), (1, 1), (2, 0)
+    ]  # fmt: skip
+    assert "GradScaler skipped 1 of 4 optimizer steps" in capfd.readouterr().err

@@ -139,6 +139,11 @@ class Optimizers:
 
     # -- what they say
 
+    def completed(self, optimizer: Any) -> int | None:
+        """Return how many steps the optimizer has completed; None if it is not followed."""
+        clock = self._clocks.get(optimizer)
+        return None if clock is None else clock.completed
+
     def training(self, model: Trained) -> list[OptimizerClock]:
         """Return the optimizers that hold parameters of a model, or else copies of them.
 

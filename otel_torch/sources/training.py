@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -20,7 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from otel_torch import torch_private
-from otel_torch.process.console import say_once
+from otel_torch.process.console import say, say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents
@@ -38,27 +39,72 @@ class Training(Source):
         self._step_tracker = step_tracker
         self._registry = registry
         self._events = events
+        self._scaled_steps = self._skipped_steps = 0
         self._scopes: dict[int, Scope | None] = {}  # the open region of each stepping optimizer
         self._restore: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Watch from here on, including optimizers that exist already."""
-        optimizers = self._step_tracker.optimizers
-        make, load = Optimizer.__init__, Optimizer.load_state_dict
-        backward = torch.autograd.backward
+        self._replace(Optimizer, "__init__", self._wrap_init)
+        self._replace(Optimizer, "load_state_dict", self._wrap_load)
+        self._replace(GradScaler, "step", self._wrap_scaled_step)
+        self._replace(torch.autograd, "backward", self._wrap_backward)
+        for function in (entry.open_region, entry.close_region):
+            torch_private.keep_out_of_frames(function)
+        self._restore += [
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
+        ]
+        for item in gc.get_objects():
+            if issubclass(type(item), Optimizer):
+                self._step_tracker.optimizers.found(item)
 
-        @functools.wraps(make)
+    def _replace(
+        self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        original = getattr(owner, name)
+        replacement = functools.wraps(original)(wrap(original))
+        setattr(owner, name, replacement)
+
+        def restore() -> None:
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+
+        self._restore.append(restore)
+
+    def _wrap_init(self, make: Callable[..., None]) -> Callable[..., None]:
+        optimizers = self._step_tracker.optimizers
+
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             optimizers.made(optimizer)
 
-        @functools.wraps(load)
+        return init
+
+    def _wrap_load(self, load: Callable[..., None]) -> Callable[..., None]:
+        optimizers = self._step_tracker.optimizers
+
         def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             load(optimizer, *args, **kwargs)
             optimizers.loaded(optimizer)
 
-        @functools.wraps(backward)
-        def traced_backward(*args: Any, **kwargs: Any) -> Any:
+        return load_state_dict
+
+    def _wrap_scaled_step(self, scaled_step: Callable[..., Any]) -> Callable[..., Any]:
+        optimizers = self._step_tracker.optimizers
+
+        def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = optimizers.completed(optimizer)
+            result = scaled_step(scaler, optimizer, *args, **kwargs)
+            if before is not None:
+                self._scaled_steps += 1
+                self._skipped_steps += optimizers.completed(optimizer) == before
+            return result
+
+        return step
+
+    def _wrap_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def traced_backward(*args: Any, **kwargs: Any) -> None:
             if torch.compiler.is_compiling():
                 return backward(*args, **kwargs)
             scope = entry.open_region("training_backward")
@@ -69,30 +115,18 @@ class Training(Source):
                 raise
             entry.close_region(scope)
             self._after_backward()
+            return None
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
-        for function in (entry.open_region, entry.close_region):
-            torch_private.keep_out_of_frames(function)
+        return traced_backward
 
-        def restore() -> None:
-            if Optimizer.__init__ is init:
-                Optimizer.__init__ = make  # type: ignore[method-assign]
-            if Optimizer.load_state_dict is load_state_dict:
-                Optimizer.load_state_dict = load  # type: ignore[method-assign]
-            if torch.autograd.backward is traced_backward:
-                torch.autograd.backward = backward
-
-        Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
-        Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign, assignment]
-        torch.autograd.backward = traced_backward
-        self._restore += [
-            restore,
-            register_optimizer_step_pre_hook(self._before_step).remove,
-            register_optimizer_step_post_hook(self._after_step).remove,
-        ]
-        for item in gc.get_objects():
-            if issubclass(type(item), Optimizer):
-                optimizers.found(item)
+    def finish(self) -> None:
+        """Report the steps that a GradScaler has skipped, which count as none."""
+        if self._skipped_steps:
+            say(
+                f"GradScaler skipped {self._skipped_steps} of {self._scaled_steps} optimizer steps "
+                "because of a NaN or Inf: their forwards are calls of the step that followed"
+            )
 
     def uninstall(self) -> None:
         """Stop watching."""
