@@ -180,7 +180,7 @@ def test_an_unmodified_pipeline_is_recorded_whole(tmp_path: Path) -> None:
 
 
 def test_pipelines_that_validate_belong_to_the_training_around_them() -> None:
-    config = {"sample_size": 8, "block_out_channels": (4, 4), "norm_num_groups": 2}
+    config = {"sample_size": 8, "block_out_channels": (8, 8), "norm_num_groups": 2}
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     with recording(models="UNet|Linear") as sink:
         unet = diffusers.UNet2DModel(layers_per_block=1, **config, **blocks)

@@ -499,7 +499,9 @@ class StepTracker(Source):
             clock.follows |= loop.step is not None
             clock.ran_before = loop.begun
             return
-        loop.model, loop.phase, loop.mode = model, phase, model.is_in_training_mode()
+        loop.model = model
+        if not self.denoising.is_in_pipeline:  # whose end ends an evaluation
+            loop.phase, loop.mode = phase, model.is_in_training_mode()
         if phase != "forward" or active.position.rule != "optimizer":
             return
         loop.step = active
