@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.sources.training_clock import TrainingClock
-from otel_torch.torch_private import unobserved
+from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 
 class Trained(Protocol):
@@ -40,6 +40,7 @@ class OptimizerClock:
         is_read: whether `completed` goes on from the optimizer's state.
     """
 
+    @unseen_by_function_modes
     def __init__(self, serial: int, optimizer: Any) -> None:
         self.serial = serial
         self.parameters = optimized_parameters(optimizer)

@@ -38,6 +38,7 @@ class ParameterObserver:
             if "gradients" in capture:
                 events.gradients_ready.append(self.record_gradients)
 
+    @torch_private.unseen_by_function_modes
     def record_parameters(self, model: Model) -> None:
         """Record a model's parameters right before its first forward, when its weights are loaded.
 

@@ -46,7 +46,7 @@ from otel_torch.sources.source import Source
 from otel_torch.sources.trace_step import current_step_idx
 from otel_torch.sources.training_clock import TrainingClock, UpdateWatch
 from otel_torch.sources.uncalled_roots import RootMethodRun
-from otel_torch.torch_private import unobserved
+from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 Rule = Literal["trace_step", "framework", "optimizer", "schedule", "forward"]
 
@@ -366,6 +366,7 @@ class StepTracker(Source):
             with self._lock:
                 self._end_stopped()
 
+    @unseen_by_function_modes
     def backward_ended(self) -> list[Any]:
         """Return the models that the program updates without an optimizer, and watch them."""
         with self._lock:
@@ -450,6 +451,7 @@ class StepTracker(Source):
     # -- forwards
     # ----------------------------------------------------------------------------------------------
 
+    @unseen_by_function_modes
     def begin_forward(self, model: TrackedModel, inputs: Inputs = Inputs()) -> ForwardContext:
         """Begin an outermost forward of `model` in this thread, and a step if none is active."""
         with self._lock:
@@ -511,6 +513,7 @@ class StepTracker(Source):
             model.clock.begin(active.position.step, forward.optimizers)
             active.region = entry.open_region("training_step", lexical=False, around=active.scope)
 
+    @unseen_by_function_modes
     def continues(self, context: ForwardContext, model: TrackedModel, inputs: Inputs) -> bool:
         """Return whether a call is still part of the step of a pending forward."""
         active = context.active
