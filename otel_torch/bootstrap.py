@@ -197,8 +197,12 @@ class RunningSession:
         session.become(self.session)
         for source in self.sources:
             source.install()
-        hold = self.session.recorder.call_outside_flush
-        self._restore_sigterm = stop_on_sigterm(stop, hold)
+        self._restore_sigterm = stop_on_sigterm(stop, self._is_in_session)
+
+    def _is_in_session(self) -> bool:
+        """Return whether this thread holds a lock that `stop` needs."""
+        locks = (self.step_tracker.lock, self.session.recorder.lock)
+        return any(lock._is_owned() for lock in locks)
 
     def forked(self) -> None:
         """Continue in a forked child: the same sources, and sinks of its own when it records."""

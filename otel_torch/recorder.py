@@ -139,7 +139,11 @@ class Recorder:
         self._unwritten: list[tuple[Sink, Batch]] = []
         self._failed_sinks = 0
         self._finish_deadline: float | None = None
-        self._deferred: Callable[[], object] | None = None
+
+    @property
+    def lock(self) -> Any:
+        """The lock of flushes, held by the thread that flushes or finishes."""
+        return self._lock
 
     # -- sinks
 
@@ -240,18 +244,6 @@ class Recorder:
             deadline, self._finish_deadline = self._finish_deadline, None
             if deadline is not None:
                 self.finish(deadline)
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None:
-            deferred()
-
-    def call_outside_flush(self, action: Callable[[], object]) -> None:
-        """Call `action`; if a flush was interrupted by the signal handler that asks for it, at the
-        flush's end, when its lock is free.
-        """
-        if self._is_flushing:
-            self._deferred = action
-        else:
-            action()
 
     def _start_reading(self, step: Scope | None) -> None:
         rows = self._pending[:]

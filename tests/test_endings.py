@@ -126,10 +126,13 @@ def run_on_small_disk(tmp_path: Path, code: str, size: str, **variables: str) ->
 FILLS_THE_DISK = "run(4000); print('ran to its end', file=sys.stderr)"
 
 
+@pytest.mark.parametrize("size", ["300k", "48k"])
 @pytest.mark.parametrize(
     "filled", ["by the recording", "by somebody else", "and the run is killed"]
 )
-def test_the_metadata_of_a_full_disk_says_the_end_and_the_loss(tmp_path: Path, filled: str) -> None:
+def test_the_metadata_of_a_full_disk_says_the_end_and_the_loss(
+    tmp_path: Path, filled: str, size: str
+) -> None:
     code = FILLS_THE_DISK
     if filled == "by somebody else":
         fill = (
@@ -138,7 +141,7 @@ def test_the_metadata_of_a_full_disk_says_the_end_and_the_loss(tmp_path: Path, f
         code = f"run(10)\ntry:\n    exec({fill!r})\nexcept OSError: pass\n{FILLS_THE_DISK}"
     elif filled == "and the run is killed":
         code = f"{FILLS_THE_DISK}; os._exit(0)"
-    copy = run_on_small_disk(tmp_path, MODEL + code, "300k")
+    copy = run_on_small_disk(tmp_path, MODEL + code, size)
     stderr = (tmp_path / "stderr").read_text()
     assert "the recording ends here, the disk is full" in stderr
     assert "ran to its end" in stderr and "Traceback" not in stderr

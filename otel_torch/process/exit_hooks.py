@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 # How long a SIGTERM may wait for `stop` if the device hangs: less than launchers wait before they
 # send SIGKILL.
 SIGTERM_S = 5.0
-# How long the interrupted thread waits for `stop`, so that it runs no further step: it would lack
-# records. Then it goes on, as it may hold a lock that `stop` needs.
-_HOLD_S = 1.5
+# How long a SIGTERM waits for the program to leave a lock that `stop` needs.
+_HOLD_S = 1.0
 
 
 def stop_at_exit(stop: Callable[[], None]) -> None:
@@ -40,16 +40,15 @@ def is_interpreter_ending() -> bool:
     return sys.is_finalizing() or not threading.main_thread().is_alive()
 
 
-def stop_on_sigterm(
-    stop: Callable[[], None], hold: Callable[[Callable[[], object]], None]
-) -> Callable[[], None]:
+def stop_on_sigterm(stop: Callable[[], None], is_busy: Callable[[], bool]) -> Callable[[], None]:
     """Call `stop` on SIGTERM, then die of the signal; return what removes the handler.
 
-    Does nothing outside the main thread, or if the program has a handler of its own.
+    The program is held meanwhile: a further step would lack records. Does nothing outside the main
+    thread, or if the program has a handler of its own.
 
     Args:
-        hold: calls its argument, which waits for `stop`, once the interrupted thread holds no lock
-            that `stop` needs.
+        is_busy: returns whether the calling thread holds a lock that `stop` needs, as the handler
+            may have interrupted it anywhere.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -57,19 +56,17 @@ def stop_on_sigterm(
     ):
         return lambda: None
 
-    handled_in: list[int] = []
+    endings: dict[int, _Ending] = {}  # of this process; a forked child inherits its parent's
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if handled_in != [os.getpid()]:
-            handled_in[:] = [os.getpid()]
+        if os.getpid() not in endings:
+            endings[os.getpid()] = ending = _Ending(stop)
             try:
-                thread = threading.Thread(
-                    target=_stop_and_die, args=(stop,), name="otel_torch-sigterm"
-                )
-                thread.start()
-                hold(lambda: thread.join(_HOLD_S))
+                ending.start()
             except RuntimeError:  # the interpreter is ending, and the recording with it
                 _die()
+        if not is_busy():
+            endings[os.getpid()].hold_program()
 
     def restore() -> None:
         if (
@@ -82,15 +79,30 @@ def stop_on_sigterm(
     return restore
 
 
-def _stop_and_die(stop: Callable[[], None]) -> None:
-    """Run `stop` for at most SIGTERM_S, then die.
+class _Ending(threading.Thread):
+    """Runs `stop` for at most SIGTERM_S, then dies.
 
-    In threads, because the signal may have interrupted the main thread while it held any lock.
+    In threads, because the signal may have interrupted the main thread while it held any lock. As
+    long as it does, the signal is sent to it again.
     """
-    stopping = threading.Thread(target=stop, name="otel_torch-stop", daemon=True)
-    stopping.start()
-    stopping.join(SIGTERM_S)
-    _die()
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__(name="otel_torch-sigterm")
+        self._stopping = threading.Thread(target=stop, name="otel_torch-stop", daemon=True)
+        self._is_program_held = threading.Event()
+
+    def hold_program(self) -> None:
+        """Keep the calling thread from running on."""
+        self._is_program_held.set()
+        self.join(SIGTERM_S)
+
+    def run(self) -> None:
+        deadline = time.monotonic() + _HOLD_S
+        while not self._is_program_held.wait(0.01) and time.monotonic() < deadline:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        self._stopping.start()
+        self._stopping.join(SIGTERM_S)
+        _die()
 
 
 def _die() -> None:

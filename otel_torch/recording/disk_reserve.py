@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-_LEAST_BYTES = 2**16
+# tried in this order: on a small disk the recording needs the room as well
+_SIZES = (2**16, 2**14, 2**13)
 
 
 class DiskReserve:
@@ -22,9 +23,11 @@ class DiskReserve:
         is no room.
         """
         self.release()
-        with contextlib.suppress(OSError):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is held
-            os.posix_fallocate(self._file.fileno(), 0, max(_LEAST_BYTES, 2 * size))
+        for room in _SIZES:
+            with contextlib.suppress(OSError):
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is held
+                os.posix_fallocate(self._file.fileno(), 0, max(room, 2 * size))
+                return
 
     def release(self) -> None:
         """Free the room."""

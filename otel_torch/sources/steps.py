@@ -319,6 +319,11 @@ class StepTracker(Source):
         if self.cadence is not None:
             self.cadence.forked()
 
+    @property
+    def lock(self) -> Any:
+        """The lock of steps, held by the thread that begins or ends one."""
+        return self._lock
+
     def end_run(self) -> None:
         """End the active steps and flush: the program ends."""
         with self._lock:
