@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensors",
         metavar=("REFERENCE", "PORT"),
         nargs=2,
-        help="the OTEL_TORCH_TENSORS folders of both runs, which show where in its tensor a finding "
-        "is, and often what it is. Default: where the recordings say, if they are still there",
+        help="the OTEL_TORCH_TENSORS folders of both runs, which show where in its tensor a "
+        "finding is, and often what it is. Default: where the recordings say",
     )
     zoom.add_argument(
         "--save-isolation",

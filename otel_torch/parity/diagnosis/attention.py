@@ -25,6 +25,8 @@ Array = NDArray[Any]
 
 # a variant that fits is this close (relative L2)
 _EXACT = 1e-4
+# the same as a multiple of the limit of its dtype; the two programs differ by much more
+_ROUNDING, _FAR = 1.5, 5.0
 # squares of a recorded cosine and sine add up to 1 within this, also in bf16
 _ONE = 1e-2
 # of the first batch entry: queries × keys × channels
@@ -77,31 +79,41 @@ def attention(clues: Clues) -> Cause | None:
     if role is None or tensors is None or clues.elements is None:
         return None
     reference, port = map(_tokens, clues.elements)
-    if reference is None or port is None:
+    limit = max(_EXACT, _ROUNDING * clues.limit)
+    if reference is None or port is None or _error(port, reference) < _FAR * limit:
         return None
     for inputs in _possible_inputs(clues, tensors.reference, reference.shape):
         for usual in _usual(inputs, reference.shape[1]):
             made = _attend(inputs, usual)
-            if _is_close(made, reference):
-                return _changed(inputs, usual, reference, port, "port", "reference")
-            if _is_close(made, port):
-                return _changed(inputs, usual, port, reference, "reference", "port")
+            if _error(made, reference) <= limit:
+                return _changed(inputs, usual, reference, port, limit, "port", "reference")
+            if _error(made, port) <= limit:
+                return _changed(inputs, usual, port, reference, limit, "reference", "port")
     return None
 
 
 def _changed(
-    inputs: _Inputs, usual: _Variant, right: Array, changed: Array, subject: str, other: str
+    inputs: _Inputs,
+    usual: _Variant,
+    right: Array,
+    changed: Array,
+    limit: float,
+    subject: str,
+    other: str,
 ) -> Cause | None:
     """Return the one change to the usual way that yields the changed tensor."""
-    for kind, text, variant in _changes(usual, inputs, right, changed):
-        if _is_close(_attend(inputs, variant), changed):
-            return Cause(kind, True, f"the {subject}'s attention {text.format(other=other)}")
-    scale = _other_scale(inputs, usual, changed)
-    if scale is None:
-        return None
-    names = _scale_name(scale), _scale_name(usual.scale)
-    text = f"the {subject}'s attention is scaled by {names[0]}, the {other}'s by {names[1]}"
-    return Cause("attention_scale", True, text)
+    variants = [
+        (_error(_attend(inputs, variant), changed), kind, text.format(other=other))
+        for kind, text, variant in _changes(usual, inputs, right, changed, limit)
+    ]
+    error, kind, text = min(variants)
+    if error > limit:
+        scale = _other_scale(inputs, usual, changed)
+        if _error(_attend(inputs, replace(usual, scale=scale)), changed) > limit:
+            return None
+        names = _scale_name(scale), _scale_name(usual.scale)
+        kind, text = "attention_scale", f"is scaled by {names[0]}, the {other}'s by {names[1]}"
+    return Cause(kind, True, f"the {subject}'s attention {text}")
 
 
 def _tokens(array: Array) -> Array | None:
@@ -206,7 +218,7 @@ def _usual(inputs: _Inputs, channels: int) -> Iterator[_Variant]:
 
 
 def _changes(
-    usual: _Variant, inputs: _Inputs, reference: Array, port: Array
+    usual: _Variant, inputs: _Inputs, reference: Array, port: Array, limit: float
 ) -> Iterator[tuple[str, str, _Variant]]:
     """Yield (kind, description, variant) with one thing changed."""
     other = {"halves": "pairs", "pairs": "halves"}
@@ -241,7 +253,7 @@ def _changes(
         yield "mask", "is causal, the {other}'s is not", replace(usual, window=0)
     else:
         yield "mask", "has no causal mask", replace(usual, window=-1)
-    agree = np.abs(port - reference).max(axis=1) <= _EXACT * np.abs(reference).max()
+    agree = np.abs(port - reference).max(axis=1) <= limit * np.abs(reference).max()
     if usual.window == 0 and not agree.all():
         window = int(np.flatnonzero(~agree)[0])
         if window:
@@ -264,12 +276,11 @@ def _changes(
             )
 
 
-def _other_scale(inputs: _Inputs, usual: _Variant, changed: Array) -> float | None:
-    """Return the scale that yields the changed tensor, or None: a golden-section search."""
+def _other_scale(inputs: _Inputs, usual: _Variant, changed: Array) -> float:
+    """Return the scale that comes closest to the changed tensor: a golden-section search."""
 
     def error(exponent: float) -> float:
-        made = _attend(inputs, replace(usual, scale=math.exp(exponent)))
-        return math.inf if made is None else float(np.linalg.norm(made - changed))
+        return _error(_attend(inputs, replace(usual, scale=math.exp(exponent))), changed)
 
     center = math.log(usual.scale)
     grid = np.linspace(center - _WIDEST_SCALE, center + _WIDEST_SCALE, _SCALES_TRIED)
@@ -278,8 +289,7 @@ def _other_scale(inputs: _Inputs, usual: _Variant, changed: Array) -> float | No
     while high - low > _SAME_SCALE:
         first, second = high - (high - low) * _GOLDEN, low + (high - low) * _GOLDEN
         low, high = (low, second) if error(first) < error(second) else (first, high)
-    scale = math.exp((low + high) / 2)
-    return scale if _is_close(_attend(inputs, replace(usual, scale=scale)), changed) else None
+    return math.exp((low + high) / 2)
 
 
 def _scale_name(scale: float) -> str:
@@ -380,8 +390,8 @@ def _table_for(
     return None
 
 
-def _is_close(made: Array | None, result: Array) -> bool:
+def _error(made: Array | None, result: Array) -> float:
+    """Return the relative L2 distance, infinite if the shapes differ."""
     if made is None or made.shape != result.shape:
-        return False
-    distance = float(np.linalg.norm(made - result))
-    return distance <= _EXACT * float(np.linalg.norm(result))
+        return math.inf
+    return float(np.linalg.norm(made - result)) / (float(np.linalg.norm(result)) or 1.0)

@@ -57,6 +57,7 @@ WEIGHTS: tuple[Hypothesis, ...] = (
     orders.reordered,
     linear.one_term,
     linear.sum_of_two,
+    linear.constant,
     rounding.clamped,
     parts.mask,
     parts.concentrated,
@@ -76,6 +77,7 @@ VALUES: tuple[Hypothesis, ...] = (
     rounding.rounded,
     rounding.dropout,
     rounding.clamped,
+    linear.constant,
     functions.norm,
     functions.gate,
     orders.reordered,
@@ -217,16 +219,17 @@ class Diagnosis:
         roles, port_roles = _roles(fault, pair)
         role, port_role = roles[0], port_roles[0]
         values = {other.value for other in roles}
-        earlier = [
-            measured_role(value.birth, self.tensors.reference)
+        others = [
+            (value.birth.time, measured_role(value.birth, self.tensors.reference))
             for value in alignment.reference.values
-            if value.birth.time < role.time and value not in values and not value.is_integer
+            if value not in values and not value.is_integer
         ]
         return Clues(
             _measured_roles(roles, self.tensors.reference, port_role.value.numel),
             _measured_roles(port_roles, self.tensors.port, role.value.numel),
             pair.relation.limit,
-            earlier,
+            earlier=[measured for time, measured in others if time < role.time],
+            others=[measured for _, measured in others],
             roles=roles,
             port_roles=port_roles,
             alignment=alignment,

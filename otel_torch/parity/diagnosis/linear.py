@@ -49,7 +49,9 @@ def equal_to_another(clues: Clues) -> Cause | None:
     if sketches is None:
         return None
     reference, port = sketches
-    for known in reversed(clues.same_size):
+    for known in reversed(clues.others):
+        if known.numel != clues.reference.numel:
+            continue
         if known.sketch is not None and _explains(clues, port - known.sketch, known.sketch):
             if _explains(clues, known.sketch - reference, reference):
                 continue
@@ -73,6 +75,16 @@ def scaled(clues: Clues) -> Cause | None:
     if abs(factor + 1) < _WHOLE:
         return Cause("negated", True, f"{clues.subject} is the reference's with the other sign")
     return Cause("scaled", True, f"{clues.subject} is the reference's times {factor:.4g}")
+
+
+def constant(clues: Clues) -> Cause | None:
+    """Both tensors are one number each."""
+    numbers = [side.extremes for side in (clues.reference, clues.port)]
+    if any(low != high or not low for low, high in numbers):
+        return None
+    before, after = (low for low, _ in numbers)
+    text = f"{clues.subject} is the reference's times {after / before:.4g}"
+    return Cause("scaled", False, f"{text}: {after:.4g}, not {before:.4g}")
 
 
 def shifted(clues: Clues) -> Cause | None:

@@ -155,7 +155,10 @@ def clamped(clues: Clues) -> Cause | None:
     low, high = float(port.min()), float(port.max())
     slack = _SAME * float(np.abs(reference).max())
     outside = (reference < low - slack) | (reference > high + slack)
-    if outside.sum() < 2 or np.abs(np.clip(reference, low, high) - port).max() > slack:
+    if (
+        not 2 <= outside.sum() <= reference.size / 2
+        or np.abs(np.clip(reference, low, high) - port).max() > slack
+    ):
         return None
     bounds = f"{low:.4g} to {high:.4g}"
     return Cause("clamped", True, f"{clues.subject} is the reference's limited to {bounds}")
