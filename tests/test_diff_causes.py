@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import otel_torch
+from otel_torch import bootstrap
 from tests.parity.causes import scoreboard
 from tests.parity.causes.faults import FAULTS, KEPT_BACK
 from tests.support import environment, run_python
@@ -65,6 +66,60 @@ def test_the_whole_corpus(
         for score in scores
         if score.fault not in corpus or not corpus[score.fault].kinds
     )
+
+
+# what the comparison says of faults in the models of transformers and diffusers; "" if nothing
+OF_REAL_MODELS = {
+    "llama_rope_interleaved": "rope",
+    "llama_q_proj_transposed": "transposed",
+    "llama_swiglu_swapped": "other_tensor",
+    "llama_causal_mask_dropped": "mask",
+    "llama_layers_exchanged": "exchanged",
+    "qwen3_k_norm_epsilon": "norm",
+    "qwen3_attention_scale": "attention_scale",
+    "qwen3_heads_tiled": "heads",
+    "mistral_window_dropped": "mask",
+    "gpt2_gelu_exact": "activation",
+    "gpt2_dropout_left_on": "dropout",
+    "gpt2_query_and_key_exchanged": "parts_exchanged",
+    "wan_gate_missing": "sum",
+    "flux_norm_out_swapped": "rows_permuted",
+    "flux_guidance_unscaled": "scaled",
+    "flux_parts_exchanged": "permuted",
+    "unet_norm_epsilon": "norm",
+    "vae_scaling_factor": "scaled",
+    "vae_upsample_bilinear": "",
+}
+
+
+@pytest.mark.scoreboard
+@pytest.mark.parametrize("name", OF_REAL_MODELS)
+def test_faults_in_models_of_libraries_are_named(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("diffusers")
+    from tests.parity.cases import families
+    from tests.parity.cases.bugs import BUGS, Patches
+
+    def recorded(model: Any, side: str) -> Path:
+        recording, patches = tmp_path / f"{side}.jsonl", Patches()
+        if side == "port":
+            BUGS[name](model, patches)
+        tensors = str(tmp_path / "tensors")
+        bootstrap.start(jsonl=str(recording), capture="parity", run_id=side, tensors=tensors)
+        try:
+            families.run(family, model, "fp32", 0)
+        finally:
+            bootstrap.stop()
+            patches.undo()
+        return recording
+
+    family = name.partition("_")[0]
+    sides = [
+        recorded(families.load(family, side, "fp32", 0), side) for side in ("reference", "port")
+    ]
+    first = otel_torch.diff(*sides).first
+    assert first is not None
+    assert ("" if first.cause is None else first.cause.kind) == OF_REAL_MODELS[name], first
 
 
 # -- whole tensors, of every kind of finding

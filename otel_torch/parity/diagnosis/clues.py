@@ -100,6 +100,11 @@ class Clues:
         return self.port_roles[0] if len(self.roles) == len(self.port_roles) == 1 else None
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether both have as many elements."""
+        return self.reference.numel == self.port.numel
+
+    @property
     def subject(self) -> str:
         """The tensor at fault, at the start of a sentence."""
         return f"the port's {self.port.name}" if self.weight is not None else "the port's value"

@@ -65,11 +65,11 @@ WEIGHTS: tuple[Hypothesis, ...] = (
 )
 VALUES: tuple[Hypothesis, ...] = (
     biases.missing_bias,
-    rounding.dropout_module,
     linear.scaled,
     linear.one_term,
     linear.equal_to_another,
     linear.shifted,
+    rounding.dropout_module,
     functions.activation,
     linear.factor_of_another,
     linear.sum_of_two,
@@ -131,7 +131,8 @@ class Diagnosis:
         folders = _NO_FOLDERS
         with np.errstate(all="ignore"):
             for clues in self._clues(fault, alignment):
-                causes.append(next(filter(None, _answers(clues)), None))
+                if clues.is_comparable or fault.kind == "shape":
+                    causes.append(next(filter(None, _answers(clues)), None))
                 if clues.weight in (None, *fault.weights[:1]):
                     breakdown, folders = self._breakdown(clues), self._folders(clues)
         return Examination(next(filter(None, causes), None), breakdown, folders)
@@ -242,9 +243,7 @@ class Diagnosis:
 def _answers(clues: Clues) -> Iterator[Cause | None]:
     """Yield what each hypothesis says."""
     table = VALUES if clues.weight is None else WEIGHTS
-    if clues.reference.numel != clues.port.numel:
-        table = SHAPES
-    for hypothesis in table:
+    for hypothesis in table if clues.is_comparable else SHAPES:
         yield _test(hypothesis, clues)
 
 

@@ -62,14 +62,14 @@ def equal_to_another(clues: Clues) -> Cause | None:
 
 def scaled(clues: Clues) -> Cause | None:
     """The port's tensor is the reference's, times a number."""
-    sketches = _sketches(clues)
-    if sketches is None:
+    vectors = _sketches(clues) or _elements(clues)
+    if vectors is None:
         return None
-    reference, port = sketches
+    reference, port = vectors
     if not port.any():
         return Cause("zero", True, f"{clues.subject} is all zeros")
     factors, remainder = fit(port, [reference])
-    if not _is_explained(clues, port - reference, remainder):
+    if not _is_explained(clues, port - reference, remainder, reference):
         return None
     factor = float(factors[0])
     if abs(factor + 1) < _WHOLE:
@@ -181,6 +181,14 @@ def _sketches(clues: Clues) -> tuple[Vector, Vector] | None:
     return reference.sketch, port.sketch
 
 
+def _elements(clues: Clues) -> tuple[Vector, Vector] | None:
+    """Return all elements, which are known of fused tensors without a sketch."""
+    if clues.elements is None or np.iscomplexobj(clues.elements[0]):
+        return None
+    reference, port = clues.elements
+    return reference.ravel(), port.ravel()
+
+
 def _with_sketches(clues: Clues) -> Iterator[tuple[Measured, Vector]]:
     """Yield the earlier tensors of this size, the latest first, each content once."""
     seen: list[Vector] = []
@@ -194,11 +202,14 @@ def _with_sketches(clues: Clues) -> Iterator[tuple[Measured, Vector]]:
         yield known, sketch
 
 
-def _is_explained(clues: Clues, difference: Vector, remainder: float) -> bool:
+def _is_explained(
+    clues: Clues, difference: Vector, remainder: float, reference: Vector | None = None
+) -> bool:
     """Return whether a fit leaves no more of a difference than rounding would."""
     size = float(np.linalg.norm(difference))
-    assert clues.reference.sketch is not None
-    rounding = _SUM_ERROR * clues.limit * float(np.linalg.norm(clues.reference.sketch))
+    reference = clues.reference.sketch if reference is None else reference
+    assert reference is not None
+    rounding = _SUM_ERROR * clues.limit * float(np.linalg.norm(reference))
     allowed = max(rounding, _EXACT * size)
     return remainder <= allowed <= _WORST * size
 

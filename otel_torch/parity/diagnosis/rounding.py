@@ -96,11 +96,14 @@ def dropout_module(clues: Clues) -> Cause | None:
     ]
     if is_active[0] == is_active[1]:
         return None
+    if clues.elements is not None:
+        before, after = clues.elements if is_active[1] else clues.elements[::-1]
+        if _dropout_in_elements(before, after) is None:
+            return None
     owner = "port" if is_active[1] else "reference"
     name = port_role.call.module or port_role.call.model
-    return Cause(
-        "dropout", True, f"dropout is active in the {owner} ({name}): it is in training mode"
-    )
+    text = f"dropout is active in the {owner} ({name}): it is in training mode"
+    return Cause("dropout", clues.elements is not None, text)
 
 
 def dropout(clues: Clues) -> Cause | None:
