@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, Sketch
+from otel_torch.parity.call_graph import Parameter, Role, Sketch
 from otel_torch.parity.diagnosis.stored_tensors import Array, StoredTensors, as_floats
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
@@ -171,14 +171,6 @@ def measured_parameter(parameter: Parameter, tensors: StoredTensors) -> Measured
         parameter.sketch,
         lambda: tensors.of_parameter(parameter),
     )
-
-
-def siblings_before(call: ModuleCall | None, time: int) -> list[Role]:
-    """Return the outputs of the calls in the same module that ended before `time`, in order."""
-    if call is None or call.parent is None:
-        return []
-    outputs = (role for child in call.parent.children for role in child.outputs)
-    return sorted((role for role in outputs if role.time < time), key=lambda role: role.time)
 
 
 def parameters_of(parameters: Sequence[Parameter], module: Any) -> dict[str, Parameter]:
