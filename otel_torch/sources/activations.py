@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
@@ -29,6 +28,8 @@ from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.module_dict import ModuleDict
+from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.parameters import ParameterObserver
 from otel_torch.sources.selection import ModuleSelection
@@ -95,8 +96,8 @@ class Activations(Source):
         self._measurer = TensorMeasurer(session, reader)
         self._gradient_observer = GradientObserver(self._measurer)
         self.keeps_tensors = self._measurer.keeps_tensors
-        self._attached: Any = WeakIdKeyDictionary()
-        self._parameter_names: Any = WeakIdKeyDictionary()  # of forward, by module
+        self._attached: ModuleDict[bool] = ModuleDict()
+        self._parameter_names: ModuleDict[list[str]] = ModuleDict()  # of forward, by module
         self._stop_guarding: Callable[[], None] | None = None
         self._unverified: list[Model] = []  # models whose hooks have not been seen to run
         self._selected_count = 0
@@ -123,7 +124,7 @@ class Activations(Source):
         if hooked:
             self._unverified.append(model)
             root = model.root()
-            parameters = () if root is None else root.parameters()
+            parameters = () if root is None else all_parameters(root)
             prepare_devices(parameters, self._measurer.columns)
         if not selected and not any(map(self.selection.has_site, model.sites.values())):
             names = [name for site in reversed(sites) for name, _ in site.names if name]
@@ -241,7 +242,7 @@ class Activations(Source):
         module = site.module()
         if module is None:
             return []
-        names: list[str] | None = self._parameter_names.get(module)
+        names = self._parameter_names.get(module)
         if names is None:
             names = self._parameter_names[module] = argument_names(module)
         return names

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.process.console import say, say_once
 from otel_torch.recording.isolation_pairing import Pairing, Slot
@@ -34,6 +33,7 @@ from otel_torch.sources import modules
 from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
@@ -142,7 +142,7 @@ class Isolation(Source):
     ) -> None:
         self._folder, self._session, self._current_call = folder, session, current_call
         self._stack = _CallStack()
-        self._attached: Any = WeakIdKeyDictionary()
+        self._attached: ModuleDict[bool] = ModuleDict()
         self._pairing: Pairing | None = None
         self._tensors: TensorFolder | None = None
         self._ready: bool | None = None  # None until the folder was opened

@@ -169,6 +169,34 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return named
 
 
+def all_modules(root: nn.Module) -> list[nn.Module]:
+    """Return every module under `root` once, wrappers and `root` included.
+
+    As `root.modules()`, but no code of the program runs, which may have its own.
+    """
+    found: dict[int, nn.Module] = {}
+
+    def walk(module: nn.Module) -> None:
+        if id(module) not in found:
+            found[id(module)] = module
+            for child in module._modules.values():
+                if child is not None:
+                    walk(child)
+
+    walk(root)
+    return list(found.values())
+
+
+def all_parameters(root: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield every parameter under `root` once, as `root.parameters()` does."""
+    seen: set[int] = set()
+    for module in all_modules(root):
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+
 def first_names(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return what `named_modules` does, but every module once, by its first name."""
     by_id = {id(module): (name, module) for name, module in reversed(named_modules(root))}

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
@@ -31,7 +30,8 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import TorchHook
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
-from otel_torch.sources.module_names import core, named_modules
+from otel_torch.sources.module_dict import ModuleDict
+from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
 from otel_torch.sources.training_clock import TrainingClock
@@ -86,7 +86,7 @@ class Model:
     def trainable_parameters(self) -> list[nn.Parameter]:
         """Return the root's parameters that take gradients."""
         root = self.root()
-        parameters = () if root is None else root.parameters()
+        parameters = () if root is None else all_parameters(root)
         return [parameter for parameter in parameters if parameter.requires_grad]
 
     def is_in_training_mode(self) -> bool:
@@ -102,8 +102,8 @@ class Model:
         root = self.root()
         if root is not None:
             size, ids = self._parameter_ids
-            if size != len(self.sites) or id(next(root.parameters(), None)) not in ids:
-                parameters = list(root.parameters())
+            if size != len(self.sites) or id(next(all_parameters(root), None)) not in ids:
+                parameters = list(all_parameters(root))
                 ids = frozenset(map(id, parameters))
                 if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
                     return ids
@@ -134,7 +134,7 @@ class ModuleSite:
             return False
         parameter_ids = self.model.parameter_ids()
         return core(module) is root or (
-            bool(parameter_ids) and parameter_ids == frozenset(map(id, module.parameters()))
+            bool(parameter_ids) and parameter_ids == frozenset(map(id, all_parameters(module)))
         )
 
     @property
@@ -183,7 +183,7 @@ class ModelRegistry(Source):
         self._events = events
         # By identity, because modules may compare equal. Module -> weak references to the modules
         # that contain it.
-        self._containers: Any = WeakIdKeyDictionary()
+        self._containers: ModuleDict[list[weakref.ref[nn.Module]]] = ModuleDict()
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
         events.compiled_call.append(self._on_compiled_call)
@@ -456,9 +456,9 @@ class ModelRegistry(Source):
         if type(container) is not nn.Sequential or not container._modules:
             return None
         children = [child for child in container._modules.values() if child is not None]
-        roots = {self._root_of(child, ignore=container) for child in children}
-        root = roots.pop()
-        if roots or any(root is child for child in children):
+        roots = [self._root_of(child, ignore=container) for child in children]
+        root = roots[0]
+        if any(other is not root for other in roots) or any(root is child for child in children):
             return None
         return root
 
@@ -471,8 +471,8 @@ class ModelRegistry(Source):
         return module
 
     def _container_of(self, module: nn.Module, visited: set[int]) -> nn.Module | None:
-        for reference in self._containers.get(module, ()):
-            container: nn.Module | None = reference()
+        for reference in self._containers.get(module) or ():
+            container = reference()
             if (
                 container is not None
                 and id(container) not in visited
@@ -490,7 +490,7 @@ class ModelRegistry(Source):
             self.models.add(model, root)
         new = self._name_modules(model, outermost)
         # The wrappers, which `_name_modules` leaves out: calls pass through them.
-        for module in outermost.modules():
+        for module in all_modules(outermost):
             if id(module) not in self.sites and id(module) not in model.sites:
                 self._make_site(model, module)
         if new:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch.process.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
@@ -158,7 +158,7 @@ class Jitter(Source):
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._attached: Any = WeakIdKeyDictionary()
+        self._attached: ModuleDict[bool] = ModuleDict()
 
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
         """Attach the noise to the leaves among `sites`.

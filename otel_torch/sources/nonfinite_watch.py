@@ -17,6 +17,8 @@ from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.module_dict import ModuleDict
+from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
@@ -59,7 +61,7 @@ class NonFiniteWatch(Source):
         self._report = report
         self._pending: list[tuple[Hashable, Measurement]] = []
         self._reading: deque[tuple[list[Hashable], RowTransfer]] = deque()
-        self._attached: list[Callable[[], nn.Module | None]] = []
+        self._attached: ModuleDict[bool] = ModuleDict()
         events.step_flushed.append(self.collect)
 
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
@@ -71,8 +73,8 @@ class NonFiniteWatch(Source):
             try:
                 manager = ModuleHookManager.get_from_or_default(root)
                 manager.append_forward_hook(_RootHook(self, site))
-                self._attached.append(site.module)
-                prepare_devices(root.parameters(), _COLUMNS)
+                self._attached[root] = True
+                prepare_devices(all_parameters(root), _COLUMNS)
             except Exception as error:
                 say_once(
                     f"{model.name} is not watched between recorded steps: "
@@ -81,8 +83,7 @@ class NonFiniteWatch(Source):
 
     def uninstall(self) -> None:
         """Remove every hook."""
-        modules = [module for attached in self._attached if (module := attached()) is not None]
-        remove_hooks(modules, _HOOK)
+        remove_hooks(self._attached, _HOOK)
         self._attached.clear()
 
     def on_output(self, model: Model, output: Any) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.sources import modules
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook, remove_hooks
+from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk, walk_inputs
@@ -169,7 +169,7 @@ class Operations(Source):
         events: RunEvents,
     ) -> None:
         self._pattern, self._recorder_for = pattern, recorder_for
-        self._attached: Any = WeakIdKeyDictionary()
+        self._attached: ModuleDict[Any] = ModuleDict()
         self._matched = False
         events.compiled_call.append(self._on_compiled_call)
 
@@ -214,7 +214,7 @@ class Operations(Source):
 
     def uninstall(self) -> None:
         """Remove all hooks."""
-        for handle in list(self._attached.values()):
+        for handle in self._attached.values():
             handle.remove()
         remove_hooks(self._attached, _HOOK)
         self._attached.clear()

@@ -1,0 +1,71 @@
+"""A dictionary by module, which keeps no module alive and runs none of its code.
+
+Modules may define `__eq__`, `__hash__` and `__getattr__` as they like; torch's
+`WeakIdKeyDictionary` asks them for an attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+from weakref import ref
+
+from torch import nn
+
+_V = TypeVar("_V")
+
+
+class _Entry(ref[nn.Module], Generic[_V]):
+    """A weak reference to a module, with its value: one object for the collector to visit."""
+
+    __slots__ = ("key", "value")
+
+    key: int
+    value: _V
+
+
+class ModuleDict(Generic[_V]):
+    """Values by the identity of modules; an entry is removed with its module."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry[_V]] = {}
+        entries = self._entries
+
+        def forget(entry: _Entry[_V]) -> None:
+            if entries.get(entry.key) is entry:
+                del entries[entry.key]
+
+        self._forget: Callable[[_Entry[_V]], None] = forget
+
+    def __setitem__(self, module: nn.Module, value: _V) -> None:
+        entry: _Entry[_V] = _Entry(module, self._forget)
+        entry.key, entry.value = id(module), value
+        self._entries[entry.key] = entry
+
+    def get(self, module: nn.Module | None) -> _V | None:
+        """Return the value of a module, or None."""
+        entry = self._entries.get(id(module))
+        return None if entry is None else entry.value
+
+    def setdefault(self, module: nn.Module, value: _V) -> _V:
+        """Return the value of a module, which becomes `value` if there is none."""
+        if id(module) not in self._entries:
+            self[module] = value
+        return self._entries[id(module)].value
+
+    def __contains__(self, module: nn.Module | None) -> bool:
+        return id(module) in self._entries
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for entry in list(self._entries.values()):
+            module = entry()
+            if module is not None:
+                yield module
+
+    def values(self) -> list[_V]:
+        """Return the values of all living modules."""
+        return [entry.value for entry in list(self._entries.values())]
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._entries.clear()
