@@ -146,8 +146,30 @@ WITH_COMMANDS = [
 ]
 
 
-# blocks marked `sh` run here, those of one page in one folder; `bash` ones need a network, a server
-# or a checkout, or ranks of gloo, which may abort when they end (`EXIT_RANK` in support.py)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+
+
+def words(text):
+    """Return the lines, without decimals, which a processor rounds, and the names of runs."""
+    varying = r"-?\d+\.\d+(e[-+]\d+)?|-?\de[-+]\d+|run-\w+"
+    lines = [" ".join(re.sub(varying, "#", line).split()) for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def assert_prints(output, sample):
+    """Check that the output has the lines of a sample; a line `…` stands for any number of them."""
+    printed = words(output)
+    for part in re.split(r"^\s*…\n", sample, flags=re.M):
+        wanted = words(part)
+        starts = (i for i in range(len(printed) + 1) if printed[i : i + len(wanted)] == wanted)
+        start = next(starts, None)
+        assert start is not None, f"not printed:\n{part}\nbut:\n{output}"
+        printed = printed[start + len(wanted) :]
+
+
+# blocks marked `sh` run here, those of one page in one folder, and blocks marked `output` are what
+# the one before them prints; `bash` ones need a network, a server or a checkout, or ranks of gloo,
+# which may abort when they end (`EXIT_RANK` in support.py)
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -157,7 +179,14 @@ def test_commands_run(page, tmp_path):
         if not name.startswith(("OTEL_", "FASTVIDEO_"))
     }
     environ["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environ["PATH"]])
-    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.S):
+    printed = None  # by the last block of commands, where that ran here
+    for kind, block in BLOCK.findall(page.read_text()):
+        if kind == "output" and printed is not None:
+            assert_prints(printed, block)
+        if kind == "bash":
+            printed = None
+        if kind != "sh":
+            continue
         result = subprocess.run(
             ["bash", "-euc", block],
             cwd=tmp_path,
@@ -170,6 +199,27 @@ def test_commands_run(page, tmp_path):
         assert not re.search("Traceback|unrecorded|nothing is recorded", result.stderr), (
             result.stderr
         )
+        printed = result.stdout
+
+
+def test_the_samples_of_the_readme_are_up_to_date(tmp_path):
+    finding, quickstart = re.findall(r"```output\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    # the page that finds this bug is tried by `test_commands_run`
+    assert_prints((ROOT / "docs" / "port-a-model.md").read_text(), finding)
+    printed = run_python(
+        tmp_path,
+        ROOT / "examples" / "quickstart.py",
+        OTEL_TORCH_JSONL="otel-torch/quickstart.jsonl",
+    )
+    shown = subprocess.run(
+        [sys.executable, "-m", "otel_torch", "show", "otel-torch/quickstart.jsonl"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = re.findall(r"^otel_torch: .*\n", printed.stderr, re.M)  # torch has warnings, too
+    assert_prints("".join([printed.stdout, *ours, shown.stdout]), quickstart)
 
 
 def test_the_code_of_the_readme_runs(tmp_path):
