@@ -206,6 +206,18 @@ def test_a_tensor_that_one_run_did_not_keep_is_named(tmp_path: Path) -> None:
     assert report["first"]["cause"]["kind"] == "negated"
 
 
+def test_tensors_that_cannot_be_read_are_an_error_only_if_named(tmp_path: Path) -> None:
+    record(tmp_path, "reference", "wan", "reference", OTEL_TORCH_TENSORS="whole")
+    record(tmp_path, "port", "wan", "port", "wan_attention_negated", OTEL_TORCH_TENSORS="whole")
+    for file in (tmp_path / "whole").glob("*/*"):
+        file.write_bytes(b"\xff" * 64)
+    recordings = tmp_path / "reference.jsonl", tmp_path / "port.jsonl"
+    first = otel_torch.diff(*recordings).first
+    assert first is not None and first.cause is not None and first.cause.kind == "negated"
+    with pytest.raises(ValueError, match="not readable as safetensors"):
+        otel_torch.diff(*recordings, tensors=(tmp_path / "whole", tmp_path / "whole"))
+
+
 # -- the next step
 # --------------------------------------------------------------------------------------------------
 

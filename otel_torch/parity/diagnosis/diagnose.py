@@ -251,7 +251,7 @@ def _test(hypothesis: Hypothesis, clues: Clues) -> Cause | None:
     """Return what a hypothesis says; odd tensors that it cannot handle leave the cause unknown."""
     try:
         return hypothesis(clues)
-    except (ValueError, ArithmeticError, MemoryError, np.linalg.LinAlgError):
+    except (ValueError, TypeError, ArithmeticError, MemoryError, np.linalg.LinAlgError):
         return None
 
 

@@ -23,10 +23,12 @@ class StoredTensors:
 
     Args:
         folder: The run's folder, or None if it kept no tensors.
+        is_given: Whether the user named it, so that a file that cannot be read is an error.
     """
 
-    def __init__(self, folder: TensorFolder | None) -> None:
+    def __init__(self, folder: TensorFolder | None, is_given: bool = False) -> None:
         self.folder = folder
+        self._is_given = is_given
 
     def of_role(self, role: Role) -> Array | None:
         """Return the tensor of a row, or None if it was not kept."""
@@ -48,10 +50,15 @@ class StoredTensors:
     def _read(self, loop: int | None, step: int | None, key: str) -> Array | None:
         if self.folder is None:
             return None
-        stored = self.folder.find(loop, step, key)
-        if stored is None or stored.size > 8 * MOST_ELEMENTS:
+        try:
+            stored = self.folder.find(loop, step, key)
+            if stored is None or stored.size > 8 * MOST_ELEMENTS:
+                return None
+            return stored.read()
+        except (RecordingError, ValueError, OSError):
+            if self._is_given:
+                raise
             return None
-        return stored.read()
 
 
 def find_tensors(recording: Path, meta: dict[str, Any]) -> StoredTensors:
@@ -74,7 +81,7 @@ def open_tensors(folder: Path, meta: dict[str, Any]) -> StoredTensors:
         RecordingError: The folder holds no tensors, or those of several runs.
     """
     run = folder / f"{meta.get('run_id')}.rank{meta.get('rank')}"
-    return StoredTensors(TensorFolder(run if run.is_dir() else folder, meta.get("rank")))
+    return StoredTensors(TensorFolder(run if run.is_dir() else folder, meta.get("rank")), True)
 
 
 def _open_quietly(folder: Path) -> TensorFolder | None:
