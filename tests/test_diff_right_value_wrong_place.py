@@ -94,7 +94,7 @@ class Attend(nn.Module):
         super().__init__()
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.norm_q, self.norm_k = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.fault = ""
+        self.fault, self.projects_itself = "", False
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)
@@ -107,7 +107,27 @@ class Attend(nn.Module):
         q, k = self.norm_q(q), self.norm_k(k)
         if self.fault == "output projection of the value":
             return self.to_out(v)
-        return self.to_out(scaled_dot_product_attention(q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v)
+        if self.projects_itself:
+            return nn.functional.linear(mixed, self.to_out.weight, self.to_out.bias)
+        return self.to_out(mixed)
+
+
+class FusedAttend(nn.Module):
+    """Self-attention with one projection for query, key and value."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        parts = attend.to_q, attend.to_k, attend.to_v
+        self.to_qkv, self.to_out = nn.Linear(WIDTH, 3 * WIDTH), attend.to_out
+        self.norm_q, self.norm_k = attend.norm_q, attend.norm_k
+        with torch.no_grad():
+            self.to_qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+            self.to_qkv.bias.copy_(torch.cat([part.bias for part in parts]))
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(x).chunk(3, -1)
+        return self.to_out(scaled_dot_product_attention(self.norm_q(q), self.norm_k(k), v))
 
 
 class Feed(nn.Module):
@@ -292,3 +312,50 @@ def test_the_wrong_use_of_a_right_value_is_named(
     place = first.kind, first.side, first.module, first.tensor
     port_place = first.port_side, first.port_module, first.port_tensor
     assert " ".join(map(str, (*place, *port_place))) == FAULTS[module, fault]
+
+
+@pytest.mark.parametrize(
+    "module, fault, place",
+    [
+        ("blocks.2", "router before the norm", "input layers.2.router input blocks.2.gate"),
+        (
+            "blocks.1.attn1",
+            "query used as key",
+            "input layers.1.self_attn.k_norm input blocks.1.attn1.norm_k",
+        ),
+    ],
+)
+def test_a_module_whose_work_is_done_without_calling_it_is_not_missing(
+    tmp_path: Path, reference_recording: Path, module: str, fault: str, place: str
+) -> None:
+    port = port_of(reference())
+    for block in port.blocks:
+        block.attn1.projects_itself = True
+    clean = otel_torch.diff(reference_recording, record(tmp_path / "clean.jsonl", port))
+    assert (clean.verdict, clean.introduced) == ("match", [])
+    port.get_submodule(module).fault = fault
+    first = otel_torch.diff(reference_recording, record(tmp_path / "port.jsonl", port)).first
+    assert first is not None
+    assert f"{first.side} {first.module} {first.port_side} {first.port_module}" == place
+
+
+def test_a_fused_weight_with_its_parts_in_another_order_is_named(
+    tmp_path: Path, reference_recording: Path
+) -> None:
+    port = port_of(reference())
+    for block in port.blocks:
+        block.attn1 = FusedAttend(block.attn1)
+    clean = otel_torch.diff(reference_recording, record(tmp_path / "clean.jsonl", port))
+    assert (clean.verdict, clean.introduced) == ("match", [])
+    with torch.no_grad():
+        for tensor in port.blocks[1].attn1.to_qkv.parameters():
+            query, key, value = tensor.clone().chunk(3)
+            tensor.copy_(torch.cat([key, query, value]))
+    first = otel_torch.diff(reference_recording, record(tmp_path / "port.jsonl", port)).first
+    assert first is not None
+    assert (first.kind, first.side, first.module) == (
+        "layout",
+        "output",
+        "layers.1.self_attn.q_proj",
+    )
+    assert (first.port_side, first.port_module) == ("output", "blocks.1.attn1.to_qkv")

@@ -13,6 +13,7 @@ from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.evidence import Evidence, is_informative, returns_input, wrong_role
 from otel_torch.parity.faults import Fault, Location, kind_of
 from otel_torch.parity.parameters import pattern
+from otel_torch.parity.values import Relation
 
 # distance from 1 up to which the ratio of two norms may be that of a rotation
 _KEEPS_NORM = 1e-5
@@ -119,6 +120,29 @@ def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall | None, unt
         for role in pair.port
         if is_informative(role)
     )
+
+
+def find_misordered_parts(evidence: Evidence, first: TensorPair) -> Fault | None:
+    """Return the fault of a fused module that holds its parts in another order, or None.
+
+    Its output adds up to that of the parts, so its pair looks right. The first wrong pair shows the
+    order: it has one part where the reference has another, and the reference calls its parts in
+    another order than the port's weight holds them.
+    """
+    reference, port = first.reference[0], first.port[0]
+    for pair in evidence.output_pairs(reference.value.birth.call):
+        if pair.basis != "fused" or len(pair.port) != 1:
+            continue
+        by_call = sorted(pair.reference, key=lambda role: role.call.entered)
+        is_other_part = any(
+            part.value is not reference.value and evidence.comparer.is_equal(part.value, port.value)
+            for part in by_call
+        )
+        if is_other_part and by_call != pair.reference:
+            pair.relation = Relation("order", first.relation.error, pair.relation.limit)
+            places = Location.of(reference.value.birth), Location.of(pair.port[0])
+            return Fault("layout", *places, pair, pair.relation)
+    return None
 
 
 def find_reordered(evidence: Evidence, first: TensorPair) -> Fault | None:

@@ -30,7 +30,11 @@ import numpy as np
 
 from otel_torch.parity.align import Alignment, TensorPair
 from otel_torch.parity.call_graph import Program
-from otel_torch.parity.earlier_faults import find_reordered, find_unlike_siblings
+from otel_torch.parity.earlier_faults import (
+    find_misordered_parts,
+    find_reordered,
+    find_unlike_siblings,
+)
 from otel_torch.parity.evidence import Evidence
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
 from otel_torch.parity.harmless import is_harmless
@@ -168,9 +172,10 @@ def _first_fault(
     if first is None:
         return None
     if search_earlier:
-        fault = find_unlike_siblings(evidence, first) or find_reordered(evidence, first)
-        if fault is not None:
-            return fault
+        for find in (find_misordered_parts, find_unlike_siblings, find_reordered):
+            fault = find(evidence, first)
+            if fault is not None:
+                return fault
     return evidence.fault_of(first)
 
 

@@ -182,7 +182,8 @@ class _IsolatedJudge:
             for reference in self._alignment.reference.values:
                 if reference.numel != value.numel or reference.is_constant:
                     continue
-                if comparer.relation(reference, value).state == "order":
+                is_reordered = comparer.relation(reference, value).state == "order"
+                if is_reordered and reference not in self._right:
                     return reference.birth, value.birth
         return None
 

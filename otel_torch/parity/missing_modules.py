@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_torch.parity.call_graph import Program, enclosing_names
+from otel_torch.parity.call_graph import ModuleCall, Program, enclosing_names
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, Location, MissingModule
 from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.parameters import pattern
 
 
 def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault | None:
     """Return the fault of the first missing module (the outermost of nested ones), or None."""
     faults: list[tuple[int, int, Fault]] = []
+    done_otherwise = {
+        pattern(module.reference[1]) for module in missing if _is_done_otherwise(evidence, module)
+    }
     for module in missing:
         if not _is_missing_with_owners(evidence, module, missing):
+            continue
+        if pattern(module.reference[1]) in done_otherwise:
             continue
         program = _calling_program(evidence, module)
         call = next((call for call in program.calls if call.module_path == module.called), None)
@@ -23,6 +29,28 @@ def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault
         fault = _skipping_container(evidence, module) or module.fault(call)
         faults.append((call.entered, len(module.called[1]), fault))
     return min(faults, key=lambda item: item[:2])[2] if faults else None
+
+
+def _is_done_otherwise(evidence: Evidence, module: MissingModule) -> bool:
+    """Return whether the module around a missing one returns the right values without it.
+
+    It computes with the missing module's weights itself, and does so in other blocks, too.
+    """
+    call = _called_container(evidence, module)
+    pairs = [] if call is None else evidence.output_pairs(call)
+    return bool(pairs) and all(pair.is_right for pair in pairs)
+
+
+def _called_container(evidence: Evidence, module: MissingModule) -> ModuleCall | None:
+    """Return the first call of the innermost called module around a missing one, or None."""
+    alignment = evidence.alignment
+    program = alignment.port if module.port_is_idle else alignment.reference
+    model, name = module.idle
+    for outer in enclosing_names(name):
+        call = next((call for call in program.calls if call.module_path == (model, outer)), None)
+        if call is not None:
+            return call
+    return None
 
 
 def _calling_program(evidence: Evidence, module: MissingModule) -> Program:
@@ -65,26 +93,18 @@ def _skipping_container(evidence: Evidence, module: MissingModule) -> Fault | No
     The container then computes something else, and it is at fault, not the missing module.
     """
     alignment = evidence.alignment
-    program = alignment.port if module.port_is_idle else alignment.reference
-    model = module.idle[0]
-    for name in enclosing_names(module.idle[1]):
-        call = next((call for call in program.calls if call.module_path == (model, name)), None)
-        if call is None:
-            continue
-        outputs = [role for role in call.outputs if is_informative(role)]
-        if call.children or not name or not outputs:
-            return None
-        location = Location.of(outputs[0])
-        partner = alignment.partner.get(call)
-        if partner is not None and partner.outputs:
-            partner_location = Location.of(partner.outputs[0])
-        else:
-            match = alignment.modules.matched.get((model, name), (model, name))
-            partner_location = Location.of_module(match)
-        pair = next(iter(evidence.output_pairs(call)), None)
-        relation = None if pair is None else pair.relation
-        sides = (
-            (partner_location, location) if module.port_is_idle else (location, partner_location)
-        )
-        return Fault("value", *sides, pair, relation)
-    return None
+    call = _called_container(evidence, module)
+    outputs = [] if call is None else [role for role in call.outputs if is_informative(role)]
+    if call is None or call.children or not call.module or not outputs:
+        return None
+    location = Location.of(outputs[0])
+    partner = alignment.partner.get(call)
+    if partner is not None and partner.outputs:
+        partner_location = Location.of(partner.outputs[0])
+    else:
+        match = alignment.modules.matched.get(call.module_path, call.module_path)
+        partner_location = Location.of_module(match)
+    pair = next(iter(evidence.output_pairs(call)), None)
+    relation = None if pair is None else pair.relation
+    sides = (partner_location, location) if module.port_is_idle else (location, partner_location)
+    return Fault("value", *sides, pair, relation)

@@ -100,7 +100,7 @@ class Comparer:
         return float(limits_under_noise(np.float64(base), np.float64(floor), factor))  # type: ignore[arg-type]
 
     def noise_scale(self, reference: TensorValue, port: TensorValue) -> float:
-        """Return the factor of the reference's floor, if its noise has another dtype than the two."""
+        """Return the factor of the reference's floor, for noise of another dtype."""
         if reference not in self.noise_dtypes:
             return 1.0
         dtypes = (coarser(self._dtypes(value)) for value in (reference, port))
