@@ -17,7 +17,7 @@ rotation `blocks.0.rope` without parameters:
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -36,6 +36,9 @@ FUSED_FACTOR = 2.0
 
 # why two tensors should be equal, the surest first
 Basis = Literal["owner", "fused", "container", "outermost", "alike"]
+
+# of a call with more inputs or outputs than that, only those with the same name are paired
+MOST_SEARCHED_ROLES = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +227,8 @@ def pair_roles(
     in.bias in.bias different
     """
     pairing = _RolePairing(comparer, basis, tuple(reference), tuple(port))
-    for pair_by in _PASSES:
+    is_crowded = max(len(reference), len(port)) > MOST_SEARCHED_ROLES
+    for pair_by in (_pair_names_in_order,) if is_crowded else _PASSES:
         pair_by(pairing)
     return pairing.pairs
 
@@ -257,6 +261,18 @@ class _RolePairing:
             self.reference.remove(role)
         for role in port:
             self.port.remove(role)
+
+
+def _pair_names_in_order(pairing: _RolePairing) -> None:
+    """Pair the tensors of each name in order, for calls with too many to compare each with all."""
+    waiting: dict[str, deque[Role]] = defaultdict(deque)
+    for role in pairing.all.port:
+        waiting[role.tensor].append(role)
+    for role in pairing.all.reference:
+        if waiting[role.tensor]:
+            match = waiting[role.tensor].popleft()
+            relation = pairing.relation(role, match)
+            pairing.pairs.append(TensorPair([role], [match], pairing.basis, relation))
 
 
 def _pair_equal_values(pairing: _RolePairing) -> None:

@@ -317,9 +317,11 @@ class _ProgramBuilder:
         return Program(calls, values, roles)
 
     def _nest(self, calls: list[ModuleCall]) -> None:
+        # a call without tensors has no rows; the next enclosing call takes its place
+        has_all = all(parent in self._call_by_entry for _, parent in self._parents)
+        enclosing = {} if has_all else _enclosing_calls(calls)
         for call, parent in self._parents:
-            # a call without tensors has no rows; the next enclosing call takes its place
-            call.parent = self._call_by_entry.get(parent) or _enclosing(call, calls)
+            call.parent = self._call_by_entry.get(parent) or enclosing.get(call)
         if not self._call_by_entry:
             _nest_by_name(calls)
         for call in calls:
@@ -338,12 +340,22 @@ def _content(row: Row, number: Any, numel: int, sketch: bytes | None) -> Hashabl
     return (numel, *(row.get(name) for name in names))
 
 
-def _enclosing(call: ModuleCall, calls: list[ModuleCall]) -> ModuleCall | None:
-    """Return the innermost recorded call that was running during the whole of `call`."""
-    enclosing = [
-        outer for outer in calls if outer.entered < call.entered and call.exited < outer.exited
-    ]
-    return max(enclosing, key=lambda outer: outer.entered, default=None)
+def _enclosing_calls(calls: Iterable[ModuleCall]) -> dict[ModuleCall, ModuleCall]:
+    """Return the innermost recorded call that was running during the whole of each call.
+
+    Args:
+        calls: In the order of entering.
+    """
+    running: list[ModuleCall] = []
+    enclosing = {}
+    for call in calls:
+        while running and running[-1].exited < call.entered:
+            running.pop()
+        outer = next((outer for outer in reversed(running) if call.exited < outer.exited), None)
+        if outer is not None:
+            enclosing[call] = outer
+        running.append(call)
+    return enclosing
 
 
 def _numel(row: Row) -> int:

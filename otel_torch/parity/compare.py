@@ -378,8 +378,8 @@ class _Comparison:
                 f"{self._noise.unmatched} forwards have no counterpart in the noise; the "
                 "constants of the dtypes decided there"
             )
-        for warning in self._coverage.uncalled_warnings():
-            self._warn(warning)
+        self.report.warnings += self._coverage.uncalled_warnings()
+        self.report.warnings += self._coverage.crowded_warnings()
         for recording in self._recordings:
             if recording.repeated:
                 self._warn(

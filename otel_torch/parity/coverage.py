@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from otel_torch.parity.align import Alignment
+from otel_torch.parity.align import MOST_SEARCHED_ROLES, Alignment
 from otel_torch.parity.finding import UncomparedTensor
 from otel_torch.parity.forwards import SKIPPED_PHASES
 from otel_torch.parity.loaded_recording import LoadedRecording
@@ -25,6 +25,7 @@ class Coverage:
         outputs: Compared outputs; equal inputs alone are no match.
         has_sketches: Whether both sides of some forward have sketches.
         forwards: Compared forwards.
+        crowded: Modules with so many tensors in a call that these were paired by name alone.
     """
 
     def __init__(self) -> None:
@@ -34,9 +35,13 @@ class Coverage:
         self.outputs = 0
         self.has_sketches = False
         self.forwards = 0
+        self.crowded: dict[ModulePath, None] = {}
 
     def add(self, alignment: Alignment) -> None:
         """Add the pairs of a full analysis."""
+        for call in alignment.reference.calls:
+            if max(len(call.inputs), len(call.outputs)) > MOST_SEARCHED_ROLES:
+                self.crowded.setdefault(call.module_path)
         for pair in alignment.pairs:
             self.compared.reference.update(role.call.module_path for role in pair.reference)
             self.compared.port.update(role.call.module_path for role in pair.port)
@@ -65,6 +70,16 @@ class Coverage:
                     "calls without a counterpart, of modules that have one: "
                     f"{count} of {module or model} in the {side}{more}"
                 )
+
+    def crowded_warnings(self) -> Iterator[str]:
+        """Yield a warning if tensors were paired by name alone."""
+        if self.crowded:
+            model, module = next(iter(self.crowded))
+            more = f" and {len(self.crowded) - 1} more modules" if len(self.crowded) > 1 else ""
+            yield (
+                f"{module or model}{more}: a call has over {MOST_SEARCHED_ROLES} inputs or "
+                "outputs; they were paired by name and order alone"
+            )
 
     def unpaired_modules(
         self, modules: ModulePairs, recordings: Sides[LoadedRecording]

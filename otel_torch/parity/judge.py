@@ -84,7 +84,8 @@ def _judge_once(
     first = _first_fault(evidence, harmful, missing_fault, search_earlier)
     if first is None:
         return Judgment(bool(harmful), healed=wrong)
-    healed = [pair for pair in wrong if pair not in harmful]
+    do_harm = set(harmful)
+    healed = [pair for pair in wrong if pair not in do_harm]
     faults = [first, *_independent_faults(evidence, first, harmful)]
     return Judgment(True, faults, healed, harmful)
 
