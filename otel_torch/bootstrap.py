@@ -335,6 +335,7 @@ class RunningSession:
                 "modules": model.size,
                 "forwards": model.completed,
                 "held_as": model.held_as,
+                "trained": model.clock.is_trained,
             }
             if "parity" in self.settings.capture:
                 models[model.name] |= self.inventory.describe(model)

@@ -39,6 +39,7 @@ from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
+from otel_torch.parity.outside_forward import Updates
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
@@ -144,6 +145,7 @@ class _Comparison:
         self._tensors = _stored_tensors(self._recordings, tensors)
         self._retained = RetainedPairs()
         self._findings = Findings(self.report.isolated)
+        self._updates = Updates(self._recordings)
         self._coverage = Coverage()
         self.is_unrelated = False
 
@@ -226,9 +228,10 @@ class _Comparison:
     def _compare_forwards(self, reference: ForwardRows, port: ForwardRows) -> None:
         noise = self._noise.matching(reference)
         self._findings.start_forward(reference, port)
+        is_updated = self._updates.precede(Sides(reference, port))
         lookup = self._plans.look_up(reference, port, noise)
         if not self._compare_by_plan(lookup):
-            self._compare_in_full(lookup, reference, port, noise)
+            self._compare_in_full(lookup, reference, port, noise, is_updated)
         self._plans.remember(reference, port, noise)
         self._coverage.forwards += 1
 
@@ -285,6 +288,7 @@ class _Comparison:
         reference: ForwardRows,
         port: ForwardRows,
         noise: ForwardRows | None,
+        is_updated: bool,
     ) -> None:
         rows = reference.rows, port.rows
         programs = Sides(*map(build_program, rows, self._plans.sketches))
@@ -296,6 +300,8 @@ class _Comparison:
             judgment = judge_isolated(alignment, self._unexchanged, missing)
         else:
             judgment = judge(alignment, missing)
+        if is_updated:
+            judgment = self._findings.blame_update(alignment, judgment)
         if self._pairing is not None:
             self._pairing.learn(alignment, judgment.healed)
         if lookup.plan is not None and lookup.checked is not None:
@@ -304,7 +310,7 @@ class _Comparison:
                 self._plans.discard(lookup)
         self._coverage.add(alignment)
         self._findings.count_analysis()
-        self._retained.add(self._findings.add(alignment, judgment, self._diagnosis))
+        self._retained.add(self._findings.add(alignment, judgment, self._diagnosis, is_updated))
 
     def _comparer(self, programs: Sides[Program], noise: ForwardRows | None) -> Comparer:
         comparer = Comparer(self._tolerance)
@@ -378,6 +384,7 @@ class _Comparison:
                 f"{self._noise.unmatched} forwards have no counterpart in the noise; the "
                 "constants of the dtypes decided there"
             )
+        self.report.warnings += self._updates.warnings()
         self.report.warnings += self._coverage.uncalled_warnings()
         self.report.warnings += self._coverage.crowded_warnings()
         for recording in self._recordings:

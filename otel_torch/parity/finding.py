@@ -31,6 +31,10 @@ SHOWN_STATISTICS = (
 )
 
 
+# the cause of a finding at an input of a program that no recorded code made
+OTHER_INPUTS = "other_inputs"
+
+
 @dataclass(frozen=True, slots=True)
 class UncomparedTensor:
     """A module, and possibly a tensor of it, that only one side has or whose match is ambiguous."""

@@ -17,6 +17,7 @@ from otel_torch.parity.faults import Fault, Judgment, Location, kind_of
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, Finding, Kind, State
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.judge import errors_of
+from otel_torch.parity.outside_forward import other_inputs, update_finding
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.retained_pairs import ComparedForward
 from otel_torch.parity.sides import Sides
@@ -53,12 +54,14 @@ class Findings:
         self.searched = self.unsearched = 0
         self._isolated = isolated
         self._loops: Sides[int | None] | None = None
+        self._is_first_forward = True
         self._reported_healed: set[object] = set()
         # models whose computed inputs came from other models
         self._fed: set[str] = set()
 
     def start_forward(self, reference: ForwardRows, port: ForwardRows) -> None:
         """Clear the suspects in a new loop, because no tensor of one video enters the next."""
+        self._is_first_forward = self._loops is None
         loops = Sides(reference.loop, port.loop)
         if loops != self._loops:
             self._loops = loops
@@ -79,9 +82,13 @@ class Findings:
             self.suspects.clear()
 
     def add(
-        self, alignment: Alignment, judgment: Judgment, diagnosis: Diagnosis
+        self, alignment: Alignment, judgment: Judgment, diagnosis: Diagnosis, is_updated: bool
     ) -> ComparedForward:
-        """Add the findings of a full analysis; return its pairs for the report."""
+        """Add the findings of a full analysis; return its pairs for the report.
+
+        Args:
+            is_updated: Whether parameters changed before this forward, so that no module is named.
+        """
         outermost = alignment.reference.outermost
         model = alignment.reference.calls[0].model
         if any(_is_computed(role) for call in outermost for role in call.inputs):
@@ -99,12 +106,26 @@ class Findings:
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
         for fault in judgment.faults:
             finding = _finding(fault, explain(fault))
-            if not is_inherited and not self._is_listed(finding):
-                examination = diagnosis.examine(fault, alignment)
-                if not self.faults:
-                    self.tensors = examination.folders
-                self.faults.append(_diagnosed(finding, examination))
+            if is_inherited or self._is_listed(finding):
+                continue
+            is_first = is_updated or self._is_first_forward
+            cause = other_inputs(alignment, fault) if is_first else None
+            if cause is not None:
+                self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
+                continue
+            examination = diagnosis.examine(fault, alignment)
+            if not self.faults:
+                self.tensors = examination.folders
+            self.faults.append(_diagnosed(finding, examination))
         return forward
+
+    def blame_update(self, alignment: Alignment, judgment: Judgment) -> Judgment:
+        """Return the judgment of a forward after an update, which made what no other input did."""
+        if not judgment.faults or other_inputs(alignment, judgment.faults[0]):
+            return judgment
+        if not self.faults:
+            self.faults.append(update_finding(alignment, judgment.faults[0]))
+        return Judgment(True, [], judgment.healed, judgment.wrong)
 
     def _is_listed(self, finding: Finding) -> bool:
         """Return whether this module's fault is listed; inputs of a model count one by one."""

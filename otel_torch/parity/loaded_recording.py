@@ -58,6 +58,16 @@ class LoadedRecording:
         models = self.meta.get("models", {})
         return {model: facts["forwards"] for model, facts in models.items() if "forwards" in facts}
 
+    def is_trained(self, model: str) -> bool:
+        """Return whether the parameters of a model changed: by the metadata, else by gradients."""
+        trained = self.meta.get("models", {}).get(model, {}).get("trained")
+        if trained is not None:
+            return bool(trained)
+        return any(
+            kind.model == model and kind.tensor.startswith("param_grad.")
+            for kind in self.kinds.kinds
+        )
+
     def complete_modules(self, first: ForwardRows | None) -> None:
         """Add the modules of the first forward, for recordings without a table of modules."""
         if first is None:

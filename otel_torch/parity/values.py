@@ -135,7 +135,11 @@ class Comparer:
         if statistics is None:
             return Relation("different", error, limit)
         # a permutation is far off and keeps every sum; rounding averages out in sums
-        is_permuted = error > FAR * limit and statistics <= _averaged(limit, reference)
+        is_permuted = (
+            error > FAR * limit
+            and statistics <= _averaged(limit, reference)
+            and _have_same_extremes(reference.row, port.row, limit)
+        )
         if shapes_match(reference, port) and reference not in self.reordered:
             return Relation("order" if is_permuted else "different", error, limit)
         # the shapes imply another order, so only the sums show how far off the elements are
@@ -157,6 +161,14 @@ def statistics_error(reference: Row, port: Row, numel: int) -> float | None:
     columns = _statistics([reference]), _statistics([port])
     error = float(statistics_errors(*columns, np.array([float(numel)]))[0])
     return None if math.isnan(error) else error
+
+
+def _have_same_extremes(reference: Row, port: Row, limit: float) -> bool:
+    """Return whether the smallest and the largest element are equal, as those of a permutation."""
+    names = [name for name in ("min", "max") if _is_number(reference.get(name))]
+    numbers = [(reference[name], port[name]) for name in names if _is_number(port.get(name))]
+    scale = max((abs(number) for pair in numbers for number in pair), default=0.0)
+    return all(abs(x - y) <= 4 * max(limit, SINGLE) * scale for x, y in numbers)
 
 
 def errors_of_roles(references: Sequence[Role], ports: Sequence[Role]) -> Floats:

@@ -40,6 +40,7 @@ class ModelFacts(msgspec.Struct):
     modules: Integer = 0
     forwards: Integer = 0
     held_as: list[str] = []
+    trained: bool | None = None
     table: list[TableEntry] = []
     # as a port's own configuration has them
     param_names_mapping: list[list[Any]] = []
@@ -86,6 +87,8 @@ class Metadata(msgspec.Struct):
     versions: dict[str, str | None] = {}
     kernels: str = ""
     models: dict[str, ModelFacts] = {}
+    models_forgotten: Integer = 0
+    environment: dict[str, Any] = {}
     settings: dict[str, str] = {}
     start: str | None = None
     end: str | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_torch.parity.finding import ComparedPair, Finding, Kind, Report
+from otel_torch.parity.finding import OTHER_INPUTS, ComparedPair, Finding, Kind, Report
 
 _RECORD_AGAIN = "Next: record this neighborhood again with whole tensors, and compare:"
 _LOOK_INSIDE = "Next: list the operations that both programs run here:"
@@ -21,6 +21,11 @@ _SENTENCES: dict[Kind, str] = {
     ),
     "dtype": "Next: run both sides in the same dtype here, record the port again, and compare:",
 }
+_GIVE_ALIKE = "Next: give both programs the same inputs, record both again, and compare:"
+_COMPARE_TRAINING = (
+    "Next: compare the losses, the gradients and the settings of the optimizers of the two "
+    "programs up to this step."
+)
 _ISOLATION = (
     "One bug can hide another: record all of the reference with OTEL_TORCH_TENSORS=WHOLE, compare "
     "with --save-isolation WHOLE, then run the port from its values with "
@@ -62,6 +67,10 @@ def next_step(report: Report) -> tuple[str, list[str]]:
         return "", []
     if finding.kind == "missing":
         return _SENTENCES["missing"], _map_commands(report)
+    if finding.phase == "update":
+        return _COMPARE_TRAINING, []
+    if finding.cause is not None and finding.cause.kind == OTHER_INPUTS:
+        return _GIVE_ALIKE, [_run("reference", report.reference, ""), *_port_commands(report)]
     sides = _sides(report, finding)
     if len(sides) == 2 and _wants_tensors(finding):
         if any(side.tensors is None for side in sides):

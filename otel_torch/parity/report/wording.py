@@ -81,14 +81,17 @@ def headline(finding: Finding) -> str:
     if finding.kind == "missing":
         owner, lacking = ("reference", "port") if in_reference else ("port", "reference")
         template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
+    elif finding.phase == "update":
+        template, context = "the parameters of {model} differ after an update", ""
     else:
         template, context = _HEADLINES[side or "output"]
     fields = {
+        "model": escape(finding.model or "the model"),
         "module": module_name(module),
         "tensor": escape(tensor or "the tensor"),
         "defect": _DEFECTS[finding.kind],
     }
-    when = "" if side == "parameter" else moment_of(finding)
+    when = "" if side == "parameter" and finding.phase != "update" else moment_of(finding)
     suffix = f" ({when})" if when else ""
     return f"First divergence: {_fill(template, fields)}{suffix}. {context}".rstrip()
 
