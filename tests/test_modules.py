@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -221,6 +222,122 @@ def test_wrappers_are_looked_through(wrapper: str) -> None:
     with recording() as sink:
         WRAPPERS[wrapper](Net())(X)
     assert sink.rows("model", "module") == [("Net", name) for name in ALL]
+
+
+class Encoding(nn.Module):
+    """Shares its encoder with other models, and an activation with all models of its class."""
+
+    activation = nn.SiLU()
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head, self.act = encoder, nn.Linear(3, 3), self.activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.head(self.encoder(x)))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)
+
+
+class Actor(Encoding):
+    pass
+
+
+class Critic(Encoding):
+    pass
+
+
+def test_a_shared_module_belongs_to_the_model_whose_forward_is_running() -> None:
+    whole = ["encoder.linear", "encoder.act", "encoder", "head", "act", ""]
+    with recording(capture="inputs,outputs,parameters,gradients") as sink:
+        encoder = Block()
+        critic, actor = Critic(encoder), Actor(encoder)
+        optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (critic, actor)]
+        for _ in range(2):
+            for net, optimizer in zip(
+                (critic, critic, actor), (*optimizers[:1], *optimizers), strict=True
+            ):
+                net(X).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        actor.encode(X)
+        encoder(X)
+    forwards = {"phase": "forward", "tensor": "out"}
+    assert sink.rows("module", model="Critic", **forwards)[: 4 * 6] == whole * 4
+    assert sink.rows("module", model="Actor", **forwards) == whole * 2 + whole[:3]
+    # called from outside, it is the part of the model that was built first
+    assert sink.rows("module", model="Critic", **forwards)[4 * 6 :] == whole[:3]
+    for name in ("Actor", "Critic"):
+        names = sink.rows("module", "tensor", model=name, phase="attach")
+        assert names == sink.rows("module", "tensor", model=name, phase="attach", step=0)
+        assert {module for module, _ in names} == {"encoder.linear", "head"}
+    # one model has the gradient with which an optimizer steps
+    steps = sink.rows("model", module="encoder.linear", tensor="param_grad.weight")
+    assert Counter(steps) == {"Critic": 4, "Actor": 2}
+
+
+def test_a_module_of_a_deleted_model_belongs_to_the_next() -> None:
+    with recording() as sink:
+        Actor(Block())(X)
+        gc.collect()
+        critic = Critic(Block())
+        critic(X)
+        critic(X)
+    assert sink.rows("model", module="act") == ["Actor", "Critic", "Critic"]
+
+
+def test_only_the_selected_model_has_records_of_a_shared_module() -> None:
+    with recording(models="^Actor$") as sink:
+        encoder = Block()
+        critic, actor = Critic(encoder), Actor(encoder)
+        for net in (critic, actor, critic):
+            net(X)
+    assert len(sink.rows("module", model="Actor")) == 6 == len(sink.records)
+
+
+def test_compiled_models_share_a_module() -> None:
+    with recording() as sink:
+        encoder = Block()
+        for net in (Critic(encoder), Actor(encoder)):
+            call = torch.compile(net, fullgraph=True, backend="eager")
+            call(X)
+            call(X)
+    assert Counter(sink.rows("model", module="encoder")) == {"Critic": 2, "Actor": 2}
+
+
+class Owner(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).square().mean()
+
+
+@pytest.mark.parametrize("ran_before", [False, True], ids=["new", "ran-before"])
+@pytest.mark.parametrize("owner_runs", [True, False], ids=["through-the-owner", "directly"])
+def test_an_earlier_forward_changes_no_name(owner_runs: bool, ran_before: bool) -> None:
+    with recording() as sink:
+        net = Block()
+        if ran_before:
+            net(X)
+        owner = Owner(net)
+        for _ in range(2):
+            (owner if owner_runs else owner.net)(X)
+    names = sink.rows("model", "module")[3 * ran_before :]
+    own = [("Owner", "")] if owner_runs else []
+    assert names == [("Owner", "net.linear"), ("Owner", "net.act"), ("Owner", "net"), *own] * 2
+
+
+def test_a_model_whose_owner_is_gone_is_a_model_again() -> None:
+    with recording() as sink:
+        net = Block()
+        net(X)
+        Owner(net)(X)
+        gc.collect()
+        net(X)
+    assert sink.rows("model", module="") == ["Block", "Owner", "Block"]
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor.detach, nn.Parameter], ids=["tensor", "parameter"])

@@ -27,7 +27,7 @@ from otel_torch.sources import compiled
 from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.modules import Model, ModuleSite
@@ -146,6 +146,8 @@ class Activations(Source):
         module = site.module()
         if module is None:
             return False
+        if has_hook(module, _HOOK):
+            return True  # of another model
         hook = _InputObserver if self._inputs else _OutputObserver
         try:
             ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))

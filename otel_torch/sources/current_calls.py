@@ -51,7 +51,10 @@ class CurrentCalls:
             number = model.calls.count(counts, name)
         if not context.recording:
             return None
-        is_recorded = len(site.names) == 1 or self._selection.has_module(name)
+        # a module is hooked if one of its models and names is selected
+        is_recorded = (len(site.names) == 1 and type(site) is ModuleSite) or (
+            self._selection.has_model(model.name) and self._selection.has_module(name)
+        )
         return RecordedCall(
             model.name,
             name,

@@ -236,6 +236,12 @@ def _runs_later(hook: ForwardHook) -> bool:
     return not hook.intervenes
 
 
+def has_hook(module: nn.Module, name: str) -> bool:
+    """Return whether a module has a forward hook of that name."""
+    manager = _managers.get(id(module))
+    return manager is not None and name in manager.module_hooks
+
+
 def remove_hook(module: nn.Module, name: str) -> None:
     """Remove the forward hook of that name, if any, and a manager that is then empty."""
     manager = _managers.get(id(module))

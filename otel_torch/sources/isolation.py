@@ -32,7 +32,7 @@ from otel_torch.session import Session
 from otel_torch.sources import modules
 from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
@@ -172,7 +172,7 @@ class Isolation(Source):
     ) -> None:
         for site in sites:
             module = site.module()
-            if module is None or not site.names:
+            if module is None or not site.names or has_hook(module, hook.name()):
                 continue
             try:
                 ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))

@@ -78,10 +78,10 @@ class ModelTable:
         if model.stateless:
             self._stateless.setdefault(name, model)
 
-    def module_gone(self, model: Model, key: int) -> None:
-        """Forget a model if the module whose id was `key` was its root."""
+    def module_gone(self, model: Model, key: int) -> bool:
+        """Forget a model if the module whose id was `key` was its root; return whether it was."""
         if self._by_root.get(key) is not model:
-            return
+            return False
         del self._by_root[key]
         if model.leaf:
             name = model.name.partition("#")[0]
@@ -92,6 +92,7 @@ class ModelTable:
         else:
             self._models.pop(model.order, None)
             self.forgotten += 1
+        return True
 
 
 def is_stateless(module: nn.Module) -> bool:

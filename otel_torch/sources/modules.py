@@ -35,7 +35,7 @@ from otel_torch.sources.module_names import all_modules, all_parameters, core, n
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
 from otel_torch.sources.training_clock import TrainingClock
-from otel_torch.sources.uncalled_roots import RootMethodRun
+from otel_torch.sources.uncalled_roots import RootMethodRun, running_owner
 
 # of so many models of a class the attributes that hold them are looked up, which walks the heap
 _LOOKED_UP_MAX = 8
@@ -118,7 +118,7 @@ class ModuleSite:
     registered, and is empty for a wrapper. `forget(key)` is called when the module is deleted.
     """
 
-    __slots__ = ("__weakref__", "key", "model", "module", "names")
+    __slots__ = ("__weakref__", "key", "model", "module", "names", "owners")
 
     def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
         key = id(module)
@@ -146,6 +146,50 @@ class ModuleSite:
                     if enclosing.key == container:
                         return name
         return self.names[0][0]
+
+
+class SharedSite(ModuleSite):
+    """A module that several models hold: its place in the model whose forward is running.
+
+    A site becomes one when a second model is found to hold the module, because the hooks of the
+    module have the site.
+
+    Attributes:
+        owners: the place in each model, in the order in which the models were found.
+    """
+
+    __slots__ = ()
+    owners: dict[Model, ModuleSite]
+
+    @property
+    def running(self) -> ModuleSite:
+        """The place of the current call; outside of a call, that in the newest model."""
+        for enclosing in reversed(_thread.stack):
+            if enclosing.key == self.key:
+                return enclosing
+        return self.in_forward(_thread.stack) or next(reversed(self.owners.values()))
+
+    def in_forward(self, stack: list[ModuleSite]) -> ModuleSite | None:
+        """Return the place in the innermost model of `stack` that holds the module, or None."""
+        for enclosing in reversed(stack):
+            if (owner := self.owners.get(enclosing.model)) is not None:
+                return owner
+        return None
+
+    @property
+    def model(self) -> Model:  # type: ignore[override]
+        """The model whose forward is running."""
+        return self.running.model
+
+    @property
+    def names(self) -> list[tuple[str, int]]:  # type: ignore[override]
+        """The names in that model."""
+        return self.running.names
+
+    @property
+    def name(self) -> str:
+        """The name of the current call in that model."""
+        return self.running.name
 
 
 class _ThreadState(threading.local):
@@ -177,7 +221,10 @@ class ModelRegistry(Source):
 
     def __init__(self, step_tracker: StepTracker, recorder: Recorder, events: RunEvents) -> None:
         self.models = ModelTable()
+        # All by id. `sites` leaves out the modules of which only a call shows whose they are: those
+        # of several models, and those whose root has got a container since its last forward.
         self.sites: dict[int, ModuleSite] = {}
+        self._all_sites: dict[int, ModuleSite] = {}
         self._step_tracker = step_tracker
         self._recorder = recorder
         self._events = events
@@ -283,8 +330,17 @@ class ModelRegistry(Source):
             references[:] = [reference for reference in references if reference() is not None]
             if all(reference() is not container for reference in references):
                 references.append(weakref.ref(container))
+                self._contain(child)
         except TypeError:  # without a hash or weak references, a module stays without an owner
             pass
+
+    def _contain(self, child: nn.Module) -> None:
+        """Look up the model of each module of a model again, if `child` was its root until now."""
+        site = self.sites.get(id(child))
+        if site is not None and site.model.root() is core(child):
+            with self._lock:
+                for key in list(site.model.sites):
+                    self.sites.pop(key, None)
 
     # -- calls
     # ----------------------------------------------------------------------------------------------
@@ -429,11 +485,14 @@ class ModelRegistry(Source):
         Returns None for glue: a stateless module in no container, created and called inside
         another module's forward (`nn.Softmax(-1)(x)`).
         """
+        known = self._all_sites.get(id(module))
+        if isinstance(known, SharedSite) and (site := known.in_forward(stack)) is not None:
+            return site
         if _thread.ignores_new_models:
             return None
         try:
             with self._lock:
-                root = self._root_of(module)
+                root = self._choose_root(module)
                 if root is module and is_stateless(module) and (stack or _is_fx_graph(module)):
                     return None
                 if root is module and (sliced := self._sliced_root(module)) is not None:
@@ -441,11 +500,38 @@ class ModelRegistry(Source):
                     if (model := self.models.find(core(sliced))) is not None:
                         site = self.sites[id(module)] = self._make_site(model, module)
                         return site
-                self._add_model(root)
-                return self.sites.get(id(module))
+                if isinstance(known, SharedSite):
+                    for model, site in known.owners.items():
+                        if model.root() is core(root):
+                            return site
+                return self._add_model(root).sites.get(id(module))
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
+
+    def _choose_root(self, module: nn.Module) -> nn.Module:
+        """Return the outermost container to which a call of `module` belongs.
+
+        Of several, the one of which a method is running, or else the one that was built first.
+        """
+        roots = self._roots_of(module)
+        if len(roots) == 1:
+            return roots[0]
+        return running_owner(roots) or roots[0]
+
+    def _roots_of(self, module: nn.Module) -> list[nn.Module]:
+        """Return every outermost container of a module, in the order in which they were built."""
+        roots, reached = [], {id(module): module}
+        pending = [module]
+        while pending:
+            inner = pending.pop(0)
+            containers = list(self._containers_of(inner))
+            if not containers:
+                roots.append(inner)
+            pending += [container for container in containers if id(container) not in reached]
+            reached.update((id(container), container) for container in containers)
+        # none, if modules contain each other
+        return roots or [self._root_of(module)]
 
     def _sliced_root(self, container: nn.Module) -> nn.Module | None:
         """Return the model of which `container` is a slice, or None if it is not a slice.
@@ -471,17 +557,20 @@ class ModelRegistry(Source):
         return module
 
     def _container_of(self, module: nn.Module, visited: set[int]) -> nn.Module | None:
-        for reference in self._containers.get(module) or ():
-            container = reference()
-            if (
-                container is not None
-                and id(container) not in visited
-                and any(child is module for child in container._modules.values())
-            ):
+        for container in self._containers_of(module):
+            if id(container) not in visited:
                 return container
         return None
 
-    def _add_model(self, outermost: nn.Module) -> None:
+    def _containers_of(self, module: nn.Module) -> Iterator[nn.Module]:
+        for reference in self._containers.get(module) or ():
+            container: nn.Module | None = reference()
+            if container is not None and any(
+                child is module for child in container._modules.values()
+            ):
+                yield container
+
+    def _add_model(self, outermost: nn.Module) -> Model:
         """Add the modules below `outermost` to its model, which is made if it is new."""
         root = core(outermost)
         model = self.models.find(root)
@@ -491,17 +580,56 @@ class ModelRegistry(Source):
         new = self._name_modules(model, outermost)
         # The wrappers, which `_name_modules` leaves out: calls pass through them.
         for module in all_modules(outermost):
-            if id(module) not in self.sites and id(module) not in model.sites:
+            if id(module) not in model.sites:
                 self._make_site(model, module)
+        settled = self._settle(model)
         if new:
             model.size += len(new)
             for attach in self._events.modules_found:
-                attach(model, new)
+                attach(model, [self._all_sites[site.key] for site in new])
         # Only now: until the hooks are there, another thread that calls the model waits for the
         # lock.
-        self.sites.update(
-            (key, site) for key, site in list(model.sites.items()) if key not in self.sites
-        )
+        self.sites.update(settled)
+        return model
+
+    def _settle(self, model: Model) -> dict[int, ModuleSite]:
+        """Add the sites of a model to all sites; return those that no other model has.
+
+        A model that was deleted, or that has become a part of another one, has none any more.
+        """
+        settled = {}
+        is_over: dict[Model, bool] = {model: False}
+        for key, site in list(model.sites.items()):
+            known = self._all_sites.setdefault(key, site)
+            if known.__class__ is ModuleSite and known.model is not model:
+                known = self._make_shared(known.model, known)
+            if isinstance(known, SharedSite):
+                known.owners[model] = site
+                for owner in list(known.owners):
+                    if owner not in is_over:
+                        is_over[owner] = self._is_over(owner)
+                    if is_over[owner]:
+                        del known.owners[owner]
+                if len(known.owners) > 1:
+                    self.sites.pop(key, None)
+                    continue
+            settled[key] = site
+        return settled
+
+    def _is_over(self, model: Model) -> bool:
+        root = model.root()
+        return root is None or core(self._root_of(root)) is not root
+
+    def _make_shared(self, model: Model, site: ModuleSite) -> SharedSite:
+        """Turn a site into a shared one, and give its model another site in its place."""
+        module = site.module()
+        assert module is not None
+        owner = self._make_site(model, module)
+        owner.names = site.names
+        site.__class__ = SharedSite
+        assert isinstance(site, SharedSite)
+        site.owners = {model: owner}
+        return site
 
     def _name_modules(self, model: Model, outermost: nn.Module) -> list[ModuleSite]:
         """Add the canonical names of all modules, and return the sites that are new."""
@@ -509,12 +637,11 @@ class ModelRegistry(Source):
         keys = {name: id(module) for name, module in named}
         new: list[ModuleSite] = []
         for name, module in named:
-            site = self.sites.get(id(module)) or model.sites.get(id(module))
+            site = model.sites.get(id(module))
             if site is None:
                 site = self._make_site(model, module)
                 new.append(site)
-            # A module that ran before it was put into this container stays a model of its own.
-            if site.model is model and all(name != existing for existing, _ in site.names):
+            if all(name != existing for existing, _ in site.names):
                 site.names.append((name, keys.get(name.rpartition(".")[0], 0)))
         return new
 
@@ -525,8 +652,11 @@ class ModelRegistry(Source):
 
     def _forget(self, model: Model, key: int) -> None:
         self.sites.pop(key, None)
+        self._all_sites.pop(key, None)
         model.sites.pop(key, None)
-        self.models.module_gone(model, key)
+        if self.models.module_gone(model, key):  # what is left of it may be part of another model
+            for left in list(model.sites):
+                self.sites.pop(left, None)
 
 
 def _is_fx_graph(module: nn.Module) -> bool:

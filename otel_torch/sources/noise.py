@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from otel_torch.process.console import say_once
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
@@ -172,6 +172,8 @@ class Jitter(Source):
         for site in sites:
             module = site.module()
             if module is None or module._modules or not site.names:
+                continue
+            if has_hook(module, _LeafHook.name()):
                 continue
             try:
                 hook = _LeafHook(self._seed, f"{model.name}/{site.names[0][0]}")

@@ -16,7 +16,7 @@ from torch import nn
 from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, remove_hooks
+from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.modules import Model, ModuleSite
@@ -68,7 +68,7 @@ class NonFiniteWatch(Source):
         """Hook the root of the model, if it is among the new `sites`."""
         for site in sites:
             root = site.module()
-            if root is None or root is not model.root():
+            if root is None or root is not model.root() or has_hook(root, _RootHook.name()):
                 continue
             try:
                 manager = ModuleHookManager.get_from_or_default(root)

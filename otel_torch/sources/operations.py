@@ -24,7 +24,13 @@ from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.sources import modules
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, TorchHook, remove_hooks
+from otel_torch.sources.hooks import (
+    ForwardHook,
+    ModuleHookManager,
+    TorchHook,
+    has_hook,
+    remove_hooks,
+)
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
@@ -183,6 +189,8 @@ class Operations(Source):
             if module is None or not self._matches(site):
                 continue
             self._matched = True
+            if has_hook(module, _OperationHook.name()):
+                continue
             try:
                 hook = _OperationHook(self._recorder_for, site)
                 ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)

@@ -159,13 +159,19 @@ class Training(Source):
         tracker = self._step_tracker
         tracker.optimizers.stepping(optimizer)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
-        for model in self._registry.models:
+        models = list(self._registry.models)[::-1]
+        # a parameter that several models hold belongs to the one that this optimizer trains most of
+        updated = {model: tracker.optimizers.updated_by(optimizer, model) for model in models}
+        models.sort(key=lambda model: len(updated[model] & model.parameter_ids()), reverse=True)
+        reported: frozenset[int] = frozenset()
+        for model in models:
             context = model.forward_context
             if tracker.cadence is not None and context is not None and not context.recording:
                 continue  # the budget skips this step
-            parameters = tracker.optimizers.updated_by(optimizer, model)
+            parameters = updated[model] - reported
             if not parameters.isdisjoint(model.parameter_ids()):
                 self._notify(model, parameters, scale)
+                reported |= model.parameter_ids()
 
     def _notify(
         self, model: Model, parameters: frozenset[int], scale: Tensor | None = None

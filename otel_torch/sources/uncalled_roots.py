@@ -63,6 +63,18 @@ class RootMethodRun:
         self._of_thread.mark = None
 
 
+def running_owner(roots: list[nn.Module]) -> nn.Module | None:
+    """Return the root of which a method is running in this thread, the innermost; None without."""
+    codes = frozenset(code for root in roots for code in _method_codes(type(root)))
+    for frame in _frames():
+        if frame.f_code in codes and frame.f_code.co_argcount:
+            owner: object = frame.f_locals.get(frame.f_code.co_varnames[0])
+            for root in roots:
+                if owner is root:
+                    return root
+    return None
+
+
 def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
