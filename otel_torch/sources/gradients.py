@@ -78,6 +78,8 @@ class _GradientHook:
     Further backward passes through the same call give `grad#2`, `grad#3`.
     """
 
+    __torch_unserializable__ = True  # no warning where the program saves the tensor
+
     def __init__(self, measurer: TensorMeasurer, call: RecordedCall, label: str) -> None:
         self.call = call
         self.key = call.call, label

@@ -64,8 +64,9 @@ class ForwardHook:
 class TorchHook:
     """A callable to register with torch.
 
-    In a copied or pickled module it becomes a standard-library callable that does nothing, so that
-    the module can be loaded without this package.
+    Copies and pickles of a module are made without it (`keep_out_of_copies`). Where a class makes
+    them itself, it becomes a standard-library callable that does nothing, so that the module can
+    be loaded without this package.
     """
 
     __slots__ = ("call",)
@@ -79,6 +80,54 @@ class TorchHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")
+
+
+_HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def keep_out_of_copies() -> Callable[[], None]:
+    """Have modules be copied and pickled without our hooks; return a function that ends this."""
+    is_own = "__getstate__" in vars(nn.Module)  # torch 2.9 inherits that of `object`
+    original: Callable[[nn.Module], Any] = nn.Module.__getstate__
+
+    def get_state(module: nn.Module) -> Any:
+        state = original(module)
+        if isinstance(state, tuple):  # of a class with slots: attributes, slots
+            return _without_hooks(state[0]), state[1]
+        return _without_hooks(state)
+
+    def restore() -> None:
+        if vars(nn.Module).get("__getstate__") is not get_state:
+            return
+        if is_own:
+            nn.Module.__getstate__ = original  # type: ignore[method-assign]
+        else:
+            del nn.Module.__getstate__
+
+    nn.Module.__getstate__ = get_state  # type: ignore[method-assign]
+    return restore
+
+
+def _without_hooks(attributes: Any) -> Any:
+    """Return a module's attributes, in which its tables of hooks have none of ours."""
+    tables = {name: attributes[name] for name in _HOOK_TABLES if name in attributes}
+    ours = {
+        key
+        for table in tables.values()
+        for key, hook in table.items()
+        if isinstance(hook, TorchHook)
+    }
+    if not ours:
+        return attributes
+    for name, table in tables.items():
+        tables[name] = type(table)((key, hook) for key, hook in table.items() if key not in ours)
+    return {**attributes, **tables}
 
 
 # by id(module), because modules may compare equal; an entry is removed with its module. A lookup in

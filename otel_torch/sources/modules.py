@@ -27,7 +27,7 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import TorchHook
+from otel_torch.sources.hooks import TorchHook, keep_out_of_copies
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.module_dict import ModuleDict
@@ -295,6 +295,7 @@ class ModelRegistry(Source):
             restore,
             register_module_module_registration_hook(self._register).remove,
             torch_private.hide_from_torchscript(TorchHook),
+            keep_out_of_copies(),
             after_import(
                 "torch._dynamo.variables.nn_module",
                 lambda compiler: torch_private.trace_module_calls(compiler, original_call),
