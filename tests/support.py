@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -196,3 +200,29 @@ def metadata(path: Path) -> dict[str, Any]:
 
 
 JOB = Job("run-test", rank=0, local_rank=0, world_size=1, host="host", pid=1)
+
+
+_TERMINAL_SIZE = ("COLUMNS", "LINES")  # variables that would override the terminal's own
+
+
+def in_terminal(columns: int, lines: int, *words: str, status: int = 0) -> list[str]:
+    """Return what an `otel-torch` command prints in a terminal of that size, without its colors."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (lines, columns))
+    environ = {name: value for name, value in os.environ.items() if name not in _TERMINAL_SIZE}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "otel_torch", *words],
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+        env={**environ, "TERM": "xterm"},
+    )
+    os.close(follower)
+    shown = b""
+    try:
+        while piece := os.read(leader, 4096):
+            shown += piece
+    except OSError:  # the program has ended
+        pass
+    os.close(leader)
+    assert process.wait(60) == status, shown
+    return re.sub(r"\x1b\[\d*m", "", shown.decode()).splitlines()

@@ -22,7 +22,7 @@ from otel_torch.cli.main import main
 from otel_torch.sources.module_names import named_modules
 from otel_torch.sources.values import walk
 from tests.otlp_receiver import Receiver
-from tests.support import recording, run_python
+from tests.support import in_terminal, recording, run_python
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 WAN = {
@@ -733,6 +733,22 @@ def test_the_command_takes_models_functions_and_classes(program, words, capsys):
         ("linear", "Linear", 64),
     ]
     assert shown["calls"][1]["outputs"][0]["shape"] == [2, 4]
+
+
+def test_the_table_fits_the_terminal(tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class TransformerDecoderLayerWithALongName(nn.Sequential): pass\n"
+        "def build():\n    model = nn.Sequential()\n"
+        "    model.text_encoder_of_the_pipeline = TransformerDecoderLayerWithALongName(nn.Linear(4, 4))\n"
+        "    return model, (torch.ones(2, 4),), {}\n"
+    )
+    narrow = in_terminal(90, 40, "scan", f"{path}:build")
+    table = narrow[narrow.index("") + 1 :]
+    assert len(table) == 4 and max(map(len, table)) <= 90 and "…" in table[2]
+    wide = in_terminal(200, 40, "scan", f"{path}:build")
+    assert any("TransformerDecoderLayerWithALongName" in line for line in wide)
 
 
 @pytest.mark.parametrize(

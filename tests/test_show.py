@@ -7,10 +7,8 @@ import io
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
-import termios
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from otel_torch.rendering.table import Line, escape, format_table, supports_colo
 from otel_torch.statistics.measure import measure
 from otel_torch.statistics.read_rows import read_rows
 from otel_torch.statistics.table import derive
+from tests.support import in_terminal
 
 
 def row(module="block", step=0, **fields):
@@ -286,36 +285,6 @@ def test_colours_only_in_a_terminal(monkeypatch):
     assert "\x1b" not in format_table(["a"], [Line(["1"], "red")])
 
 
-def in_terminal(columns, lines, *words):
-    """Return what `otel-torch show` prints in a terminal of that size, as lines without colors."""
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (lines, columns))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "otel_torch", "show", *words],
-        stdout=follower,
-        stderr=subprocess.PIPE,
-        env={
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if name not in ("COLUMNS", "LINES")
-            },
-            "TERM": "xterm",
-        },
-    )
-    os.close(follower)
-    shown = b""
-    try:
-        while piece := os.read(leader, 4096):
-            shown += piece
-    except OSError:  # the program has ended
-        pass
-    os.close(leader)
-    assert process.wait(60) == 0, process.stderr.read()
-    process.stderr.close()
-    return re.sub(r"\x1b\[\d*m", "", shown.decode()).splitlines()
-
-
 LONG_NAMES = [f"model.decoder.layers.{n}.self_attention.query_projection.lora_A" for n in range(30)]
 
 
@@ -325,7 +294,7 @@ def test_in_a_terminal_no_row_is_wider_than_it(recording, columns):
     path = recording(
         *[row(name, model="LlamaForCausalLM", **numbers) for name in LONG_NAMES], row(model="Other")
     )
-    shown = in_terminal(columns, 50, path)
+    shown = in_terminal(columns, 50, "show", path)
     body = shown[shown.index("") + 1 :]
     rows = body[: body.index("")] if "" in body else body
     assert max(map(len, rows)) <= columns
@@ -350,8 +319,8 @@ def test_in_a_pipe_names_are_whole_and_no_column_is_left_out(recording):
 
 def test_what_matters_is_below_a_table_that_scrolls_it_away(recording):
     path = recording(*[row(name) for name in LONG_NAMES], row("bad", max="NaN"))
-    assert in_terminal(200, 20, path)[-1].startswith("! first NaN or Inf: M bad out")
-    assert not in_terminal(200, 60, path)[-1].startswith("!")
+    assert in_terminal(200, 20, "show", path)[-1].startswith("! first NaN or Inf: M bad out")
+    assert not in_terminal(200, 60, "show", path)[-1].startswith("!")
 
 
 def test_how_far_it_is_stands_in_a_terminal_only_and_is_gone_at_the_end(recording):

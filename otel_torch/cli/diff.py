@@ -14,7 +14,7 @@ from otel_torch.parity.finding import Report
 from otel_torch.process.console import say
 from otel_torch.recording.isolation_pairing import pairing_file
 from otel_torch.rendering.progress import Progress
-from otel_torch.rendering.table import supports_color, write_line
+from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.rendering.writable import check_writable
 
 _EXIT_STATUS = {"match": 0, "diverged": 1, "incomparable": 2}
@@ -118,9 +118,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     # Print first: the result is visible even if writing a file fails.
     if arguments.json != "-":
-        from otel_torch.parity.report.text import render_text
+        from otel_torch.parity.report.text import DEFAULT_WIDTH, render_text
 
-        _print(render_text(report, color=supports_color(sys.stdout), show_all=arguments.all))
+        terminal = terminal_size(sys.stdout)
+        width = min(terminal.columns, DEFAULT_WIDTH) if terminal else DEFAULT_WIDTH
+        color = supports_color(sys.stdout)
+        _print(render_text(report, color=color, show_all=arguments.all, width=width))
     _write_json(arguments, report)
     if arguments.html:
         from otel_torch.parity.report.html import write_html

@@ -9,7 +9,7 @@ import sys
 
 from otel_torch.process.console import say
 from otel_torch.rendering.near_name import near_name
-from otel_torch.rendering.table import supports_color, write_line
+from otel_torch.rendering.table import supports_color, terminal_size, write_line
 from otel_torch.scanning.scan import Scan, read_settings, scan
 
 
@@ -92,10 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write_line(sys.stdout, json.dumps(result.as_json(), allow_nan=False))
     else:
+        terminal = terminal_size(sys.stdout)
         report = result.render(
             everything=arguments.all,
             forwards=arguments.forwards,
             colour=supports_color(sys.stdout),
+            width=terminal.columns if terminal else None,
         )
         write_line(sys.stdout, report)
     if problem is not None:

@@ -103,7 +103,14 @@ class Scan(ScannedForward):
             "calls": [_as_json(call) for call in self.calls],
         }
 
-    def render(self, *, everything: bool = False, forwards: int = 1, colour: bool = False) -> str:
+    def render(
+        self,
+        *,
+        everything: bool = False,
+        forwards: int = 1,
+        colour: bool = False,
+        width: int | None = None,
+    ) -> str:
         """Return the report as text.
 
         Args:
@@ -111,9 +118,12 @@ class Scan(ScannedForward):
             forwards: The number of forwards whose cost to show. A denoise step with guidance has
                 two; a training step has one per accumulated batch.
             colour: Use terminal colors.
+            width: Columns of the terminal, to which names are shortened; None for full names.
         """
         estimate = CostEstimate(self.cost, self.cost_once, forwards)
-        return format_report(self, estimate, self.settings, everything=everything, color=colour)
+        return format_report(
+            self, estimate, self.settings, everything=everything, color=colour, width=width
+        )
 
     def __str__(self) -> str:
         return self.render()

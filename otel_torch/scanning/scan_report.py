@@ -28,6 +28,7 @@ def format_report(
     *,
     everything: bool,
     color: bool,
+    width: int | None = None,
 ) -> str:
     """Return the report as text.
 
@@ -46,7 +47,7 @@ def format_report(
         lines.append(paint(escape(f"! the scan ended {scanned.ended}"), "yellow", color))
     calls = [call for call in scanned.calls if everything or call.selected]
     if calls:
-        lines += ["", _format_calls(calls, color)]
+        lines += ["", _format_calls(calls, color, width)]
     return "\n".join(lines)
 
 
@@ -143,7 +144,7 @@ def _disk_bytes(estimate: CostEstimate, settings: Settings) -> int:
 # --------------------------------------------------------------------------------------------------
 
 
-def _format_calls(calls: list[ScannedCall], color: bool) -> str:
+def _format_calls(calls: list[ScannedCall], color: bool, width: int | None) -> str:
     has_unselected = not all(call.selected for call in calls)
     columns = [column for column in _COLUMNS if column.is_shown(calls)]
     rows = []
@@ -152,7 +153,7 @@ def _format_calls(calls: list[ScannedCall], color: bool) -> str:
         rows.append(Line([column.text(call) for column in columns], style))
     names = [column.name for column in columns]
     left_aligned = sum(column.is_left_aligned for column in columns)
-    return format_table(names, rows, left_columns=left_aligned, color=color)
+    return format_table(names, rows, left_columns=left_aligned, color=color, width=width)
 
 
 @dataclass(frozen=True, slots=True)

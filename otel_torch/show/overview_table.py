@@ -16,7 +16,7 @@ from otel_torch.show.combined import BOOKKEEPING, LOCATION, is_number
 from otel_torch.show.overview import Overview, TensorLine
 from otel_torch.show.selection import format_step
 
-_COMBINED = "each row: all records of a tensor as if they were one (--step LIST: a row a record)"
+_COMBINED = "each row: all records of a tensor, taken as one (one row per record: --step LIST)"
 _STYLES = {"fine": "green", "trouble": "red", "unknown": "yellow"}
 _TEXT_COLUMNS = ("", "model", "module", "tensor", "phase", "branch")
 # Statistics that are shown in another way, or that people cannot read.

@@ -23,13 +23,15 @@ from otel_torch.parity.report.wording import (
 from otel_torch.rendering.words import plural
 
 SCREEN_LINES = 40  # lines of a terminal that a report may fill
-_MIN_WIDTH = 60
+DEFAULT_WIDTH, _MIN_WIDTH = 100, 60  # columns of texts and names
 _MOST_ENTRIES = 10  # of each list
 
 _VERDICT_STYLES = {"match": "bold", "diverged": "red", "incomparable": "yellow"}
 
 
-def render_text(report: Report, *, color: bool, show_all: bool = False, width: int = 100) -> str:
+def render_text(
+    report: Report, *, color: bool, show_all: bool = False, width: int = DEFAULT_WIDTH
+) -> str:
     """Return the report as text without a final line end.
 
     Args:
