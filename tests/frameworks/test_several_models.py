@@ -1,0 +1,48 @@
+"""Programs that run several models in one step: each has the step and phase of the loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.runs import distinct, record
+
+pytestmark = pytest.mark.frameworks
+
+# program: the steps of each model and phase
+EXPECTED = {
+    "image_classifier.py": {
+        ("ResNet", "forward"): [0, 1, 2, 3],
+        ("ResNet", "eval"): [2, 4],
+        ("SoftTargetCrossEntropy", "forward"): [0, 1, 2, 3],
+        ("CrossEntropyLoss", "eval"): [2, 4],
+        ("ResNet#2", "eval"): [2, 4],
+    },
+    "soft_actor_critic.py": {
+        ("SACPolicy", "eval"): [0, 1, 2, 3, 4, 5],
+        ("SACPolicy", "forward"): [0, 1, 2, 3, 4, 5],
+    },
+    "adapter_generates.py": {
+        ("LlamaForCausalLM", "forward"): [0, 1, 2, 3, 4, 5, 6, 7],
+        ("T5ForConditionalGeneration", "forward"): [0, 1, 2, 3],
+    },
+}
+
+TRAINED = {"image_classifier.py": {"ResNet"}, "soft_actor_critic.py": {"SACPolicy"}}
+
+
+@pytest.mark.parametrize("program", EXPECTED)
+def test_every_model_has_the_steps_of_its_loop(program: str, tmp_path: Path) -> None:
+    run = record(tmp_path, program, OTEL_TORCH_CAPTURE="outputs,gradients,parameters")
+    rows = [row for row in run.rows if row["phase"] in ("forward", "eval")]
+    steps = {
+        key: distinct((row for row in rows if (row["model"], row["phase"]) == key), "step")
+        for key in distinct(rows, "model", "phase")
+    }
+    assert steps == EXPECTED[program]
+    gradients = [row for row in run.rows if row["tensor"].startswith("param_grad.")]
+    trained = {row["model"] for row in gradients}
+    assert trained == TRAINED.get(program, set())
+    for model in trained:
+        assert distinct(gradients, "step") == EXPECTED[program][model, "forward"]
