@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from otel_torch.process import at_fork
 from otel_torch.process.console import say, say_once
 from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.regions.closer import RegionCloser, RegionSpans
@@ -166,7 +167,8 @@ class Recorder:
 
     def _make_sinks(self) -> list[Sink]:
         try:
-            return list(self._connect())
+            with at_fork.no_fork():  # sinks import what they need
+                return list(self._connect())
         except Exception as error:
             say_once(f"nothing is recorded: {type(error).__name__}: {error}")
             return []

@@ -100,3 +100,32 @@ def test_nothing_else_registers_with_the_interpreter() -> None:
         if re.search(r"os\.register_at_fork", path.read_text())
     ]
     assert users == ["at_fork.py"] and hasattr(os, "register_at_fork")
+
+
+FORK_DURING_AN_IMPORT = """
+import os, signal, sys, threading
+from otel_torch.process import at_fork
+
+sys.path.insert(0, os.getcwd())
+begun = threading.Event()
+
+def importing():
+    with at_fork.no_fork():
+        begun.set()
+        import slow
+
+thread = threading.Thread(target=importing)
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)  # without the wait this import never ends
+    import slow
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_waits_for_the_imports_of_another_thread(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1)\n")
+    assert run_python(tmp_path, FORK_DURING_AN_IMPORT, fresh=True).stdout == "0\n"

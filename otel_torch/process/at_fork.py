@@ -12,8 +12,10 @@ A bound method is held weakly: it is dropped with its object.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import MethodType
 from typing import Any
@@ -84,9 +86,39 @@ def _call_all(callbacks: Iterator[_Callback] | list[_Callback]) -> None:
             say_once(f"{name} failed around a fork: {type(error).__name__}: {error}")
 
 
+# held while a thread imports: a fork would leave the child with an import that never ends
+_import_lock = threading.RLock()
+_is_held_for_fork = False
+# how long a fork waits for it
+_FORK_WAIT_S = 5.0
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Let forks of other threads wait while this one imports modules in a block."""
+    with _import_lock:
+        yield
+
+
+def _before_fork() -> None:
+    global _is_held_for_fork
+    _call_all(list(_live(_before))[::-1])
+    _is_held_for_fork = _import_lock.acquire(timeout=_FORK_WAIT_S)
+
+
+def _after_in_parent() -> None:
+    if _is_held_for_fork:
+        _import_lock.release()
+    _call_all(_live(_in_parent))
+
+
+def _after_in_child() -> None:
+    global _import_lock
+    _import_lock = threading.RLock()
+    _call_all(child_callbacks())
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
-        before=lambda: _call_all(list(_live(_before))[::-1]),
-        after_in_parent=lambda: _call_all(_live(_in_parent)),
-        after_in_child=lambda: _call_all(child_callbacks()),
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )

@@ -345,7 +345,7 @@ class ExportQueue:
 
     def _run(self) -> None:
         try:
-            with _opening_lock:
+            with at_fork.no_fork():
                 self._transport = self._open_transport()
         except Exception as error:
             say_once(
@@ -550,32 +550,5 @@ class ExportQueue:
         self._done.set()
 
 
-# held while a transport is opened: a fork during its imports would leave the child with imports
-# that never end
-_opening_lock = threading.Lock()
-_is_held_for_fork = False
 # queues that a forked child inherited: collecting them would close connections of the parent
 _parents_queues: list[ExportQueue] = []
-
-
-def _hold_before_fork() -> None:
-    global _is_held_for_fork
-    _is_held_for_fork = _opening_lock.acquire(timeout=2)
-
-
-def _release_in_parent() -> None:
-    if _is_held_for_fork:
-        _opening_lock.release()
-
-
-def _reset_lock_in_child() -> None:
-    global _opening_lock
-    _opening_lock = threading.Lock()
-
-
-at_fork.register(
-    ForkOrder.EXPORT_QUEUES,
-    before=_hold_before_fork,
-    in_parent=_release_in_parent,
-    in_child=_reset_lock_in_child,
-)

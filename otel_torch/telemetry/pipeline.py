@@ -15,6 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import otel_torch
+from otel_torch.process import at_fork
 from otel_torch.process.console import say_once
 from otel_torch.process.exit_hooks import is_interpreter_ending
 from otel_torch.process.job import Job
@@ -122,7 +123,7 @@ class Pipelines:
     def _queues_of(self, signal: str) -> list[ExportQueue]:
         queues = self._queues.get(signal)
         if queues is None:
-            with self._lock:
+            with self._lock, at_fork.no_fork():
                 queues = self._queues.setdefault(signal, self._make_queues(signal))
         return queues
 

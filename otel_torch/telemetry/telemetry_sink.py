@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from otel_torch.process import at_fork
 from otel_torch.process.console import say, say_once
 from otel_torch.process.exit_hooks import is_interpreter_ending
 from otel_torch.process.job import Job
@@ -178,7 +179,7 @@ class TelemetrySink(Sink):
                 self._losses.count(kind, "shutdown", len(batch.records))
 
     def _make_sinks(self) -> None:
-        with self._lock:
+        with self._lock, at_fork.no_fork():
             if self._sinks is not None:
                 return
             from otel_torch.telemetry.event_sink import EventSink

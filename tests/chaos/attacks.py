@@ -127,7 +127,7 @@ def fill_the_disk(arena: Arena) -> None:
         variables["OTEL_TORCH_OTLP_FILE"] = str(disk / "otlp")
     if arena.rng.random() < 0.3:
         variables["OTEL_TORCH_TENSORS"] = str(disk / "tensors")
-    kilobytes = int(2 ** arena.rng.uniform(2, 10))
+    kilobytes = int(2 ** arena.rng.uniform(5, 10))
     command = (
         f"mount -t tmpfs -o size={kilobytes}k tmpfs disk && "
         f"{shlex.quote(sys.executable)} {shlex.quote(str(PROGRAMS / 'chaos.py'))}; "

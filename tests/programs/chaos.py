@@ -4,6 +4,7 @@ The plan is JSON in CHAOS_PLAN: see `Plan` in `tests/chaos/arena.py`. Each threa
 tells in a file of its own, so that two runs can be compared line by line.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -65,6 +66,8 @@ children = []
 for n in range(plan["forks"]):
     child = os.fork()
     if not child:
+        # where it stands if it never ends
+        faulthandler.dump_traceback_later(60, file=open(f"stuck{n}", "w"))  # noqa: SIM115 - kept
         train(f"fork{n}", n)
         sys.exit(0)
     children.append(child)
