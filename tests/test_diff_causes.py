@@ -4,6 +4,7 @@ commands that lead on.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import otel_torch
 from otel_torch import bootstrap
@@ -120,6 +122,25 @@ def test_faults_in_models_of_libraries_are_named(tmp_path: Path, name: str) -> N
     first = otel_torch.diff(*sides).first
     assert first is not None
     assert ("" if first.cause is None else first.cause.kind) == OF_REAL_MODELS[name], first
+
+
+def test_a_weight_in_bf16_is_told_from_its_rounding(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reference = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).bfloat16()
+    port = copy.deepcopy(reference)
+    with torch.no_grad():
+        port[0].weight.mul_(1.1)
+    recordings = [tmp_path / "reference.jsonl", tmp_path / "port.jsonl"]
+    for model, recording in zip((reference, port), recordings, strict=True):
+        bootstrap.start(jsonl=str(recording), capture="parity")
+        try:
+            model(torch.ones(2, 64, dtype=torch.bfloat16))
+        finally:
+            bootstrap.stop()
+    first = otel_torch.diff(*recordings).first
+    assert first is not None and first.cause is not None
+    assert (first.cause.kind, first.cause.certain) == ("scaled", True)
+    assert first.cause.text.endswith("0.weight is the reference's times 1.1")
 
 
 # -- whole tensors, of every kind of finding

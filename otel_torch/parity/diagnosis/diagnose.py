@@ -90,6 +90,8 @@ VALUES: tuple[Hypothesis, ...] = (
 
 SHAPES: tuple[Hypothesis, ...] = (shapes.other_length,)
 
+# the limit of a dtype allows for sums of many roundings; a loaded weight was rounded once
+_OF_ONE_ROUNDING = 1 / 8
 _NO_FOLDERS: tuple[str | None, str | None] = (None, None)
 
 
@@ -208,7 +210,7 @@ class Diagnosis:
         return Clues(
             _measured_parts(weight.reference, self.tensors.reference, weight.is_fused),
             _measured_parts(weight.port, self.tensors.port, weight.is_fused),
-            self.tolerance.of_parameters((*weight.reference, *weight.port)),
+            self.tolerance.of_parameters((*weight.reference, *weight.port)) * _OF_ONE_ROUNDING,
             earlier,
             weight=weight,
             tensors=self.tensors,
