@@ -46,3 +46,13 @@ def test_every_model_has_the_steps_of_its_loop(program: str, tmp_path: Path) -> 
     assert trained == TRAINED.get(program, set())
     for model in trained:
         assert distinct(gradients, "step") == EXPECTED[program][model, "forward"]
+
+
+def test_activations_that_all_detectors_share_belong_to_the_one_that_runs(tmp_path: Path) -> None:
+    run = record(tmp_path, "object_detector.py", OTEL_TORCH_CAPTURE="outputs,gradients,parameters")
+    trained = {row["model"] for row in run.rows if row["tensor"].startswith("param_grad.")}
+    assert trained == {"DetectionModel#2"}  # the first is the one that training replaces
+    first = [row for row in run.rows if row["model"] == "DetectionModel"]
+    assert distinct(first, "phase", "step", "loop") == [("attach", 0, 0), ("forward", 0, 0)]
+    shared = [row for row in run.rows if row["module"].endswith("model.0.act")]
+    assert {"DetectionModel#2", "DetectionModel#3"} <= {row["model"] for row in shared}
