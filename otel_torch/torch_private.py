@@ -244,6 +244,14 @@ is_exporting: Callable[[], bool] = (
 )
 
 
+def has_global_hooks() -> bool:
+    """Return whether hooks are registered for all modules; also if that is unknown."""
+    try:
+        return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    except Exception:
+        return True
+
+
 def is_traced() -> bool:
     """Return whether a tracer of the program makes a graph of what this thread computes."""
     if getattr(torch._C, "_get_tracing_state", lambda: None)() is not None:

@@ -154,3 +154,33 @@ def test_a_hostile_module_runs_and_nothing_stays_on_it(
         assert not part._forward_hooks and not part._forward_pre_hooks
         assert not part._forward_hooks_with_kwargs and not part._forward_pre_hooks_with_kwargs
     assert "failed" not in capfd.readouterr().err
+
+
+class CallsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+        return self(x, depth - 1) if depth else self.inner(x)
+
+
+def deepest_nesting() -> int:
+    net = CallsItself()
+    for depth in range(50, 400):
+        try:
+            net(torch.ones(1), depth)
+        except RecursionError:
+            break
+    return depth
+
+
+def test_forwards_nest_as_deeply_as_without_recording(capfd: pytest.CaptureFixture[str]) -> None:
+    bare = deepest_nesting()
+    with recording(capture="inputs,outputs") as sink:
+        recorded = deepest_nesting()
+    assert recorded >= bare
+    assert sink.rows("module", module="inner")
+    message = capfd.readouterr().err
+    assert "CallsItself: forwards that nest near Python's recursion limit" in message
+    assert "records (recursion)" in message

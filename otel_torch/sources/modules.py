@@ -32,6 +32,7 @@ from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
+from otel_torch.sources.recursion import DEEP, has_only_our_hooks, is_limit_near
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
 from otel_torch.sources.training_clock import TrainingClock
@@ -260,6 +261,9 @@ class ModelRegistry(Source):
             if stack and (
                 stack[-1].model is model or any(enclosing.model is model for enclosing in stack)
             ):
+                if len(stack) >= DEEP and is_limit_near() and has_only_our_hooks(module):
+                    self._count_unrecorded(model)
+                    return module.forward(*args, **kwargs)
                 stack.append(site)
                 try:
                     return original_call(module, *args, **kwargs)
@@ -418,6 +422,13 @@ class ModelRegistry(Source):
         pending.whole_ran |= is_whole
         context = pending.context
         return context is not None and self._step_tracker.continues(context, model, inputs)
+
+    def _count_unrecorded(self, model: Model) -> None:
+        self._recorder.losses.count("record", "recursion")
+        say_once(
+            f"{model.name}: forwards that nest near Python's recursion limit are not recorded; "
+            "sys.setrecursionlimit() raises it"
+        )
 
     def _start(self, model: Model) -> None:
         model.started = True
