@@ -21,7 +21,7 @@ from otel_torch import session
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
-from otel_torch.sources import steps, trace_step
+from otel_torch.sources import forwards, steps, trace_step
 
 # fields of a request on its pipeline's span: numbers that determine the work, no prompts or paths
 _REQUEST_FIELDS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
@@ -67,8 +67,8 @@ def uninstall() -> None:
     """Restore every class and function that was replaced."""
     while _undo:
         _undo.pop()()
-    if _hint in steps.hint_providers:
-        steps.hint_providers.remove(_hint)
+    if _hint in forwards.hint_providers:
+        forwards.hint_providers.remove(_hint)
 
 
 def _guarded(install: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -184,7 +184,7 @@ def _forward_context() -> Any:
         return None
 
 
-def _hint() -> steps.Hint | None:
+def _hint() -> forwards.Hint | None:
     """Return step, loop and guidance branch of the next forward, as far as FastVideo knows them.
 
     None in training, where no pipeline runs and the optimizer's steps count.
@@ -196,13 +196,13 @@ def _hint() -> steps.Hint | None:
     context = _forward_context()
     batch = getattr(context, "forward_batch", None)
     if stage is None or batch is None or _state.step_counter is None:
-        return steps.Hint(loop=loop)
+        return forwards.Hint(loop=loop)
     branch = None
     if getattr(batch, "is_cfg_negative", False):
         branch = "uncond"
     elif _sets_branch(type(stage).forward):
         branch = "cond"
-    return steps.Hint(_state.step_counter.step(context.current_timestep), loop, branch)
+    return forwards.Hint(_state.step_counter.step(context.current_timestep), loop, branch)
 
 
 # -- spans
@@ -350,8 +350,8 @@ def _wrap_generator(module: ModuleType) -> None:
 
 @_guarded
 def _add_hint(module: ModuleType) -> None:
-    if _hint not in steps.hint_providers:
-        steps.hint_providers.append(_hint)
+    if _hint not in forwards.hint_providers:
+        forwards.hint_providers.append(_hint)
 
 
 # -- replacements of FastVideo's trace and profiler

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from otel_torch.sources import steps
+from otel_torch.sources import forwards, steps
 
 
 class _Evaluations(threading.local):
@@ -37,7 +37,7 @@ def follow(
     if tracker is not None:
         says = _says(trainer, step)
         for optimizer in optimizers:
-            tracker.optimizers.follow(optimizer, says, parameters)
+            tracker.training.optimizers.follow(optimizer, says, parameters)
 
 
 @contextmanager
@@ -53,24 +53,24 @@ def evaluating(trainer: Any, step: Callable[[Any], int]) -> Iterator[None]:
 def one_step() -> AbstractContextManager[None]:
     """Make the block one training step, in which several optimizers may step."""
     tracker = steps.current_step_tracker()
-    return nullcontext() if tracker is None else tracker.one_training_step()
+    return nullcontext() if tracker is None else tracker.training.one_training_step()
 
 
 def install() -> None:
     """Tell the step tracker of evaluations."""
-    if _hint not in steps.hint_providers:
-        steps.hint_providers.append(_hint)
+    if _hint not in forwards.hint_providers:
+        forwards.hint_providers.append(_hint)
 
 
 def uninstall() -> None:
     """Tell nothing more."""
-    if _hint in steps.hint_providers:
-        steps.hint_providers.remove(_hint)
+    if _hint in forwards.hint_providers:
+        forwards.hint_providers.remove(_hint)
 
 
-def _hint() -> steps.Hint | None:
+def _hint() -> forwards.Hint | None:
     running = _evaluations.running
-    return steps.Hint(running[-1](), phase="eval") if running else None
+    return forwards.Hint(running[-1](), phase="eval") if running else None
 
 
 def _says(trainer: Any, step: Callable[[Any], int]) -> Callable[[], int | None]:

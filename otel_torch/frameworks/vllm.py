@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources import steps
+from otel_torch.sources import forwards, steps
 
 _patches = Patches()
 
@@ -23,20 +23,20 @@ class _Engine(threading.local):
 
     def __init__(self) -> None:
         self.steps = self.warmups = 0
-        self.hint: steps.Hint | None = None
+        self.hint: forwards.Hint | None = None
 
 
 _engine = _Engine()
 
 
-def _hint() -> steps.Hint | None:
+def _hint() -> forwards.Hint | None:
     return _engine.hint
 
 
 @contextmanager
 def _executing(runner: Any) -> Iterator[None]:
     """Begin an engine step. It goes on after the block if the tokens are sampled later."""
-    _engine.hint = steps.Hint(_engine.steps, bounded=False)
+    _engine.hint = forwards.Hint(_engine.steps, bounded=False)
     _engine.steps += 1
     try:
         yield
@@ -55,7 +55,7 @@ def _sampling(runner: Any) -> Iterator[None]:
 
 @contextmanager
 def _warming_up(runner: Any) -> Iterator[None]:
-    _engine.hint = steps.Hint(_engine.warmups, phase="warmup", bounded=False)
+    _engine.hint = forwards.Hint(_engine.warmups, phase="warmup", bounded=False)
     _engine.warmups += 1
     try:
         yield
@@ -75,8 +75,8 @@ _METHODS = {"execute_model": _executing, "sample_tokens": _sampling, "_dummy_run
 
 
 def _watch_runner(module: ModuleType) -> None:
-    if _hint not in steps.hint_providers:
-        steps.hint_providers.append(_hint)
+    if _hint not in forwards.hint_providers:
+        forwards.hint_providers.append(_hint)
     for name, surround in _METHODS.items():
         if name in vars(module.GPUModelRunner):
             _patches.around(module.GPUModelRunner, name, surround)
@@ -85,8 +85,8 @@ def _watch_runner(module: ModuleType) -> None:
 def uninstall() -> None:
     """Restore the model runner."""
     _patches.undo()
-    if _hint in steps.hint_providers:
-        steps.hint_providers.remove(_hint)
+    if _hint in forwards.hint_providers:
+        forwards.hint_providers.remove(_hint)
 
 
 HOOKS = {"vllm.v1.worker.gpu_model_runner": _watch_runner}

@@ -11,10 +11,10 @@ import threading
 from otel_torch import torch_private
 from otel_torch.sources import modules
 from otel_torch.sources.calls import StepCalls
+from otel_torch.sources.forwards import ForwardContext
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.selection import ModuleSelection
-from otel_torch.sources.steps import ForwardContext
 from otel_torch.sources.tensor_reader import RecordedCall
 
 

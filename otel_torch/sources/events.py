@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from otel_torch.sources.modules import Model, ModuleSite
-    from otel_torch.sources.steps import TrainingStep
+    from otel_torch.sources.training_steps import TrainingStep
 
     # model, ids of the parameters that are about to change, the training step, by what their
     # gradients are still multiplied

@@ -27,6 +27,7 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
 from otel_torch.sources.events import RunEvents
+from otel_torch.sources.forwards import ForwardContext, Inputs
 from otel_torch.sources.hooks import TorchHook, keep_out_of_copies
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
@@ -34,7 +35,7 @@ from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
 from otel_torch.sources.recursion import DEEP, has_only_our_hooks, is_limit_near
 from otel_torch.sources.source import Source
-from otel_torch.sources.steps import ForwardContext, Inputs, StepTracker
+from otel_torch.sources.steps import StepTracker
 from otel_torch.sources.training_clock import TrainingClock
 from otel_torch.sources.uncalled_roots import RootMethodRun, running_owner
 
@@ -421,7 +422,7 @@ class ModelRegistry(Source):
             return False
         pending.whole_ran |= is_whole
         context = pending.context
-        return context is not None and self._step_tracker.continues(context, model, inputs)
+        return context is not None and self._step_tracker.training.continues(context, model, inputs)
 
     def _count_unrecorded(self, model: Model) -> None:
         self._recorder.losses.count("record", "recursion")

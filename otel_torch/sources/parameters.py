@@ -14,9 +14,9 @@ from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model
 from otel_torch.sources.parameter_data import gradient_of, value_of
 from otel_torch.sources.selection import ModuleSelection
-from otel_torch.sources.steps import TrainingStep
 from otel_torch.sources.tensor_measurer import TensorMeasurer
 from otel_torch.sources.tensor_reader import RecordedCall
+from otel_torch.sources.training_steps import TrainingStep
 
 
 class ParameterObserver:

@@ -57,7 +57,7 @@ class Training(Source):
         ]
         for item in gc.get_objects():
             if issubclass(type(item), Optimizer):
-                self._step_tracker.optimizers.found(item)
+                self._step_tracker.training.optimizers.found(item)
 
     def _replace(
         self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -73,7 +73,7 @@ class Training(Source):
         self._restore.append(restore)
 
     def _wrap_init(self, make: Callable[..., None]) -> Callable[..., None]:
-        optimizers = self._step_tracker.optimizers
+        optimizers = self._step_tracker.training.optimizers
 
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
@@ -82,7 +82,7 @@ class Training(Source):
         return init
 
     def _wrap_load(self, load: Callable[..., None]) -> Callable[..., None]:
-        optimizers = self._step_tracker.optimizers
+        optimizers = self._step_tracker.training.optimizers
 
         def load_state_dict(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             load(optimizer, *args, **kwargs)
@@ -91,7 +91,7 @@ class Training(Source):
         return load_state_dict
 
     def _wrap_scaled_step(self, scaled_step: Callable[..., Any]) -> Callable[..., Any]:
-        optimizers = self._step_tracker.optimizers
+        optimizers = self._step_tracker.training.optimizers
 
         def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = optimizers.completed(optimizer)
@@ -157,11 +157,11 @@ class Training(Source):
 
     def _emit_gradients_ready(self, optimizer: Optimizer) -> None:
         tracker = self._step_tracker
-        tracker.optimizers.stepping(optimizer)
+        tracker.training.optimizers.stepping(optimizer)
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
         models = list(self._registry.models)[::-1]
         # a parameter that several models hold belongs to the one that this optimizer trains most of
-        updated = {model: tracker.optimizers.updated_by(optimizer, model) for model in models}
+        updated = {model: tracker.training.optimizers.updated_by(optimizer, model) for model in models}
         models.sort(key=lambda model: len(updated[model] & model.parameter_ids()), reverse=True)
         reported: frozenset[int] = frozenset()
         for model in models:
@@ -176,7 +176,7 @@ class Training(Source):
     def _notify(
         self, model: Model, parameters: frozenset[int], scale: Tensor | None = None
     ) -> None:
-        step = self._step_tracker.training_step_of(model)
+        step = self._step_tracker.training.step_of(model, self._step_tracker.loop)
         for notify in self._events.gradients_ready:
             notify(model, parameters, step, scale)
 
@@ -184,10 +184,10 @@ class Training(Source):
     def _after_backward(self) -> None:
         """Emit `gradients_ready` for the models that the program updates without an optimizer."""
         try:
-            updated = self._step_tracker.backward_ended()
+            updated = self._step_tracker.training.backward_ended()
             for model in updated:
                 self._notify(model, model.parameter_ids())
-            self._step_tracker.flush_late_gradients()
+            self._step_tracker.training.flush_late_gradients()
         except Exception as error:
             say_once(f"a backward pass is not counted: {type(error).__name__}: {error}")
 
@@ -198,7 +198,7 @@ class Training(Source):
         _leave_graph()
         entry.close_region(self._scopes.pop(id(optimizer), None))
         try:
-            self._step_tracker.optimizer_stepped(optimizer)
+            self._step_tracker.training.optimizer_stepped(optimizer)
         except Exception as error:
             say_once(
                 f"a step of {type(optimizer).__name__} is not counted: "
