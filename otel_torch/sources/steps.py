@@ -207,10 +207,9 @@ class StepTracker(Source):
         trained = self.training.trained_model
         if position.rule == "optimizer" and position.owner != model.name and trained is not None:
             model = trained
-        active, is_new = self._active.enter(position, model)
-        if is_new and position.rule == "schedule":
+        if position.rule == "schedule":
             self.denoising.start_denoising()
-        return active, is_new
+        return self._active.enter(position, model)
 
     def end_forward(
         self, model: TrackedModel, context: ForwardContext, error: BaseException | None = None
