@@ -161,7 +161,9 @@ class Training(Source):
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
         models = list(self._registry.models)[::-1]
         # a parameter that several models hold belongs to the one that this optimizer trains most of
-        updated = {model: tracker.training.optimizers.updated_by(optimizer, model) for model in models}
+        updated = {
+            model: tracker.training.optimizers.updated_by(optimizer, model) for model in models
+        }
         models.sort(key=lambda model: len(updated[model] & model.parameter_ids()), reverse=True)
         reported: frozenset[int] = frozenset()
         for model in models:
