@@ -59,9 +59,6 @@ def train(role: str, seed: int) -> None:
 
 torch.manual_seed(plan["seed"])
 random.seed(plan["seed"])
-threads = [threading.Thread(target=train, args=(f"thread{n}", n)) for n in range(plan["threads"])]
-for thread in threads:
-    thread.start()
 children = []
 for n in range(plan["forks"]):
     child = os.fork()
@@ -71,6 +68,10 @@ for n in range(plan["forks"]):
         train(f"fork{n}", n)
         sys.exit(0)
     children.append(child)
+# after the forks: a lock of torch that a thread holds would never be free in a child
+threads = [threading.Thread(target=train, args=(f"thread{n}", n)) for n in range(plan["threads"])]
+for thread in threads:
+    thread.start()
 train("main", plan["seed"])
 for thread in threads:
     thread.join()
