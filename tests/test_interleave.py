@@ -8,6 +8,7 @@ import gc
 import pickle
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 import otel_torch
 from otel_torch import interleave
 from otel_torch.capture.interleave_error import InterleaveError
-from tests.support import recording
+from tests.support import recording, run_python
 
 
 @pytest.fixture(autouse=True)
@@ -476,3 +477,17 @@ def test_a_run_frees_its_tensors_without_the_garbage_collector(asks: bool) -> No
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_a_model_that_outlives_the_session_ends_quietly(tmp_path: Path) -> None:
+    """Python clears the globals of modules before it frees a model that the cache still holds."""
+    program = """
+import torch
+import otel_torch
+model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+interleaver = otel_torch.interleave(model)
+cache = interleaver.cache(["0"])
+with torch.no_grad(), interleaver.invoke(torch.ones(1, 2)):
+    pass
+"""
+    assert "Exception ignored" not in run_python(tmp_path, program, fresh=True).stderr

@@ -664,6 +664,8 @@ class ModelRegistry(Source):
         return site
 
     def _forget(self, model: Model, key: int) -> None:
+        if not self._restore:
+            return  # uninstalled: the interpreter may be ending, and globals are None already
         self.sites.pop(key, None)
         self._all_sites.pop(key, None)
         model.sites.pop(key, None)
