@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch.settings import STATISTICS
 from otel_torch.statistics import cpu_kernel
+from otel_torch.statistics.bit_hash import bit_hash
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import Measurement, _measure_any, _plan, measure
 from otel_torch.statistics.read_rows import read_rows
@@ -449,7 +450,7 @@ def test_primitives_are_the_rows_columns():
     assert row == [-1.0, 3.0, 2.0, 10.0, 4.0, 0.0, 1.0]
     measured = measure(tensor, COLUMNS)
     assert measured.columns == COLUMNS
-    wide = [histogram(tensor), sketch(tensor), row_sketch(tensor)]
+    wide = [histogram(tensor), sketch(tensor), row_sketch(tensor), bit_hash(tensor)]
     assert read_rows([measured])[0] == pytest.approx([*row, *torch.cat(wide).tolist()])
 
 

@@ -49,7 +49,7 @@ MAGNITUDE = "torch_module_activation_magnitude"
 REGION = "torch_region_duration_seconds"
 # statistics without a gauge
 NOT_GAUGES = frozenset(
-    {"nonfinite", "numel", "histogram", "sketch", "row_sketch", "shape", "dtype"}
+    {"nonfinite", "numel", "histogram", "sketch", "row_sketch", "hash", "shape", "dtype"}
 )
 GAUGES = [name for name in STATISTICS if name not in NOT_GAUGES]
 

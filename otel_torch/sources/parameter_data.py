@@ -35,4 +35,4 @@ def gradient_of(parameter: Tensor) -> Tensor | None:
 
 def _is_emptied(parameter: Tensor) -> bool:
     """Return whether ZeRO-3 has taken the values of a parameter away."""
-    return parameter.numel() == 0 and getattr(parameter, "ds_numel", 0) > 0
+    return getattr(parameter, "ds_numel", 0) > 0 and parameter.numel() == 0

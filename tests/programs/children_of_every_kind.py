@@ -77,12 +77,12 @@ if __name__ == "__main__":
     forked_now = threading.Event()
 
     def hold():
-        from otel_torch import bootstrap, session, sources
+        from otel_torch import bootstrap, session
         from otel_torch.regions import entry
 
-        tracker, registry = sources.steps.current_step_tracker(), bootstrap._running.registry
+        registry = bootstrap._running.registry
         counting = registry.models[0].calls._lock
-        with tracker._lock, session.current().recorder._lock, registry._lock, counting, entry._lock:
+        with session.current().recorder._lock, registry._lock, counting, entry._lock:
             held.set()
             forked_now.wait(60)
 
