@@ -135,6 +135,20 @@ def test_what_runs_after_training_is_no_part_of_it() -> None:
     assert not sink.rows("step", phase="eval")
 
 
+def test_a_teacher_of_a_second_training_is_part_of_its_steps() -> None:
+    with watching() as sink:
+        for trained in (Net(), Average(Net())):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            teacher = Teacher() if isinstance(trained, Average) else None
+            for _ in range(3):
+                if teacher is not None:
+                    with torch.no_grad():
+                        teacher(X)
+                trained(X).sum().backward()
+                optimizer.step()
+    assert sink.rows("step", model="Teacher", module="", phase="forward") == [0, 1, 2]
+
+
 def test_models_outside_of_any_loop_count_their_own_forwards() -> None:
     with watching() as sink:
         net, encoder = Net(), Encoder()

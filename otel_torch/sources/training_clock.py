@@ -26,7 +26,7 @@ class TrainingClock:
         is_updated_in_place: whether its parameters change although no optimizer holds them.
         ran_before: how many training steps of any model had begun when this model last ran.
         follows: whether the model is not trained itself but has run in training steps.
-        trails: whether it first ran behind one.
+        trails: the trained model behind whose step it first ran, such as that of an EMA copy.
         held_by: the optimizers of the model, and the state of the optimizers when they were found.
         updates: watches the parameters of a model that no optimizer holds.
 
@@ -39,7 +39,8 @@ class TrainingClock:
         self.next_step = 0
         self.loop = 0
         self.is_trained = self.is_updated_in_place = False
-        self.follows = self.trails = False
+        self.follows = False
+        self.trails: str | None = None
         self.ran_before: int | None = None
         self.held_by: tuple[object, list[OptimizerClock]] | None = None
         self.updates: UpdateWatch | None = None

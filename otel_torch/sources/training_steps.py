@@ -204,7 +204,7 @@ class TrainingSteps:
         if self._follows(model) and self._is_alive(trained):
             # Between two training steps: part of the last if it first ran there, else of the next.
             self.end_stopped()
-            if model.clock.trails:
+            if model.clock.trails == trained.name:
                 last = trained.clock.next_step - 1
                 return Position("optimizer", last, trained.clock.loop, model.name, lasts=False)
             position = Position("optimizer", step, loop, trained.name)
@@ -228,7 +228,8 @@ class TrainingSteps:
         if forward.optimizers is None:
             clock = model.clock
             if clock.ran_before is None:
-                clock.trails = loop.begun > 0 and self._current() is None
+                if loop.model is not None and loop.begun and self._current() is None:
+                    clock.trails = loop.model.name
             clock.follows |= self._current() is not None
             clock.ran_before = loop.begun
             return

@@ -78,11 +78,19 @@ if __name__ == "__main__":
 
     def hold():
         from otel_torch import bootstrap, session
+        from otel_torch.sources import steps
         from otel_torch.regions import entry
 
         registry = bootstrap._running.registry
-        counting = registry.models[0].calls._lock
-        with session.current().recorder._lock, registry._lock, counting, entry._lock:
+        counting = next(iter(registry.models)).calls._lock
+        active_steps = steps.current_step_tracker()._active
+        with (
+            active_steps.lock,
+            session.current().recorder._lock,
+            registry._lock,
+            counting,
+            entry._lock,
+        ):
             held.set()
             forked_now.wait(60)
 
