@@ -227,10 +227,10 @@ class TrainingSteps:
         loop, model = self._loop, forward.model
         if forward.optimizers is None:
             clock = model.clock
-            if clock.ran_before is None:
-                if loop.model is not None and loop.begun and self._current() is None:
-                    clock.trails = loop.model.name
-            clock.follows |= self._current() is not None
+            current = self._current()
+            if clock.ran_before is None and loop.begun and loop.model and current is None:
+                clock.trails = loop.model.name
+            clock.follows |= current is not None
             clock.ran_before = loop.begun
             return
         loop.model = model
