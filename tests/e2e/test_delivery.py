@@ -90,14 +90,14 @@ class Program:
         return counted
 
     def made(self) -> Counter[str]:
-        """Return what would arrive without losses: the run's span and five per step (step, forward,
-        three regions), one event of each kind per record, and per record one point of each of
+        """Return what would arrive without losses: the run's span and four per step (step, forward,
+        backward, optimizer), one event of each kind per record, and per record one point of each of
         six gauges.
         """
         rows = lines(self.recording)
         assert len(rows) == STEPS * MODULES
         return Counter(
-            span=1 + 5 * STEPS,
+            span=1 + 4 * STEPS,
             span_event=len(rows),
             log_event=len(rows),
             metric_point=6 * len(rows),
