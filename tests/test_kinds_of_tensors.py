@@ -40,7 +40,9 @@ def test_every_kind_is_recorded_or_counted(tmp_path: Path, bare: str, capture: s
     assert done.stdout == bare
     assert "Traceback" not in done.stderr
     rows = lines(tmp_path / "run.jsonl")
-    kinds = {line.split()[0] for line in bare.splitlines()[:-1] if "cannot be made" not in line}
+    # (older versions of torch report their connections on stdout)
+    printed = [line for line in bare.splitlines()[:-1] if not line.startswith("[Gloo]")]
+    kinds = {line.split()[0] for line in printed if "cannot be made" not in line}
     assert len(kinds) > 60
     missing = kinds - {row["model"] for row in rows}
     # what answers no question is counted as an error; a budget skips steps
