@@ -76,7 +76,8 @@ _SETTINGS: dict[str, Callable[[], Fact]] = {
     "threads": torch.get_num_threads,
     "default_dtype": lambda: str(torch.get_default_dtype()),
     "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
-    "float32_matmul_precision": torch.get_float32_matmul_precision,
+    # `get_float32_matmul_precision` warns in older versions
+    "matmul.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
     "cpu.capability": torch.backends.cpu.get_cpu_capability,
     "mkldnn": lambda: bool(torch.backends.mkldnn.enabled),
     "mkldnn.fp32_precision": lambda: torch.backends.mkldnn.fp32_precision,
@@ -89,7 +90,6 @@ _SETTINGS: dict[str, Callable[[], Fact]] = {
 _CUDA_SETTINGS: dict[str, Callable[[], Fact]] = {
     "device": lambda: torch.cuda.get_device_name(),
     "cuda": lambda: str(torch.version.cuda or torch.version.hip),
-    "cuda.fp32_precision": lambda: torch.backends.cuda.matmul.fp32_precision,
     "cuda.bf16_reduced_precision": lambda: str(
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     ),
