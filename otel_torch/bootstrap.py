@@ -37,7 +37,7 @@ EXIT_S = 1.3
 
 _running: RunningSession | None = None
 _starting = False  # starting may import torch, and an enabled process starts at that import
-_lock = threading.RLock()
+_lock: Any = threading.RLock()
 _hooked_exit = False
 
 
@@ -200,8 +200,8 @@ class RunningSession:
         self._restore_sigterm = stop_on_sigterm(stop, self._is_in_session)
 
     def _is_in_session(self) -> bool:
-        """Return whether this thread holds a lock that `stop` needs."""
-        locks = (self.step_tracker.lock, self.session.recorder.lock)
+        """Return whether this thread holds a lock that `stop` needs, or is in `stop` itself."""
+        locks = (_lock, self.step_tracker.lock, self.session.recorder.lock)
         return any(lock._is_owned() for lock in locks)
 
     def forked(self) -> None:

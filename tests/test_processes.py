@@ -99,6 +99,20 @@ ENDS: dict[str, tuple[str, int, list[tuple[str, str]], bool]] = {
         "run(3); Between.action = lambda: send(signal.SIGTERM); run(1)", -signal.SIGTERM, WHOLE_STEP[:1], True,
     ),
     "SIGTERM in a write": (SIGNAL_IN_A_WRITE.format(signal="SIGTERM"), -signal.SIGTERM, WHOLE_STEP, True),
+    "SIGTERM while the recording ends": (
+        """
+        from otel_torch.recorder import Recorder
+        finish = Recorder.finish
+
+        def interrupted(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            finish(*arguments)
+
+        Recorder.finish = interrupted
+        run(4)
+        """,
+        -signal.SIGTERM, WHOLE_STEP, True,
+    ),
     "SIGTERM while the device hangs": (
         """
         import otel_torch.process.exit_hooks
