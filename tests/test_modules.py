@@ -137,6 +137,20 @@ def test_losses_made_anew_each_time_are_one_model() -> None:
     assert sink.rows("model", "step") == [("MSELoss", 0), ("MSELoss", 1), ("MSELoss", 2)]
 
 
+def test_losses_made_anew_are_recorded_whenever_the_last_is_collected() -> None:
+    before = gc.get_threshold()
+    try:
+        with recording() as sink:
+            for threshold in range(2, 500):
+                gc.set_threshold(threshold)  # moves the collection to another place
+                loss = nn.MSELoss()
+                loss.itself = [loss]  # only the cycle collector frees it
+                loss(X, X)
+    finally:
+        gc.set_threshold(*before)
+    assert sink.rows("step") == list(range(498))
+
+
 def test_a_module_made_inside_a_forward_is_glue() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:

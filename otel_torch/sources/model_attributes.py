@@ -27,7 +27,8 @@ def attributes_holding(root: nn.Module | None) -> list[str]:
         attributes: Any = referrer if is_dict else getattr(referrer, "__dict__", None)
         if not isinstance(attributes, dict):
             continue
-        for key, value in list(attributes.items()):
+        # not `list(items())`: its tuples may start a collection, which may change the dictionary
+        for key, value in zip(list(attributes), list(attributes.values()), strict=False):
             if value is root and isinstance(key, str):
                 names.add(key)
     return sorted(name for name in names if name.isidentifier() and not name.startswith("_"))

@@ -603,6 +603,9 @@ class ModelRegistry(Source):
         # Only now: until the hooks are there, another thread that calls the model waits for the
         # lock.
         self.sites.update(settled)
+        for key in settled.keys() - model.sites.keys():  # collected meanwhile; ids are used again
+            self.sites.pop(key, None)
+            self._all_sites.pop(key, None)
         return model
 
     def _settle(self, model: Model) -> dict[int, ModuleSite]:
@@ -612,7 +615,9 @@ class ModelRegistry(Source):
         """
         settled = {}
         is_over: dict[Model, bool] = {model: False}
-        for key, site in list(model.sites.items()):
+        # `list(items())` makes tuples, at which modules may be collected, and change what it lists
+        for site in list(model.sites.values()):
+            key = site.key
             known = self._all_sites.setdefault(key, site)
             if known.__class__ is ModuleSite and known.model is not model:
                 known = self._make_shared(known.model, known)
