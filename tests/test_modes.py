@@ -49,9 +49,20 @@ def test_a_mode_sees_what_it_sees_without_recording(
     settings = {f"OTEL_TORCH_{name}": value for name, value in CAPTURES[capture].items()}
     done = run_python(tmp_path, PROGRAM, mode, **settings)
     seen, expected = done.stdout.splitlines(), seen_bare[mode].splitlines()
+    if capture == "operations":
+        # torch 2.9 detaches the result of an operation in place once for each active mode
+        seen, expected = (_without_repeated_detach(printed) for printed in (seen, expected))
     assert seen[:-1] == expected[:-1]
     # the last line has the values of a later forward
     assert (seen[-1] == expected[-1]) == (capture != "noise")
     assert len(lines(tmp_path / "run.jsonl")) > 0
     kernel = "torch" if capture == "by_torch" else "native"
     assert metadata(tmp_path / "run.jsonl")["kernels"].startswith(kernel)
+
+
+def _without_repeated_detach(printed: list[str]) -> list[str]:
+    return [
+        line
+        for line, before in zip(printed, ["", *printed], strict=False)
+        if not line == before == "aten.detach.default"
+    ]
