@@ -1,0 +1,125 @@
+"""The table of what is recorded of a training: the names of rows, span attributes and metrics.
+
+A quantity is a row of a recording (phase `train`) or, where it is time or memory, an attribute of
+the step's scope: two identical runs write identical rows.
+
+To add one, add its line here and describe it in docs/record-format.md and docs/training.md. Imports
+neither torch nor OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+PHASE = "train"
+# attribute of a metric point whose quantity belongs to a group of an optimizer
+PARAM_GROUP = "torch.param_group"
+
+SAMPLES = "torch.training.samples"
+TOKENS = "torch.training.tokens"
+DEVICE_MEMORY = "torch.training.device_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """How one quantity of a training step is exported.
+
+    Args:
+        metric: the name of its metric, and of the attribute of the step's span.
+        kind: of the metric; a counter takes the sum of all steps.
+        unit: of the metric, in UCUM; empty for a number without a unit of its own.
+        text: description of the metric.
+        by_module: whether modules have values of their own besides the total.
+    """
+
+    metric: str
+    kind: Literal["gauge", "counter", "histogram"]
+    unit: str
+    text: str
+    by_module: bool = False
+
+
+# by the name of the row's tensor, without the group
+ROWS: dict[str, Quantity] = {
+    "loss": Quantity("torch.training.loss", "gauge", "", "What the program called backward on"),
+    "lr": Quantity("torch.training.learning_rate", "gauge", "", "Learning rate of a group"),
+    "weight_decay": Quantity("torch.training.weight_decay", "gauge", "", "Weight decay of a group"),
+    "grad_norm": Quantity(
+        "torch.training.gradient_norm", "gauge", "", "L2 norm of the gradients, not clipped", True
+    ),
+    "grad_norm_clipped": Quantity(
+        "torch.training.gradient_norm_clipped", "gauge", "", "L2 norm of the gradients, clipped"
+    ),
+    "param_norm": Quantity(
+        "torch.training.parameter_norm", "gauge", "", "L2 norm of the parameters", True
+    ),
+    "update_ratio": Quantity(
+        "torch.training.update_ratio",
+        "gauge",
+        "1",
+        "L2 norm of what the optimizer changed, over the L2 norm of the parameters",
+        True,
+    ),
+    "loss_scale": Quantity(
+        "torch.training.loss_scale", "gauge", "", "What the gradient scaler multiplies losses by"
+    ),
+    "skipped": Quantity(
+        "torch.training.skipped_steps",
+        "counter",
+        "{step}",
+        "Optimizer steps that the gradient scaler skipped",
+    ),
+    "dead": Quantity(
+        "torch.training.dead_units",
+        "gauge",
+        "1",
+        "Share of zeros among the outputs of an activation function that can give none else",
+        True,
+    ),
+}
+
+STEP_DURATION = Quantity(
+    "torch.training.step.duration", "histogram", "s", "Duration of a training step"
+)
+
+# by the attribute of the step's scope; the first two are divided by the step's duration
+SCOPE_ATTRIBUTES: dict[str, Quantity] = {
+    SAMPLES: Quantity(
+        "torch.training.samples_per_second", "gauge", "{sample}/s", "Samples trained on per second"
+    ),
+    TOKENS: Quantity(
+        "torch.training.tokens_per_second", "gauge", "{token}/s", "Tokens trained on per second"
+    ),
+    DEVICE_MEMORY: Quantity(
+        DEVICE_MEMORY, "gauge", "By", "Peak of the memory allocated on the device so far"
+    ),
+}
+RATES = frozenset({SAMPLES, TOKENS})
+
+
+class RowName(NamedTuple):
+    """The name of a row's tensor. `group`: of an optimizer; None if the quantity has none."""
+
+    quantity: str
+    group: str | None
+
+
+def row_label(quantity: str, group: str | None) -> str:
+    """Return the tensor name of a row.
+
+    >>> row_label("lr", "decay"), row_label("loss", None)
+    ('lr[decay]', 'loss')
+    """
+    return quantity if group is None else f"{quantity}[{group}]"
+
+
+def split_label(label: str) -> RowName:
+    """Split the tensor name of a row into its quantity and its group.
+
+    >>> split_label("lr[decay]"), split_label("loss")
+    (RowName(quantity='lr', group='decay'), RowName(quantity='loss', group=None))
+    """
+    match = re.fullmatch(r"([^[]+)\[(.*)\]", label, re.DOTALL)
+    return RowName(label, None) if match is None else RowName(match[1], match[2])
