@@ -64,7 +64,8 @@ def stop_on_sigterm(stop: Callable[[], None], is_busy: Callable[[], bool]) -> Ca
             try:
                 ending.start()
             except RuntimeError:  # the interpreter is ending, and the recording with it
-                _die()
+                if not is_busy():
+                    _die()
         if not is_busy():
             endings[os.getpid()].hold_program()
 
@@ -74,6 +75,8 @@ def stop_on_sigterm(stop: Callable[[], None], is_busy: Callable[[], bool]) -> Ca
             and signal.getsignal(signal.SIGTERM) is handle
         ):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if os.getpid() in endings:  # it came during `stop`, which is over now
+                _die()
 
     signal.signal(signal.SIGTERM, handle)
     return restore

@@ -3,6 +3,7 @@
 usage: run_under_a_mode.py MODE
 """
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,7 +36,10 @@ class Dispatch(TorchDispatchMode):
 
 class Functions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        print(getattr(function, "__qualname__", function), getattr(function, "__self__", ""))
+        owner = getattr(function, "__self__", "")
+        print(
+            re.sub(" at 0x[0-9a-f]+", "", f"{getattr(function, '__qualname__', function)} {owner}")
+        )
         return function(*args, **(kwargs or {}))
 
 
@@ -53,7 +57,8 @@ def train(net: nn.Module, mode: AbstractContextManager[Any]) -> None:
 def count_flops(net: nn.Module) -> None:
     with FlopCounterMode(display=False) as counter:
         net(torch.ones(3, 4))["transposed"].sum().backward()
-    print(dict(counter.get_flop_counts()))
+    for module, counts in sorted(counter.get_flop_counts().items()):
+        print(module, sorted((str(operation), count) for operation, count in counts.items()))
 
 
 def forward_of_fakes(net: nn.Module) -> None:
