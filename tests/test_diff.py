@@ -253,6 +253,33 @@ def test_wrong_weights_are_said_to_be_that(tmp_path: Path, inputs: torch.Tensor)
         "body.layers.2.mlp.0",
     )
     assert report.first is not None and report.first.port_tensor == "param.weight"
+    assert report.first.explanation.endswith("(body.layers.2.mlp.0.weight). Its input is right.")
+
+
+@pytest.mark.parametrize(
+    ("capture", "shift", "said"),
+    [
+        ("outputs,parameters", 0.0, "Its input was not recorded."),
+        ("parity", 0.0, "Its input is right."),
+        ("parity", 1.0, "Its input differs, too."),
+    ],
+)
+def test_of_an_input_is_said_what_was_compared(
+    tmp_path: Path, inputs: torch.Tensor, capture: str, shift: float, said: str
+) -> None:
+    def recorded(name: str, scale: float, x: torch.Tensor) -> Path:
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        with torch.no_grad():
+            model[2].weight.mul_(scale)
+        stats = "sketch,shape,dtype,numel,min,max,sum"
+        return record(tmp_path / name, model, x, capture=capture, stats=stats)
+
+    report = otel_torch.diff(
+        recorded("reference.jsonl", 1.0, inputs), recorded("port.jsonl", 1.1, inputs + shift)
+    )
+    (finding,) = (finding for finding in report.introduced if finding.kind == "weights")
+    assert finding.module == "2" and finding.explanation.endswith(said)
 
 
 def test_weights_of_another_block_are_paired_by_place_and_named(

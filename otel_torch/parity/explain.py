@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.faults import Fault, Location
 
 _DIFFERENCES = {
@@ -12,13 +13,13 @@ _DIFFERENCES = {
 }
 
 
-def explain(fault: Fault) -> str:
+def explain(fault: Fault, alignment: Alignment) -> str:
     """Return one or two sentences: the wrong tensor, and what is right before it."""
     port, reference = fault.port, fault.reference
     if fault.kind == "missing":
         return _explain_missing(fault)
     if fault.kind == "weights":
-        return _explain_weights(fault)
+        return _explain_weights(fault, alignment)
     difference = _DIFFERENCES.get(fault.kind, "differs")
     if port is None:
         return f"A value {difference}."
@@ -29,23 +30,33 @@ def explain(fault: Fault) -> str:
             "did, from right values."
         )
     else:
-        reason = f"The output of {name} {difference}, while {_inputs_state(port)}."
+        reason = f"The output of {name} {difference}, while {_inputs_state(port, alignment)}."
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
         return reason
     return f"{reason} In the reference, this value is {_tensor_name(reference)}."
 
 
-def _inputs_state(port: Location) -> str:
-    if port.call is None or port.call.inputs:
-        return "its input is right"
-    return "its input was not recorded"
+def _inputs_state(port: Location | None, alignment: Alignment) -> str:
+    """Return what the comparison knows of the inputs of a call."""
+    values = [] if port is None or port.call is None else [role.value for role in port.call.inputs]
+    if not values:
+        return "its input was not recorded"
+    compared = {role.value for pair in alignment.pairs for role in pair.port}
+    right = {role.value for pair in alignment.pairs if pair.is_right for role in pair.port}
+    if any(value in compared and value not in right for value in values):
+        return "its input differs, too"
+    if right.isdisjoint(values):
+        return "its input was not compared"
+    is_whole = right.issuperset(values)
+    return "its input is right" + ("" if is_whole else ", as far as it was compared")
 
 
-def _explain_weights(fault: Fault) -> str:
+def _explain_weights(fault: Fault, alignment: Alignment) -> str:
     names = ", ".join(sorted({part.full_name for pair in fault.weights for part in pair.port}))
+    state = _inputs_state(fault.port, alignment)
     return (
         f"{_module_name(fault.port)} was loaded with other weights than the reference ({names}). "
-        "Its input is right."
+        f"{state[0].upper()}{state[1:]}."
     )
 
 

@@ -105,7 +105,7 @@ class Findings:
             self.path = [forward.make(alignment.pairs.index(pair), True) for pair in path]
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
         for fault in judgment.faults:
-            finding = _finding(fault, explain(fault))
+            finding = _finding(fault, explain(fault, alignment))
             if is_inherited or self._is_listed(finding):
                 continue
             is_first = is_updated or self._is_first_forward
