@@ -345,3 +345,35 @@ def test_a_misspelt_command_gets_a_suggestion(command, hint, capsys):
     assert one_line(capsys, [command, "a"])[0] == 2
     main([command])
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "diff a b --jsno -",
+            "unrecognized arguments: --jsno; did you mean --json?; see otel-torch diff",
+        ),
+        (
+            "diff --htlm=x",
+            "unrecognized arguments: --htlm; did you mean --html?; see otel-torch diff",
+        ),
+        (
+            "show a --modle x",
+            "unrecognized arguments: --modle; did you mean --module?; see otel-torch show",
+        ),
+        ("run --verbose python a.py", "unrecognized arguments: --verbose; see otel-torch run"),
+        (
+            "--versoin diff",
+            "unrecognized arguments: --versoin; did you mean --version?; see otel-torch ",
+        ),
+    ],
+)
+def test_a_misspelt_option_gets_a_suggestion(words, line, capsys):
+    assert one_line(capsys, words.split()) == (2, f"otel_torch: {line.rstrip()} --help")
+
+
+def test_options_of_the_command_that_run_starts_are_its_own(capfd):
+    words = ["run", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--jsno"]
+    subprocess.run([sys.executable, "-m", "otel_torch", *words], check=False)
+    assert "['--jsno']" in capfd.readouterr().out

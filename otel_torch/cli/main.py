@@ -10,9 +10,10 @@ import argparse
 import difflib
 import os
 import sys
+from argparse import PARSER, REMAINDER
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from otel_torch import __version__
 from otel_torch.process.console import say
@@ -36,6 +37,20 @@ class BadInput(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Name a misspelt option first: what else is wrong often follows from it."""
+        has_rest = any(action.nargs in (PARSER, REMAINDER) for action in self._actions)
+        for word in args:
+            if word == "--" or (has_rest and not word.startswith("-")):
+                break  # the words after it are no options, or another parser's
+            option = word.partition("=")[0]
+            known = self._option_string_actions
+            if option.startswith("--") and not any(name.startswith(option) for name in known):
+                similar = difflib.get_close_matches(option, known, 1)
+                hint = f"; did you mean {similar[0]}?" if similar else ""
+                self.error(f"unrecognized arguments: {option}{hint}")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}; see {self.prog} --help")
 
