@@ -8,6 +8,7 @@ import pickle
 import threading
 import weakref
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
 
+from otel_torch.recorder import Recorder
+from otel_torch.records import Scope
 from otel_torch.sources.module_names import class_name, named_modules
 from tests.support import PROGRAMS, lines, metadata, recording, run_ranks
 
@@ -513,6 +516,27 @@ def test_a_forward_that_raises_raises_the_same_and_leaves_what_was_recorded() ->
     # a step is a completed forward: one that raised is tried again, in another call
     assert sink.rows("step", "call", module="blocks.1") == [(0, 0), (0, 1)]
     assert {type(scope.error) for scope in sink.closed if scope.kind == "forward"} == {KeyError}
+
+
+@pytest.mark.parametrize("method", ["open", "close"])
+def test_a_failure_of_ours_at_either_end_of_a_forward_is_said_and_not_raised(
+    method: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever fails, such as an allocation: the program's forward does not."""
+    original = getattr(Recorder, method)
+
+    def fail(recorder: Recorder, scope: Scope, *args: Any) -> None:
+        if scope.kind == "forward":
+            raise MemoryError("no more")
+        original(recorder, scope, *args)
+
+    monkeypatch.setattr(Recorder, method, fail)
+    with recording() as sink:
+        net = Net()
+        for _ in range(2):
+            net(X)
+    assert len(sink.rows("step", module="")) == 2
+    assert capfd.readouterr().err.count("MemoryError: no more") == 1
 
 
 def test_a_module_deleted_while_attached_is_forgotten() -> None:

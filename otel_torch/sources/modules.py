@@ -440,14 +440,16 @@ class ModelRegistry(Source):
             notify(model)
 
     @torch_private.keep_out_of_frames
-    def _open_scope(self, model: Model, context: ForwardContext) -> Scope:
-        scope = Scope(
-            "forward",
-            "torch.forward",
-            attributes={"torch.model": model.name, "torch.phase": context.phase},
-        )
-        self._recorder.open(scope)
-        return scope
+    def _open_scope(self, model: Model, context: ForwardContext) -> Scope | None:
+        attributes: dict[str, Any] = {"torch.model": model.name, "torch.phase": context.phase}
+        try:
+            scope = Scope("forward", "torch.forward", attributes=attributes)
+            self._recorder.open(scope)
+            return scope
+        except Exception as error:
+            self._recorder.losses.count("span", "not_opened")
+            say_once(f"a forward of {model.name} has no span: {type(error).__name__}: {error}")
+            return None
 
     @torch_private.keep_out_of_frames
     def _end_forward(
