@@ -367,8 +367,8 @@ def test_a_pattern_that_matches_nothing_is_reported(capfd: pytest.CaptureFixture
     with recording(operations="secnod"):
         run_two()
     assert (
-        "OTEL_TORCH_OPERATIONS='secnod' matches none of the recorded modules"
-        in capfd.readouterr().err
+        "OTEL_TORCH_OPERATIONS='secnod' matches none of the recorded modules; "
+        "it has first, second; did you mean 'second'?" in capfd.readouterr().err
     )
 
 

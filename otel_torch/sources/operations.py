@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
+from otel_torch.rendering.near_name import near_name
 from otel_torch.sources import modules
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import (
@@ -177,6 +178,7 @@ class Operations(Source):
         self._pattern, self._recorder_for = pattern, recorder_for
         self._attached: ModuleDict[Any] = ModuleDict()
         self._matched = False
+        self._names: list[str] = []  # of the largest model, until a module matches
         events.compiled_call.append(self._on_compiled_call)
 
     def attach(self, model: Model, sites: list[ModuleSite]) -> None:
@@ -184,6 +186,8 @@ class Operations(Source):
 
         Call this last, so that operations of other hooks are not recorded.
         """
+        if not self._matched:
+            self._names = max(self._names, [site.names[0][0] for site in sites], key=len)
         for site in sites:
             module = site.module()
             if module is None or not self._matches(site):
@@ -218,7 +222,10 @@ class Operations(Source):
         """Report a pattern that matched nothing, which is probably a typo."""
         if not self._matched:
             pattern = self._pattern.pattern
-            say(f"OTEL_TORCH_OPERATIONS={pattern!r} matches none of the recorded modules")
+            say(
+                f"OTEL_TORCH_OPERATIONS={pattern!r} matches none of the recorded modules"
+                f"{near_name(pattern, self._names)}"
+            )
 
     def uninstall(self) -> None:
         """Remove all hooks."""
