@@ -68,7 +68,7 @@ class Clues:
     Attributes:
         reference, port: The tensors that differ.
         earlier: The reference's right tensors before it, or its other parameters.
-        others: All right tensors of the reference in this forward.
+        right: All right tensors of the reference in this forward.
         limit: The relative L2 error up to which two tensors are equal.
         weight: The pair of parameters at fault; None for activations.
         roles, port_roles: The rows that differ; empty for parameters.
@@ -80,7 +80,7 @@ class Clues:
     port: Measured
     limit: float
     earlier: Sequence[Measured] = ()
-    others: Sequence[Measured] = ()
+    right: Sequence[Measured] = ()
     weight: ParameterPair | None = None
     roles: Sequence[Role] = ()
     port_roles: Sequence[Role] = ()
@@ -128,7 +128,7 @@ class Clues:
     @property
     def same_size(self) -> list[Measured]:
         """The earlier tensors of the size of these."""
-        return [known for known in self.earlier if known.numel == self.reference.numel]
+        return [candidate for candidate in self.earlier if candidate.numel == self.reference.numel]
 
 
 def describe_role(role: Role) -> str:

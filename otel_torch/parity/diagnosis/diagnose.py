@@ -222,7 +222,7 @@ class Diagnosis:
         roles, port_roles = _roles(fault, pair)
         role, port_role = roles[0], port_roles[0]
         values = {other.value for other in roles}
-        others = [
+        right = [
             (value.birth.time, measured_role(value.birth, self.tensors.reference))
             for value in alignment.reference.values
             if value not in values and not value.is_integer
@@ -231,8 +231,8 @@ class Diagnosis:
             _measured_roles(roles, self.tensors.reference, port_role.value.numel),
             _measured_roles(port_roles, self.tensors.port, role.value.numel),
             pair.relation.limit,
-            earlier=[measured for time, measured in others if time < role.time],
-            others=[measured for _, measured in others],
+            earlier=[measured for time, measured in right if time < role.time],
+            right=[measured for _, measured in right],
             roles=roles,
             port_roles=port_roles,
             alignment=alignment,

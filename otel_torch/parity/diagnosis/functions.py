@@ -63,11 +63,11 @@ ACTIVATIONS: dict[str, Function] = {
 
 def activation(clues: Clues) -> Cause | None:
     """The two programs use different activations."""
-    for known in _inputs(clues):
-        if clues.elements is not None and known.elements is not None:
-            names = [_by_elements(known.elements, side, clues) for side in clues.elements]
+    for candidate in _inputs(clues):
+        if clues.elements is not None and candidate.elements is not None:
+            names = [_by_elements(candidate.elements, side, clues) for side in clues.elements]
         else:
-            names = [_by_extremes(known, side, clues) for side in (clues.reference, clues.port)]
+            names = [_by_extremes(candidate, side, clues) for side in (clues.reference, clues.port)]
         if None not in names and names[0] != names[1]:
             return Cause("activation", True, f"the port uses {names[1]}, the reference {names[0]}")
     return None
@@ -77,9 +77,9 @@ def gate(clues: Clues) -> Cause | None:
     """The two programs activate different factors of a product, or with different functions."""
     if clues.elements is None:
         return None
-    inputs = [known for known in _inputs(clues) if known.elements is not None]
-    found = [_gate_of(inputs, side, clues) for side in clues.elements]
-    reference, port = found
+    inputs = [candidate for candidate in _inputs(clues) if candidate.elements is not None]
+    gates = [_gate_of(inputs, side, clues) for side in clues.elements]
+    reference, port = gates
     if reference is None or port is None or reference == port:
         return None
     names = [f"{name}({first}) × {second}" for name, first, second in (port, reference)]
@@ -111,10 +111,10 @@ def norm(clues: Clues) -> Cause | None:
 def _inputs(clues: Clues) -> Iterator[Measured]:
     """Yield the latest earlier tensors of this size that are not integers."""
     latest = reversed(clues.same_size)
-    for count, known in enumerate(latest):
-        if count == _MOST_INPUTS or known.numel > _MOST_ELEMENTS:
+    for count, candidate in enumerate(latest):
+        if count == _MOST_INPUTS or candidate.numel > _MOST_ELEMENTS:
             return
-        yield known
+        yield candidate
 
 
 def _by_elements(given: Array, result: Array, clues: Clues) -> str | None:

@@ -49,13 +49,15 @@ def equal_to_another(clues: Clues) -> Cause | None:
     if sketches is None:
         return None
     reference, port = sketches
-    for known in reversed(clues.others):
-        if known.numel != clues.reference.numel:
+    for candidate in reversed(clues.right):
+        if candidate.numel != clues.reference.numel:
             continue
-        if known.sketch is not None and _explains(clues, port - known.sketch, known.sketch):
-            if _explains(clues, known.sketch - reference, reference):
+        if candidate.sketch is not None and _explains(
+            clues, port - candidate.sketch, candidate.sketch
+        ):
+            if _explains(clues, candidate.sketch - reference, reference):
                 continue
-            text = f"the port has {known.name} where the reference has {clues.reference.name}"
+            text = f"the port has {candidate.name} where the reference has {clues.reference.name}"
             return Cause("other_tensor", True, text)
     return None
 
@@ -111,12 +113,12 @@ def one_term(clues: Clues) -> Cause | None:
         return None
     reference, port = sketches
     difference = port - reference
-    for known, sketch in _with_sketches(clues):
+    for candidate, sketch in _with_sketches(clues):
         factors, remainder = fit(difference, [sketch])
         if not _is_explained(clues, difference, remainder):
             continue
         factor = float(factors[0])
-        return Cause(_term_kind(factor), True, _term_text(clues.subject, known.name, factor))
+        return Cause(_term_kind(factor), True, _term_text(clues.subject, candidate.name, factor))
     return None
 
 
@@ -126,10 +128,10 @@ def one_part_scaled(clues: Clues) -> Cause | None:
     if sketches is None or clues.weight is None or not clues.weight.is_fused:
         return None
     difference = sketches[1] - sketches[0]
-    for known, sketch in _with_sketches(clues):
+    for candidate, sketch in _with_sketches(clues):
         factors, remainder = fit(difference, [sketch])
         if _is_explained(clues, difference, remainder):
-            text = f"the part {known.name} of {clues.subject} is the reference's times"
+            text = f"the part {candidate.name} of {clues.subject} is the reference's times"
             return Cause("scaled", True, f"{text} {1 + float(factors[0]):.4g}")
     return None
 
@@ -140,10 +142,10 @@ def factor_of_another(clues: Clues) -> Cause | None:
     if sketches is None:
         return None
     port = sketches[1]
-    for known, sketch in _with_sketches(clues):
+    for candidate, sketch in _with_sketches(clues):
         factors, remainder = fit(port, [sketch])
         if _is_explained(clues, port, remainder):
-            factor = f"{known.name} times {float(factors[0]):.4g}"
+            factor = f"{candidate.name} times {float(factors[0]):.4g}"
             text = f"the port has {factor} where the reference has {clues.reference.name}"
             return Cause("other_tensor", True, text)
     return None
@@ -192,14 +194,14 @@ def _elements(clues: Clues) -> tuple[Vector, Vector] | None:
 def _with_sketches(clues: Clues) -> Iterator[tuple[Measured, Vector]]:
     """Yield the earlier tensors of this size, the latest first, each content once."""
     seen: list[Vector] = []
-    for known in reversed(clues.same_size):
-        sketch = known.sketch
+    for candidate in reversed(clues.same_size):
+        sketch = candidate.sketch
         if sketch is None or not np.isfinite(sketch).all() or not sketch.any():
             continue
         if any(np.array_equal(sketch, other) for other in seen):
             continue
         seen.append(sketch)
-        yield known, sketch
+        yield candidate, sketch
 
 
 def _is_explained(

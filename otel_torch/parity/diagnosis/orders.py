@@ -150,12 +150,12 @@ def describe_order(order: Indices) -> str:
         return f"shifted by {shift if shift <= size // 2 else shift - size}"
     for part in (p for p in range(size, 3, -1) if size % p == 0 and p % 2 == 0):
         blocks = index.reshape(-1, part)
-        where = "" if part == size else f" within each {part} (rotary layout)"
+        scope = "" if part == size else f" within each {part} (rotary layout)"
         to_halves = np.concatenate([blocks[:, ::2], blocks[:, 1::2]], axis=1).ravel()
         if (order == to_halves).all():
-            return f"interleaved pairs written as halves{where}"
+            return f"interleaved pairs written as halves{scope}"
         if (order == np.argsort(to_halves)).all():
-            return f"halves written as interleaved pairs{where}"
+            return f"halves written as interleaved pairs{scope}"
     for parts in (p for p in range(2, size) if size % p == 0):
         blocks = order.reshape(parts, -1)
         if (blocks % blocks.shape[1] == index[: blocks.shape[1]]).all():

@@ -118,11 +118,11 @@ def _dropout_in_elements(reference: Floats, port: Floats) -> Cause | None:
         return None
     alive = reference != 0
     dropped = alive & (port == 0)
-    kept = alive & ~dropped
+    survivors = alive & ~dropped
     share = float(dropped.sum()) / max(int(alive.sum()), 1)
-    if not 0.005 < share < 0.95 or kept.sum() < _FEWEST:
+    if not 0.005 < share < 0.95 or survivors.sum() < _FEWEST:
         return None
-    factors = port[kept] / reference[kept]
+    factors = port[survivors] / reference[survivors]
     factor = float(np.median(factors))
     if factor <= 1 or np.quantile(np.abs(factors - factor), 0.99) > 1e-3 * factor:
         return None

@@ -27,17 +27,17 @@ def other_length(clues: Clues) -> Cause | None:
     axis = axes[0]
     size, port_size = shape[axis], port_shape[axis]
     name = axis_names(len(shape), clues.weight is not None)[axis]
-    where = _where(clues, axis, min(size, port_size))
+    end = _agreeing_end(clues, axis, min(size, port_size))
     count = abs(size - port_size)
     noun = name if count == 1 else plural(name)
     if port_size < size:
-        text = f"{clues.subject} lacks {count} of the reference's {size} {plural(name)}{where}"
+        text = f"{clues.subject} lacks {count} of the reference's {size} {plural(name)}{end}"
     else:
-        text = f"{clues.subject} has {count} {noun} more than the reference's {size}{where}"
+        text = f"{clues.subject} has {count} {noun} more than the reference's {size}{end}"
     return Cause("length", True, text)
 
 
-def _where(clues: Clues, axis: int, length: int) -> str:
+def _agreeing_end(clues: Clues, axis: int, length: int) -> str:
     """Return at which end the two agree, in words; empty if at neither or not known."""
     reference, port = clues.reference.elements, clues.port.elements
     if reference is None or port is None or reference.ndim != port.ndim:

@@ -33,16 +33,18 @@ def from_another_place(clues: Clues) -> Cause | None:
     """A parameter holds the numbers of another one of the reference."""
     if clues.weight is None or clues.weight.is_fused:
         return None
-    own, held = clues.weight.reference[0], clues.weight.port[0]
-    source = _equal_to(held, clues.parameters.reference, clues.limit)
-    if source is None or source.full_name == own.full_name:
+    reference, port = clues.weight.reference[0], clues.weight.port[0]
+    source = _equal_to(port, clues.parameters.reference, clues.limit)
+    if source is None or source.full_name == reference.full_name:
         return None
     text = f"{clues.subject} holds the numbers of the reference's {source.full_name}"
-    place = _equal_to(own, clues.parameters.port, clues.limit)
-    if place is None or place.full_name == held.full_name:
+    place = _equal_to(reference, clues.parameters.port, clues.limit)
+    if place is None or place.full_name == port.full_name:
         return Cause("other_weight", True, text)
     if _are_exchanged(clues.pairs, source, place):
-        return Cause("exchanged", True, f"{text}, and {place.full_name} those of {own.full_name}")
+        return Cause(
+            "exchanged", True, f"{text}, and {place.full_name} those of {reference.full_name}"
+        )
     return Cause("other_weight", True, text)
 
 
@@ -100,7 +102,7 @@ def _equal_to(
 
 
 def _are_exchanged(pairs: Sequence[ParameterPair], source: Parameter, place: Parameter) -> bool:
-    """Return whether `source` of the reference belongs where the port keeps `own`."""
+    """Return whether `source` of the reference belongs at the place of `place`."""
     return any(pair.reference == (source,) and pair.port == (place,) for pair in pairs)
 
 
