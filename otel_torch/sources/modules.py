@@ -26,18 +26,18 @@ from otel_torch.process.import_hooks import after_import, catch_up
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
+from otel_torch.sources.containers import Containers
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
 from otel_torch.sources.hooks import TorchHook, keep_out_of_copies
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
-from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
 from otel_torch.sources.recursion import DEEP, has_only_our_hooks, is_limit_near
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
 from otel_torch.sources.training_clock import TrainingClock
-from otel_torch.sources.uncalled_roots import RootMethodRun, running_owner
+from otel_torch.sources.uncalled_roots import RootMethodRun
 
 # of so many models of a class the attributes that hold them are looked up, which walks the heap
 _LOOKED_UP_MAX = 8
@@ -230,9 +230,7 @@ class ModelRegistry(Source):
         self._step_tracker = step_tracker
         self._recorder = recorder
         self._events = events
-        # By identity, because modules may compare equal. Module -> weak references to the modules
-        # that contain it.
-        self._containers: ModuleDict[list[weakref.ref[nn.Module]]] = ModuleDict()
+        self._containers = Containers()
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
         events.compiled_call.append(self._on_compiled_call)
@@ -332,12 +330,9 @@ class ModelRegistry(Source):
         if child is None or torch.compiler.is_compiling():
             return
         try:
-            references = self._containers.setdefault(child, [])
-            references[:] = [reference for reference in references if reference() is not None]
-            if all(reference() is not container for reference in references):
-                references.append(weakref.ref(container))
+            if self._containers.add(container, child):
                 self._contain(child)
-        except TypeError:  # without a hash or weak references, a module stays without an owner
+        except TypeError:  # a module without weak references stays without a container
             pass
 
     def _contain(self, child: nn.Module) -> None:
@@ -500,90 +495,29 @@ class ModelRegistry(Source):
         Returns None for glue: a stateless module in no container, created and called inside
         another module's forward (`nn.Softmax(-1)(x)`).
         """
-        known = self._all_sites.get(id(module))
-        if isinstance(known, SharedSite) and (site := known.in_forward(stack)) is not None:
+        existing = self._all_sites.get(id(module))
+        if isinstance(existing, SharedSite) and (site := existing.in_forward(stack)) is not None:
             return site
         if _thread.ignores_new_models:
             return None
         try:
             with self._lock:
-                root = self._choose_root(module)
+                root = self._containers.choose_root(module)
                 if root is module and is_stateless(module) and (stack or _is_fx_graph(module)):
                     return None
-                if root is module and (sliced := self._sliced_root(module)) is not None:
+                if root is module and (sliced := self._containers.sliced_root(module)) is not None:
                     self._add_model(sliced)
                     if (model := self.models.find(core(sliced))) is not None:
                         site = self.sites[id(module)] = self._make_site(model, module)
                         return site
-                if isinstance(known, SharedSite):
-                    for model, site in known.owners.items():
+                if isinstance(existing, SharedSite):
+                    for model, site in existing.owners.items():
                         if model.root() is core(root):
                             return site
                 return self._add_model(root).sites.get(id(module))
         except Exception as error:
             say_once(f"{type(module).__name__} is not recorded: {type(error).__name__}: {error}")
             return None
-
-    def _choose_root(self, module: nn.Module) -> nn.Module:
-        """Return the outermost container to which a call of `module` belongs.
-
-        Of several, the one of which a method is running, or else the one that was built first.
-        """
-        roots = self._roots_of(module)
-        if len(roots) == 1:
-            return roots[0]
-        return running_owner(roots) or roots[0]
-
-    def _roots_of(self, module: nn.Module) -> list[nn.Module]:
-        """Return every outermost container of a module, in the order in which they were built."""
-        roots, reached = [], {id(module): module}
-        pending = [module]
-        while pending:
-            inner = pending.pop(0)
-            containers = list(self._containers_of(inner))
-            if not containers:
-                roots.append(inner)
-            pending += [container for container in containers if id(container) not in reached]
-            reached.update((id(container), container) for container in containers)
-        # none, if modules contain each other
-        return roots or [self._root_of(module)]
-
-    def _sliced_root(self, container: nn.Module) -> nn.Module | None:
-        """Return the model of which `container` is a slice, or None if it is not a slice.
-
-        `vgg.features[:16](x)` makes a new Sequential for every call, whose modules all belong to
-        `vgg`. Calls pass through it, and no record names it.
-        """
-        if type(container) is not nn.Sequential or not container._modules:
-            return None
-        children = [child for child in container._modules.values() if child is not None]
-        roots = [self._root_of(child, ignore=container) for child in children]
-        root = roots[0]
-        if any(other is not root for other in roots) or any(root is child for child in children):
-            return None
-        return root
-
-    def _root_of(self, module: nn.Module, ignore: nn.Module | None = None) -> nn.Module:
-        """Return the outermost container of a module, found without `ignore`."""
-        visited = {id(module), id(ignore)}
-        while (container := self._container_of(module, visited)) is not None:
-            visited.add(id(container))
-            module = container
-        return module
-
-    def _container_of(self, module: nn.Module, visited: set[int]) -> nn.Module | None:
-        for container in self._containers_of(module):
-            if id(container) not in visited:
-                return container
-        return None
-
-    def _containers_of(self, module: nn.Module) -> Iterator[nn.Module]:
-        for reference in self._containers.get(module) or ():
-            container: nn.Module | None = reference()
-            if container is not None and any(
-                child is module for child in container._modules.values()
-            ):
-                yield container
 
     def _add_model(self, outermost: nn.Module) -> Model:
         """Add the modules below `outermost` to its model, which is made if it is new."""
@@ -620,17 +554,17 @@ class ModelRegistry(Source):
         # `list(items())` makes tuples, at which modules may be collected, and change what it lists
         for site in list(model.sites.values()):
             key = site.key
-            known = self._all_sites.setdefault(key, site)
-            if known.__class__ is ModuleSite and known.model is not model:
-                known = self._make_shared(known.model, known)
-            if isinstance(known, SharedSite):
-                known.owners[model] = site
-                for owner in list(known.owners):
+            existing = self._all_sites.setdefault(key, site)
+            if existing.__class__ is ModuleSite and existing.model is not model:
+                existing = self._make_shared(existing.model, existing)
+            if isinstance(existing, SharedSite):
+                existing.owners[model] = site
+                for owner in list(existing.owners):
                     if owner not in is_over:
                         is_over[owner] = self._is_over(owner)
                     if is_over[owner]:
-                        del known.owners[owner]
-                if len(known.owners) > 1:
+                        del existing.owners[owner]
+                if len(existing.owners) > 1:
                     self.sites.pop(key, None)
                     continue
             settled[key] = site
@@ -638,7 +572,7 @@ class ModelRegistry(Source):
 
     def _is_over(self, model: Model) -> bool:
         root = model.root()
-        return root is None or core(self._root_of(root)) is not root
+        return root is None or core(self._containers.root_of(root)) is not root
 
     def _make_shared(self, model: Model, site: ModuleSite) -> SharedSite:
         """Turn a site into a shared one, and give its model another site in its place."""
