@@ -320,6 +320,8 @@ class RunningSession:
             "kernels": _kernels(),
             "models": self._models(),
         }
+        if optimizers := self.training.facts.describe():
+            metadata["optimizers"] = optimizers
         if self.registry.models.forgotten:
             metadata["models_forgotten"] = self.registry.models.forgotten
         if self.isolation is not None:

@@ -15,6 +15,8 @@ Statistic = float | int | str | list[int]
 
 # statistics that only a comparison of recordings uses; they are not exported
 FINGERPRINTS = frozenset({"sketch", "row_sketch", "hash"})
+# whose records are parameters: before the first forward, and after each optimizer step
+PARAMETER_PHASES = frozenset({"attach", "update"})
 
 
 def json_safe(value: Any) -> Any:

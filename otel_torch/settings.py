@@ -74,11 +74,10 @@ def _list_of(*allowed: str) -> Callable[[str, Report], tuple[str, ...]]:
 
 
 def _captures(text: str, report: Report) -> tuple[str, ...]:
-    """Parse OTEL_TORCH_CAPTURE; `parity` includes others."""
+    """Parse OTEL_TORCH_CAPTURE; some entries include others."""
     selected = _list_of(*CAPTURES)(text, report)
-    if "parity" in selected:
-        return tuple(dict.fromkeys((*selected, *_PARITY_CAPTURES)))
-    return selected
+    included = (name for entry in selected for name in INCLUDED_CAPTURES.get(entry, ()))
+    return tuple(dict.fromkeys((*selected, *included)))
 
 
 def _seed(text: str, report: Report) -> int | None:
@@ -255,12 +254,16 @@ def _path(text: str, report: Report) -> str | None:
 
 # The statistics of a record in their order there.
 STATISTICS = tuple(DEFINITIONS)
-CAPTURES = ("outputs", "inputs", "gradients", "parameters", "parity")
+CAPTURES = ("outputs", "inputs", "gradients", "parameters", "updates", "parity", "training")
 # What a comparison needs of each tensor, in addition to what OTEL_TORCH_STATS selects.
 PARITY_STATISTICS = (
     "abs_mean", "sum", "min", "max", "nonfinite", "l2", "numel", "shape", "dtype", "sketch",
 )  # fmt: skip
 _PARITY_CAPTURES = ("outputs", "inputs", "parameters", "parity")
+INCLUDED_CAPTURES = {
+    "parity": _PARITY_CAPTURES,
+    "training": (*_PARITY_CAPTURES, "gradients", "updates"),
+}
 SIGNALS = ("spans", "span_events", "log_events", "metrics")
 
 
@@ -342,9 +345,10 @@ class Settings:
         "OTEL_TORCH_CAPTURE",
         _captures,
         "outputs",
-        "Which tensors are recorded: a comma-separated list of `outputs`, `inputs`, `gradients` "
-        "and `parameters`. `parity` records everything that `otel-torch diff` needs: inputs, "
-        "outputs, parameters and their sketches.",
+        "Which tensors are recorded: a comma-separated list of `outputs`, `inputs`, `gradients`, "
+        "`parameters` and `updates` (every parameter right after an optimizer's step). `parity` "
+        "records everything that `otel-torch diff` needs: inputs, outputs, parameters and their "
+        "sketches. `training` adds gradients and updates to that.",
     )
     steps: NumberSet = _setting(
         "OTEL_TORCH_STEPS",

@@ -58,6 +58,7 @@ def _watch_engine(module: ModuleType) -> None:
     parameter_data.value_sources.append(_value)
     parameter_data.gradient_sources.append(_gradient)
     _patches.after(module.DeepSpeedEngine, "__init__", _follow)
+    _patches.after(module.DeepSpeedEngine, "step", lambda engine: training_loops.copied_back())
 
 
 def uninstall() -> None:

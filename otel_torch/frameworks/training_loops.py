@@ -56,6 +56,13 @@ def one_step() -> AbstractContextManager[None]:
     return nullcontext() if tracker is None else tracker.training.one_training_step()
 
 
+def copied_back() -> None:
+    """Note that an optimizer's copies of parameters are in the model again."""
+    tracker = steps.current_step_tracker()
+    if tracker is not None:
+        tracker.updates.emit_copied()
+
+
 def install() -> None:
     """Tell the step tracker of evaluations."""
     if _hint not in forwards.hint_providers:

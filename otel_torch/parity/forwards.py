@@ -17,7 +17,7 @@ from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 
 # phases outside of forwards, or of a forward that is already recorded
-SKIPPED_PHASES = frozenset({"attach", "backward", "recompute"})
+SKIPPED_PHASES = frozenset({"attach", "backward", "recompute", "train", "update"})
 # prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
 # operations
 _OPERATION_PREFIX = "op["

@@ -47,6 +47,27 @@ class ModelFacts(msgspec.Struct):
     stacked_params_mapping: list[list[Any]] = []
 
 
+class ParameterGroup(msgspec.Struct):
+    """A group of an optimizer: parameters as `model:module.name`, and its settings."""
+
+    parameters: list[str] = []
+    settings: dict[str, Any] = {}
+
+
+class OptimizerEntry(msgspec.Struct):
+    """An optimizer at its first step."""
+
+    cls: str = msgspec.field(default="", name="class")
+    models: list[str] = []
+    first_step: Integer = 0
+    loaded: bool = False
+    state: list[str] = []
+    grad_scaler: dict[str, Any] | None = None
+    groups: list[ParameterGroup] = []
+    unheld: list[str] = []
+    frozen: list[str] = []
+
+
 class LostItems(msgspec.Struct):
     """Items that did not arrive."""
 
@@ -88,6 +109,7 @@ class Metadata(msgspec.Struct):
     kernels: str = ""
     models: dict[str, ModelFacts] = {}
     models_forgotten: Integer = 0
+    optimizers: list[OptimizerEntry] = []
     environment: dict[str, Any] = {}
     settings: dict[str, str] = {}
     start: str | None = None

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from otel_torch.records import FINGERPRINTS, Record, TensorPosition
+from otel_torch.records import FINGERPRINTS, PARAMETER_PHASES, Record, TensorPosition
 from otel_torch.scanning.scanned_forward import (
     ScannedCall,
     ScannedForward,
@@ -104,6 +104,13 @@ def _plan_forward(forward: ScannedForward, settings: Settings) -> Iterator[_Plan
             for parameter in module.parameters:
                 if parameter.requires_grad:
                     yield _plan_module(module, "backward", _gradient_of(parameter))
+    if "updates" in capture:
+        for module in _selected_modules(forward):
+            for parameter in module.parameters:
+                if parameter.requires_grad:
+                    yield _plan_module(
+                        module, "update", dataclasses.replace(parameter, number=None)
+                    )
 
 
 def _plan_parameters(forward: ScannedForward, settings: Settings) -> Iterator[_PlannedRecord]:
@@ -243,12 +250,12 @@ def _statistics_for(planned: _PlannedRecord, settings: Settings, is_first: bool)
     names = tuple(dict.fromkeys((*settings.stats, *PARITY_STATISTICS)))
     if not is_first:
         return tuple(name for name in names if name not in FINGERPRINTS)
-    return (*names, "row_sketch") if planned.phase == "attach" else names
+    return (*names, "row_sketch") if planned.phase in PARAMETER_PHASES else names
 
 
 def _make_position(planned: _PlannedRecord) -> TensorPosition:
     number = planned.tensor.number or 0
-    order = None if planned.phase == "attach" else planned.order
+    order = None if planned.phase in PARAMETER_PHASES else planned.order
     argument = _ARGUMENT if planned.is_input else None
     return TensorPosition(planned.class_name, argument, number, number, (order, order), order, None)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from otel_torch.rendering.table import Line, escape, format_table, paint
 from otel_torch.scanning.cost import Cost
 from otel_torch.scanning.scanned_forward import ScannedCall, ScannedForward, ScannedTensor
-from otel_torch.settings import Settings
+from otel_torch.settings import INCLUDED_CAPTURES, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def _enabled_signals(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _describe_costs(estimate: CostEstimate, settings: Settings) -> list[str]:
-    capture = ", ".join(name for name in settings.capture if name != "parity") or "nothing"
+    captured = (name for name in settings.capture if name not in INCLUDED_CAPTURES)
+    capture = ", ".join(captured) or "nothing"
     forwards = "per forward" if estimate.forwards == 1 else f"{estimate.forwards:,} forwards"
     lines = _describe_cost(
         f"recording {capture}, {forwards}", estimate.forward, estimate.forwards, settings

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     # model, ids of the parameters that are about to change, the training step, by what their
     # gradients are still multiplied
     GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
+    # model, ids of the parameters that have changed, the training step that changed them
+    Updated = Callable[[Model, frozenset[int], TrainingStep], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,10 @@ class RunEvents:
         modules_found: modules of a model were seen for the first time, before any of them runs.
         model_starting: the first forward of a model is about to run; its weights are loaded.
         compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
+        forward_starting: an outermost forward of any model is about to run.
         forward_ended: an outermost forward has ended.
         gradients_ready: an optimizer is about to step: the gradients of this model are complete.
+        updated: an optimizer has stepped: this model has its new parameters.
         step_flushed: the pending tensors were flushed, at the end of a step or between steps. Only
             emitted under OTEL_TORCH_BUDGET.
     """
@@ -42,6 +46,8 @@ class RunEvents:
     modules_found: list[Callable[[Model, list[ModuleSite]], None]] = field(default_factory=list)
     model_starting: list[Callable[[Model], None]] = field(default_factory=list)
     compiled_call: list[Callable[[ModuleSite], None]] = field(default_factory=list)
+    forward_starting: list[Callable[[], None]] = field(default_factory=list)
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
     gradients_ready: list[GradientsReady] = field(default_factory=list)
+    updated: list[Updated] = field(default_factory=list)
     step_flushed: list[Callable[[], None]] = field(default_factory=list)

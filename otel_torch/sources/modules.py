@@ -385,6 +385,8 @@ class ModelRegistry(Source):
                 if self._continues_pending(site, inputs):
                     return pending.context
                 tracker.end_pending_forward()
+            for notify in self._events.forward_starting:
+                notify()
             if not model.started:
                 self._start(model)
             model.forward_context = context = tracker.begin_forward(model, inputs)

@@ -38,6 +38,7 @@ class OptimizerClock:
         is_claimed: whether it holds parameters of a model that has run.
         is_in_use: whether it was made or has stepped while this session ran.
         is_read: whether `completed` goes on from the optimizer's state.
+        is_loaded: whether its state was loaded.
     """
 
     @unseen_by_function_modes
@@ -51,7 +52,7 @@ class OptimizerClock:
         self.says: Callable[[], int | None] = lambda: None
         self.completed = 0
         self.is_claimed = self.is_in_use = False
-        self.is_read = False
+        self.is_read = self.is_loaded = False
 
     def trains(self, parameter_ids: frozenset[int]) -> bool:
         """Return whether the optimizer trains any of the parameters."""
@@ -99,7 +100,7 @@ class Optimizers:
     def loaded(self, optimizer: Any) -> None:
         """Go on where a loaded state says, as if the optimizer was another one."""
         clock = self._clock(optimizer)
-        clock.is_read = False
+        clock.is_read, clock.is_loaded = False, True
         self._made += 1
         clock.serial = self._made
 

@@ -1,8 +1,11 @@
-"""Records the parameters of models, once, and their gradients before each optimizer step."""
+"""Records the parameters of models before their first forward and after each optimizer step, and
+their gradients before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -37,6 +40,8 @@ class ParameterObserver:
             events.model_starting.append(self.record_parameters)
             if "gradients" in capture:
                 events.gradients_ready.append(self.record_gradients)
+        if "updates" in capture:
+            events.updated.append(self.record_updates)
 
     @torch_private.unseen_by_function_modes
     def record_parameters(self, model: Model) -> None:
@@ -60,13 +65,7 @@ class ParameterObserver:
                 for key, tensor in table.items():
                     if tensor is None:
                         continue
-                    value = value_of(tensor)
-                    if value is None:
-                        say_once(
-                            f"{model.name}: parameters that are spread over several ranks are not "
-                            f"recorded (for example {name + '.' + key!r})"
-                        )
-                    else:
+                    if (value := _whole_value(model, name, key, tensor)) is not None:
                         tensors.append((f"{kind}.{key}", value))
                 self._measurer.add(call, tensors)
 
@@ -84,24 +83,79 @@ class ParameterObserver:
             parameter_ids: `id` of each parameter that the optimizer holds.
             scale: by what the gradients are multiplied until the optimizer divides by it.
         """
-        step, loop, scope = training_step
-        if step not in self._settings.steps:
+        for owner, key, parameter in self._chosen(model, parameter_ids, training_step):
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                if scale is not None:
+                    gradient = _divide(gradient, scale)
+                call = _call_of(model, owner, key, "backward", training_step)
+                self._measurer.add(call, [(f"param_grad.{key}", gradient)])
+
+    @torch_private.unseen_by_function_modes
+    def record_updates(
+        self, model: Model, parameter_ids: frozenset[int], training_step: TrainingStep
+    ) -> None:
+        """Record the parameters that an optimizer's step has computed.
+
+        Args:
+            parameter_ids: `id` of each parameter that the optimizer holds.
+        """
+        for owner, key, parameter in self._chosen(model, parameter_ids, training_step):
+            if (value := _whole_value(model, owner.name, key, parameter)) is not None:
+                call = _call_of(model, owner, key, "update", training_step)
+                self._measurer.add(call, [(f"param.{key}", value)])
+
+    def _chosen(
+        self, model: Model, parameter_ids: frozenset[int], training_step: TrainingStep
+    ) -> Iterator[tuple[_Owner, str, Tensor]]:
+        """Yield the selected parameters of those ids, each with its owner and its name there."""
+        if training_step.step not in self._settings.steps:
             return
-        counts = model.calls.of("parameters", loop, step)
+        if not self._selection.has_model(model.name):
+            return
         for name, module in self._selection.modules(model):
+            owner = _Owner(name, class_name(module))
             for key, parameter in module._parameters.items():
-                if parameter is None or id(parameter) not in parameter_ids:
-                    continue
-                gradient = gradient_of(parameter)
-                if gradient is not None:
-                    if scale is not None:
-                        gradient = _divide(gradient, scale)
-                    # several optimizers may hold the same parameter
-                    number = model.calls.count(counts, f"{name}.{key}")
-                    call = RecordedCall(
-                        model.name, name, step, number, loop, "backward", None, step_scope=scope
-                    )
-                    self._measurer.add(call, [(f"param_grad.{key}", gradient)])
+                if parameter is not None and id(parameter) in parameter_ids:
+                    yield owner, key, parameter
+
+
+class _Owner(NamedTuple):
+    """The module that holds a parameter."""
+
+    name: str
+    class_name: str
+
+
+def _call_of(
+    model: Model, owner: _Owner, key: str, phase: str, training_step: TrainingStep
+) -> RecordedCall:
+    """Return the call of a parameter in a training step: several optimizers may hold it."""
+    step, loop, scope = training_step
+    kind = "parameters" if phase == "backward" else phase
+    number = model.calls.count(model.calls.of(kind, loop, step), f"{owner.name}.{key}")
+    return RecordedCall(
+        model.name,
+        owner.name,
+        step,
+        number,
+        loop,
+        phase,
+        None,
+        class_name=owner.class_name,
+        step_scope=scope,
+    )
+
+
+def _whole_value(model: Model, module: str, key: str, parameter: Tensor) -> Tensor | None:
+    """Return the value of a parameter; None, which is said once, if this rank has not all of it."""
+    value = value_of(parameter)
+    if value is None:
+        say_once(
+            f"{model.name}: parameters that are spread over several ranks are not "
+            f"recorded (for example {module + '.' + key!r})"
+        )
+    return value
 
 
 @torch_private.unobserved

@@ -41,6 +41,7 @@ from otel_torch.sources.schedules import Schedules
 from otel_torch.sources.source import Source
 from otel_torch.sources.trace_step import current_step_idx
 from otel_torch.sources.training_steps import TrainingSteps
+from otel_torch.sources.updates import UpdateEvents
 from otel_torch.torch_private import unseen_by_function_modes
 
 
@@ -90,6 +91,7 @@ class StepTracker(Source):
         self.recorded_forwards = 0
         self._active = ActiveSteps(recorder, self.cadence, events)
         self.training = TrainingSteps(self._active, self.denoising)
+        self.updates = UpdateEvents(events)
         self._schedules = Schedules()
         self.loop = 0
         self._loop_has_stepped = False

@@ -12,6 +12,7 @@ import torch
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
+from otel_torch.records import PARAMETER_PHASES
 from otel_torch.session import Session
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.identity import Identity
@@ -51,7 +52,7 @@ class TensorMeasurer:
         """
         now = time.time_ns()
         columns = self.columns
-        if call.phase == "attach" and self._parity:
+        if call.phase in PARAMETER_PHASES and self._parity:
             columns = (*columns, "row_sketch")
         for label, tensor in tensors:
             try:
@@ -61,8 +62,9 @@ class TensorMeasurer:
                     if parameter_names is not None:
                         argument = argument_name(label, parameter_names)
                         call.inputs |= {identity}
-                    elif identity in call.inputs:
-                        # a custom kernel of the module may have changed its input in place
+                    elif identity in call.inputs or call.phase == "update":
+                        # a custom kernel of the module may have changed its input in place, and an
+                        # optimizer a parameter, uncounted
                         identity.measurement = None
                 measurement = self._measure(tensor, columns, identity)
                 copy = self._copy(tensor) if self.keeps_tensors else None

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from otel_torch.records import FINGERPRINTS, Record, Scope, Statistic, TensorPosition
+from otel_torch.records import (
+    FINGERPRINTS,
+    PARAMETER_PHASES,
+    Record,
+    Scope,
+    Statistic,
+    TensorPosition,
+)
 from otel_torch.settings import PARITY_STATISTICS, Settings
 from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
@@ -122,7 +129,7 @@ class TensorReader:
         if identity is not None and not self.identities.assign_number(identity, measurement, row):
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)
-        elif tensor.call.phase == "attach" and self.parity:
+        elif tensor.call.phase in PARAMETER_PHASES and self.parity:
             names = (*self.stats, "row_sketch")
         else:
             names = self.stats

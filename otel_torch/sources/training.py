@@ -26,8 +26,11 @@ from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.modules import Model, ModelRegistry
+from otel_torch.sources.optimizer_facts import OptimizerFacts
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
+from otel_torch.sources.training_steps import TrainingStep
+from otel_torch.sources.updates import Update
 
 
 class Training(Source):
@@ -39,6 +42,8 @@ class Training(Source):
         self._step_tracker = step_tracker
         self._registry = registry
         self._events = events
+        self.facts = OptimizerFacts(step_tracker.training.optimizers)
+        self._scaler: GradScaler | None = None  # whose step is running
         self._scaled_steps = self._skipped_steps = 0
         self._scopes: dict[int, Scope | None] = {}  # the open region of each stepping optimizer
         self._restore: list[Callable[[], None]] = []
@@ -95,7 +100,11 @@ class Training(Source):
 
         def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = optimizers.completed(optimizer)
-            result = scaled_step(scaler, optimizer, *args, **kwargs)
+            self._scaler = scaler if scaler.is_enabled() else None
+            try:
+                result = scaled_step(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._scaler = None
             if before is not None:
                 self._scaled_steps += 1
                 self._skipped_steps += optimizers.completed(optimizer) == before
@@ -121,7 +130,8 @@ class Training(Source):
         return traced_backward
 
     def finish(self) -> None:
-        """Report the steps that a GradScaler has skipped, which count as none."""
+        """Record the last update, and report the steps that a GradScaler has skipped."""
+        self._step_tracker.updates.emit_copied()
         if self._skipped_steps:
             say(
                 f"GradScaler skipped {self._skipped_steps} of {self._scaled_steps} optimizer steps "
@@ -166,21 +176,26 @@ class Training(Source):
         }
         models.sort(key=lambda model: len(updated[model] & model.parameter_ids()), reverse=True)
         reported: frozenset[int] = frozenset()
+        updates = []
         for model in models:
             context = model.forward_context
             if tracker.cadence is not None and context is not None and not context.recording:
                 continue  # the budget skips this step
             parameters = updated[model] - reported
             if not parameters.isdisjoint(model.parameter_ids()):
-                self._notify(model, parameters, scale)
+                step = self._notify(model, parameters, scale)
+                updates.append(Update(model, parameters, step))
                 reported |= model.parameter_ids()
+        self.facts.add(optimizer, updates, self._scaler)
+        tracker.updates.begin(optimizer, updates)
 
     def _notify(
         self, model: Model, parameters: frozenset[int], scale: Tensor | None = None
-    ) -> None:
+    ) -> TrainingStep:
         step = self._step_tracker.training.step_of(model, self._step_tracker.loop)
         for notify in self._events.gradients_ready:
             notify(model, parameters, step, scale)
+        return step
 
     @torch_private.keep_out_of_frames
     def _after_backward(self) -> None:
@@ -200,6 +215,7 @@ class Training(Source):
         _leave_graph()
         entry.close_region(self._scopes.pop(id(optimizer), None))
         try:
+            self._step_tracker.updates.end(optimizer)
             self._step_tracker.training.optimizer_stepped(optimizer)
         except Exception as error:
             say_once(

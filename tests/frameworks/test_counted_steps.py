@@ -65,14 +65,20 @@ def test_a_batch_of_two_optimizers_is_one_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_deepspeed_at_every_stage_of_zero(tmp_path: Path, stage: str) -> None:
-    run = record(tmp_path, "deepspeed_zero.py", STAGE=stage)
+    capture = "inputs,outputs,gradients,parameters,updates"
+    run = record(tmp_path, "deepspeed_zero.py", STAGE=stage, OTEL_TORCH_CAPTURE=capture)
     (model,) = distinct(run.rows, "model")
     assert steps(run, model, "forward") == [0, 1, 2]
     assert steps(run, model, "eval") == [2]
     calls = [row for row in run.rows if row["phase"] == "forward" and row["tensor"] == "out"]
     assert set(distinct(calls, "step", "call")) == {(s, c) for s in range(3) for c in range(2)}
-    shapes = [row["shape"] for row in run.rows if row["tensor"] == "param.weight"]
+    weights = [row for row in run.rows if row["tensor"] == "param.weight"]
+    shapes = [row["shape"] for row in weights if row["phase"] == "attach"]
     assert shapes == [[16, 8], [4, 16]]
+    # copied back from the flat copies, in the step that computed them
+    assert [row["shape"] for row in weights] == shapes * 4
+    assert distinct(weights[2:], "phase", "step") == [("update", 0), ("update", 1), ("update", 2)]
+    assert len({row["abs_mean"] for row in weights}) == len(weights)
     gradients = [row for row in run.rows if row["tensor"] == "param_grad.weight"]
     assert [row["shape"] for row in gradients] == shapes * 3
     assert distinct(gradients, "step") == [0, 1, 2]

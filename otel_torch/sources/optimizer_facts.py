@@ -1,0 +1,147 @@
+"""Describes every optimizer as it is at its first step, for the metadata of a recording.
+
+Two trainings whose gradients agree and whose updates do not differ in here: in a setting of a
+group, in who holds a parameter, or in the state with which the optimizer went on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from otel_torch.records import json_safe
+from otel_torch.sources.modules import Model
+from otel_torch.sources.optimizers import OptimizerClock, Optimizers
+from otel_torch.sources.updates import Update
+from otel_torch.torch_private import unobserved
+
+# by `id`, the names of a parameter: `model:module.parameter`
+Names = dict[int, list[str]]
+
+
+class OptimizerFacts:
+    """The optimizers of one session that have stepped."""
+
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._optimizers = optimizers
+        self._facts: dict[int, dict[str, Any]] = {}  # by serial: a loaded optimizer is another one
+        self._untrained: dict[str, dict[str, list[str]]] = {}  # by model
+
+    @unobserved  # a learning rate may be a tensor
+    def add(self, optimizer: Any, updates: Sequence[Update], scaler: Any = None) -> None:
+        """Describe an optimizer that is about to step, unless it has stepped before.
+
+        Args:
+            updates: what it is about to change; nothing is described without.
+            scaler: the GradScaler that steps it.
+        """
+        clock = self._optimizers.stepping(optimizer)
+        if clock.serial in self._facts or not updates:
+            return
+        names = _names_in([update.model for update in updates])
+        groups = [_describe_group(group, names) for group in optimizer.param_groups]
+        if len(groups) == 1:  # it may hold copies
+            updated = frozenset().union(*(update.parameters for update in updates))
+            groups[0]["parameters"] = _named(names, updated)
+        self._facts[clock.serial] = {
+            "class": type(optimizer).__name__,
+            "models": [update.model.name for update in updates],
+            "first_step": updates[0].step.step,
+            "loaded": clock.is_loaded,
+            "state": sorted({key for state in optimizer.state.values() for key in state}),
+            "grad_scaler": None if scaler is None else _plain_items(scaler.state_dict()),
+            "groups": groups,
+        }
+        for update in updates:
+            self._untrained[update.model.name] = self._find_untrained(update, names)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the optimizers in the order in which they first stepped."""
+        described = []
+        for facts in list(self._facts.values()):
+            untrained: dict[str, list[str]] = {"unheld": [], "frozen": []}
+            for model in facts["models"]:
+                for kind, names in self._untrained[model].items():
+                    untrained[kind] += names
+            described.append(facts | untrained)
+        return described
+
+    def _find_untrained(self, update: Update, names: Names) -> dict[str, list[str]]:
+        """Return the parameters that no optimizer changes, although they require gradients, and
+        those that require none.
+        """
+        root = update.model.root()
+        parameters = {} if root is None else {id(item): item for item in root.parameters()}
+        held = update.parameters.union(*(_held_by(clock) for clock in self._optimizers))
+        trainable = {key for key, parameter in parameters.items() if parameter.requires_grad}
+        return {
+            "unheld": _named(names, trainable - held),
+            "frozen": _named(names, parameters.keys() - trainable),
+        }
+
+
+def _held_by(clock: OptimizerClock) -> frozenset[int]:
+    return clock.parameters | clock.copied
+
+
+def _names_in(models: Iterable[Model]) -> Names:
+    """Return the names of all parameters of the models, in their order there."""
+    names: Names = defaultdict(list)
+    for model in models:
+        for site in list(model.sites.values()):
+            module = site.module()
+            if module is None or not site.names:
+                continue
+            path = site.names[0][0]
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    name = f"{path}.{key}" if path else key
+                    names[id(parameter)].append(f"{model.name}:{name}")
+    return names
+
+
+def _named(names: Names, parameters: Iterable[int]) -> list[str]:
+    """Return the names of the parameters, in the order of `names`."""
+    wanted = frozenset(parameters)
+    return [name for key, found in names.items() if key in wanted for name in found]
+
+
+def _describe_group(group: dict[str, Any], names: Names) -> dict[str, Any]:
+    settings = {key: value for key, value in group.items() if key != "params"}
+    return {
+        "parameters": _named(names, map(id, group["params"])),
+        "settings": _plain_items(settings),
+    }
+
+
+def _plain_items(items: dict[str, Any]) -> dict[str, Any]:
+    """Return those items that can be written as JSON.
+
+    >>> _plain_items({"lr": 1e-3, "betas": (0.9, float("inf")), "generator": object()})
+    {'lr': 0.001, 'betas': [0.9, 'Infinity']}
+    """
+    plain = {}
+    for key, value in items.items():
+        try:
+            plain[key] = _plain(value)
+        except TypeError:
+            continue
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it.
+
+    Raises:
+        TypeError: JSON has no such value.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return json_safe(value)
+    raise TypeError(type(value).__name__)
