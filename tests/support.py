@@ -11,7 +11,8 @@ import re
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -98,6 +99,24 @@ def recording(**settings: str) -> Iterator[ListSink]:
         yield sink
     finally:
         bootstrap.stop()
+
+
+def work_of(run: Callable[[], Any]) -> Counter[str]:
+    """Return how often each function of Python or C is called."""
+    calls: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            calls[function.__qualname__] += 1
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:

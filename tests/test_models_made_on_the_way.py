@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support import lines, metadata, recording, run_python
+from tests.support import lines, metadata, recording, run_python, work_of
 
 X = torch.ones(1, 4)
-
-
-def work_of(run: Callable[[], Any]) -> Counter[str]:
-    """Return how often each function of Python or C is called."""
-    calls: Counter[str] = Counter()
-
-    def count(frame: Any, event: str, function: Any) -> None:
-        if event == "call":
-            calls[frame.f_code.co_qualname] += 1
-        elif event == "c_call":
-            calls[function.__qualname__] += 1
-
-    sys.setprofile(count)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 @pytest.mark.parametrize("capture", ["outputs", "parity,gradients"])

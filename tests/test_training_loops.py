@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import ListSink, recording
+from tests.support import ListSink, recording, work_of
 
 
 class Net(nn.Module):
@@ -445,3 +445,29 @@ def test_steps_that_a_scaler_skips_are_reported(capfd: pytest.CaptureFixture[str
         (0, 0), (1, 0), (1, 1), (2, 0)
     ]  # fmt: skip
     assert "GradScaler skipped 1 of 4 optimizer steps" in capfd.readouterr().err
+
+
+def test_a_training_step_costs_the_same_however_many_modules_do_not_run() -> None:
+    class Net(nn.Module):
+        def __init__(self, unused: int) -> None:
+            super().__init__()
+            self.used = nn.Linear(4, 4)
+            self.unused = nn.ModuleList(nn.Linear(1, 1) for _ in range(unused))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    def work_of_a_step(unused: int) -> int:
+        with recording():
+            net = Net(unused)
+            optimizer = torch.optim.SGD(net.used.parameters())
+
+            def step() -> None:
+                net(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+
+            step()
+            return work_of(step).total()
+
+    _, small, large = (work_of_a_step(unused) for unused in (2, 2, 200))  # the first fills caches
+    assert small == large

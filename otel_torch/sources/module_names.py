@@ -169,22 +169,20 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return named
 
 
-def all_modules(root: nn.Module) -> list[nn.Module]:
-    """Return every module under `root` once, wrappers and `root` included.
+def all_modules(root: nn.Module) -> Iterator[nn.Module]:
+    """Yield every module under `root` once, wrappers and `root` included.
 
     As `root.modules()`, but no code of the program runs, which may have its own.
     """
-    found: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module) -> None:
-        if id(module) not in found:
-            found[id(module)] = module
-            for child in module._modules.values():
-                if child is not None:
-                    walk(child)
-
-    walk(root)
-    return list(found.values())
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            children = reversed(module._modules.values())
+            pending += [child for child in children if child is not None]
 
 
 def all_parameters(root: nn.Module) -> Iterator[nn.Parameter]:

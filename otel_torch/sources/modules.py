@@ -71,7 +71,7 @@ class Model:
         self.clock = TrainingClock()
         self._contexts = threading.local()
         self._newest: ForwardContext | None = None
-        self._parameter_ids: tuple[int, frozenset[int]] = (-1, frozenset())
+        self._parameters = _Parameters(frozenset(), 0)
 
     @property
     def forward_context(self) -> ForwardContext | None:
@@ -102,15 +102,35 @@ class Model:
         `functional_call` puts other tensors in their place while the model runs.
         """
         root = self.root()
-        if root is not None:
-            size, ids = self._parameter_ids
-            if size != len(self.sites) or id(next(all_parameters(root), None)) not in ids:
-                parameters = list(all_parameters(root))
-                ids = frozenset(map(id, parameters))
-                if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
-                    return ids
-                self._parameter_ids = len(self.sites), ids
-        return self._parameter_ids[1]
+        if root is not None and not self._parameters.are_current(len(self.sites)):
+            parameters = list(all_parameters(root))
+            ids = frozenset(map(id, parameters))
+            if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
+                return ids
+            self._parameters = _Parameters(ids, len(self.sites), root)
+        return self._parameters.ids
+
+
+class _Parameters:
+    """The parameters of a root, as they were when it had so many modules."""
+
+    def __init__(self, ids: frozenset[int], modules: int, root: nn.Module | None = None) -> None:
+        self.ids = ids
+        self._modules = modules
+        places = (
+            (weakref.ref(module), key)
+            for module in (() if root is None else all_modules(root))
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        )
+        self._first = next(places, None)
+
+    def are_current(self, modules: int) -> bool:
+        """Return whether the root still has them: the first stands for all."""
+        if self._first is None or self._modules != modules:
+            return False
+        holder, key = self._first[0](), self._first[1]
+        return holder is not None and id(holder._parameters.get(key)) in self.ids
 
 
 class ModuleSite:

@@ -87,13 +87,15 @@ class TrainingSteps:
             self._loop.step = None
             for active in self._steps.training():
                 active.stepped.add(clock.serial)
-                if active.model is not None and clock in self.optimizers.training(active.model):
-                    active.model.clock.is_trained = True
-                    self._stop(active)
-                elif active.is_resumed:
-                    self._stop(active)
-                if len(active.stepped) >= len(self.optimizers) and not self._undivided:
-                    self._steps.end(active)
+                model = active.model
+                trains = model is not None and clock in self.optimizers.training(model)
+                if model is not None and trains:
+                    model.clock.is_trained = True
+                is_last = len(active.stepped) >= len(self.optimizers) and not self._undivided
+                if trains or active.is_resumed:
+                    self._stop(active, flush=not is_last)
+                if is_last:
+                    self._steps.end(active)  # which flushes
 
     @contextmanager
     def one_training_step(self) -> Iterator[None]:
@@ -139,9 +141,9 @@ class TrainingSteps:
     def _next_step(self, model: TrackedModel, optimizers: list[OptimizerClock]) -> int:
         return self.optimizers.step_of(optimizers) if optimizers else model.clock.next_step
 
-    def _stop(self, active: ActiveStep) -> None:
+    def _stop(self, active: ActiveStep, *, flush: bool = True) -> None:
         """Note that a training step is over, unless something still belongs to it."""
-        if not active.stopped_ns:
+        if flush and not active.stopped_ns:
             self._steps.flush(active.scope)
         active.stopped_ns = time.time_ns()
 
