@@ -84,6 +84,11 @@ STEP_DURATION = Quantity(
     "torch.training.step.duration", "histogram", "s", "Duration of a training step"
 )
 
+# by model, module and the name of the row's tensor
+NONFINITE = Quantity(
+    "torch.training.nonfinite", "counter", "{value}", "Values of a training, NaN or infinite"
+)
+
 # by the attribute of the step's scope; the first two are divided by the step's duration
 SCOPE_ATTRIBUTES: dict[str, Quantity] = {
     SAMPLES: Quantity(

@@ -182,6 +182,7 @@ class Receiver:
                 row = {
                     "name": metric.name,
                     "unit": metric.unit,
+                    "description": metric.description,
                     "kind": kind,
                     "time": point.time_unix_nano,
                 }

@@ -5,13 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from otel_torch.records import FINGERPRINTS, Record, json_safe
+from otel_torch.training_quantities import (
+    NONFINITE,
+    PARAM_GROUP,
+    PHASE,
+    ROWS,
+    SCOPE_ATTRIBUTES,
+    Quantity,
+    split_label,
+)
 
 ACTIVATION = "torch.module.activation"
-# statistics that are not gauges: counted elsewhere, or constant
-NOT_GAUGES = frozenset({"nonfinite", "numel"})
+TRAINING = "torch.training"
+# the metrics of a training by name
+QUANTITIES: dict[str, Quantity] = {
+    quantity.metric: quantity
+    for quantity in (*ROWS.values(), *SCOPE_ATTRIBUTES.values(), NONFINITE)
+}
+# by metric: unit and description
+COUNTERS = {f"{ACTIVATION}.nonfinite": ("{element}", "Elements that are NaN or infinite")} | {
+    name: (quantity.unit, quantity.text)
+    for name, quantity in QUANTITIES.items()
+    if quantity.kind == "counter"
+}
+# statistics that are not gauges: counted, or constant
+NOT_GAUGES = frozenset({"numel", *(name.rpartition(".")[2] for name in COUNTERS)})
+# what identifies a record's metric series, without the step
+series_key = attrgetter("model", "module", "tensor", "phase", "branch")
 
 
 def to_attribute(value: Any) -> Any:
@@ -45,22 +69,42 @@ def to_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: to_attribute(value) for key, value in attributes.items() if value is not None}
 
 
-def series_attributes(record: Record) -> dict[str, str]:
-    """Return the attributes that identify a record's metric series, without the step."""
-    attributes = {
-        "torch.model": record.model,
-        "torch.module": record.module,
-        "torch.tensor": record.tensor,
-        "torch.phase": record.phase,
-    }
-    if record.branch is not None:
-        attributes["torch.branch"] = record.branch
-    return attributes
+def metric_name(phase: str, statistic: str) -> str:
+    """Return the name of the metric of one statistic."""
+    return f"{TRAINING if phase == PHASE else ACTIVATION}.{statistic}"
+
+
+def metric_text(metric: str) -> tuple[str, str]:
+    """Return description and unit of a metric; both are empty for those of activations."""
+    quantity = QUANTITIES.get(metric)
+    return (quantity.text, quantity.unit) if quantity is not None else ("", "")
+
+
+def series_attributes(
+    model: str, module: str, tensor: str, phase: str, branch: str | None
+) -> dict[str, str]:
+    """Return the attributes that identify a metric series, without the step.
+
+    >>> series_attributes("Net", "", "lr[decay]", "train", None)
+    {'torch.model': 'Net', 'torch.param_group': 'decay'}
+    """
+    attributes = {"torch.model": model}
+    if phase == PHASE:
+        group = split_label(tensor).group
+        more = {"torch.module": module or None, PARAM_GROUP: group}
+    else:
+        more = {
+            "torch.module": module,
+            "torch.tensor": tensor,
+            "torch.phase": phase,
+            "torch.branch": branch,
+        }
+    return attributes | {name: value for name, value in more.items() if value is not None}
 
 
 def event_attributes(record: Record) -> dict[str, Any]:
     """Return the attributes of a record's event: module, step, and `torch.stat.<statistic>`."""
-    attributes: dict[str, Any] = series_attributes(record)
+    attributes: dict[str, Any] = series_attributes(*series_key(record))
     attributes |= {"torch.step": record.step, "torch.call": record.call, "torch.loop": record.loop}
     for name, value in record.stats.items():
         if name not in FINGERPRINTS:
@@ -69,11 +113,25 @@ def event_attributes(record: Record) -> dict[str, Any]:
 
 
 def gauge_values(record: Record) -> list[tuple[str, float]]:
-    """Return (statistic, value) of a record's gauges. NaN and Inf are left to the counter."""
+    """Return (metric, value) of a record's gauges. NaN and Inf are left to the counter."""
     return [
-        (name, float(value))
+        (metric_name(record.phase, name), float(value))
         for name, value in record.stats.items()
         if isinstance(value, (int, float)) and name not in NOT_GAUGES and math.isfinite(value)
+    ]
+
+
+def counter_values(record: Record) -> list[tuple[str, int, dict[str, str]]]:
+    """Return (metric, number, attributes besides those of the series) of a record's counters."""
+    nonfinite = count_nonfinite(record)
+    if record.phase != PHASE:
+        return [(f"{ACTIVATION}.nonfinite", nonfinite, {})] if nonfinite else []
+    if nonfinite:
+        return [(NONFINITE.metric, nonfinite, {"torch.tensor": record.tensor})]
+    return [
+        (metric, int(value), {})
+        for name, value in record.stats.items()
+        if isinstance(value, (int, float)) and (metric := metric_name(PHASE, name)) in COUNTERS
     ]
 
 

@@ -34,16 +34,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from otel_torch.process.console import say_once
 from otel_torch.records import Batch, Record
-from otel_torch.telemetry.attributes import gauge_values, series_attributes
+from otel_torch.telemetry.attributes import gauge_values, series_attributes, series_key
+from otel_torch.training_quantities import PHASE
 
-# model, module, tensor, phase and branch, and the step if it is an attribute
-SeriesKey = tuple[str | int | None, ...]
-_series_key = attrgetter("model", "module", "tensor", "phase", "branch")
+# what `series_key` returns, and the step if it is an attribute
+SeriesKey = tuple[Any, ...]
 _LENGTH_WITH_STEP = 6
 
 
@@ -57,7 +56,7 @@ class MetricSeries:
 
 def make_keys(records: Sequence[Record], *, labels_step: bool) -> list[SeriesKey]:
     """Return the series key of each record."""
-    keys: list[SeriesKey] = list(map(_series_key, records))
+    keys: list[SeriesKey] = list(map(series_key, records))
     if not labels_step:
         return keys
     return [(*key, record.step) for key, record in zip(keys, records, strict=True)]
@@ -125,13 +124,15 @@ class SeriesTable:
         return {key: entry.attributes for key, entry in self._series.items() if entry.is_allowed}
 
     def _add(self, key: SeriesKey, record: Record) -> MetricSeries:
-        needed = _count_series(record)
-        is_allowed = self.used + needed <= self._limit
         has_step = len(key) == _LENGTH_WITH_STEP
+        # loss and learning rate arrive when the activations may have used up the limit
+        is_total = record.phase == PHASE and not record.module and not has_step
+        needed = 0 if is_total else _count_series(record)
+        is_allowed = self.used + needed <= self._limit
         attributes: dict[str, Any] = {}
         if is_allowed:
             self.used += needed
-            attributes.update(series_attributes(record))
+            attributes.update(series_attributes(*series_key(record)))
             if has_step:
                 attributes["torch.step"] = record.step
         else:

@@ -35,9 +35,11 @@ from otel_torch.records import Batch, Losses, Record, Scope
 from otel_torch.settings import Settings
 from otel_torch.telemetry.attributes import (
     ACTIVATION,
-    count_nonfinite,
+    COUNTERS,
+    counter_values,
     estimate_total_bytes,
     gauge_values,
+    metric_text,
 )
 from otel_torch.telemetry.histograms import DurationMetric, MagnitudeMetric
 from otel_torch.telemetry.metric_series import SeriesKey, SeriesTable
@@ -50,12 +52,17 @@ from otel_torch.telemetry.queue_items import (
     iterate_metrics,
     make_metric_items,
 )
+from otel_torch.telemetry.training import is_training_step, rate_records
+from otel_torch.training_quantities import STEP_DURATION
 
 _MAGNITUDE = f"{ACTIVATION}.magnitude"
 _MAGNITUDE_TEXT = "The abs_mean of each record"
-_NONFINITE = f"{ACTIVATION}.nonfinite"
-_DURATION = "torch.region.duration"
-_DURATION_TEXT = "How long a region took"
+_REGION_DURATION, _STEP_DURATION = "torch.region.duration", STEP_DURATION.metric
+# histograms of seconds: description, and the attribute of their series
+_DURATIONS = {
+    _REGION_DURATION: ("How long a region took", "torch.region"),
+    _STEP_DURATION: (STEP_DURATION.text, "torch.model"),
+}
 _DURATION_BOUNDS_S = [
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
     *(600, 1800, 3600),
@@ -80,13 +87,16 @@ class _Instruments:
     """The counters and histograms of one meter."""
 
     def __init__(self, meter: Meter, losses: Losses) -> None:
-        self.nonfinite = meter.create_counter(
-            _NONFINITE, "{element}", "Elements that are NaN or infinite"
-        )
+        self._counters = {
+            name: meter.create_counter(name, unit, text) for name, (unit, text) in COUNTERS.items()
+        }
         self.magnitude = meter.create_histogram(_MAGNITUDE, "", _MAGNITUDE_TEXT)
-        self.duration = meter.create_histogram(
-            _DURATION, "s", _DURATION_TEXT, explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S
-        )
+        self.durations = {
+            name: meter.create_histogram(
+                name, "s", text, explicit_bucket_boundaries_advisory=_DURATION_BOUNDS_S
+            )
+            for name, (text, _) in _DURATIONS.items()
+        }
 
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             return [
@@ -97,6 +107,11 @@ class _Instruments:
         meter.create_observable_counter(
             "otel_torch.records.dropped", [observe], "{record}", "What did not arrive, and why"
         )
+
+    def count(self, record: Record, attributes: dict[str, Any]) -> None:
+        """Add a record to the counters; `attributes` are those of its series."""
+        for name, number, more in counter_values(record):
+            self._counters[name].add(number, attributes | more)
 
 
 @dataclass(slots=True)
@@ -110,7 +125,8 @@ class _ProgramMeter:
     def gauge(self, name: str) -> Any:
         """Return the gauge of that name."""
         if name not in self.gauges:
-            self.gauges[name] = self.meter.create_gauge(name)
+            text, unit = metric_text(name)
+            self.gauges[name] = self.meter.create_gauge(name, unit, text)
         return self.gauges[name]
 
 
@@ -141,28 +157,37 @@ class MetricSink(Sink):
         self._magnitudes: MagnitudeMetric[SeriesKey] = MagnitudeMetric(
             _MAGNITUDE, _MAGNITUDE_TEXT, start_ns, delta=delta
         )
-        self._durations = DurationMetric(
-            _DURATION, _DURATION_TEXT, "torch.region", _DURATION_BOUNDS_S, start_ns, delta=delta
-        )
+        self._durations = {
+            name: DurationMetric(name, text, attribute, _DURATION_BOUNDS_S, start_ns, delta=delta)
+            for name, (text, attribute) in _DURATIONS.items()
+        }
         pipelines.collect_with("metrics", self._collect)
 
     # -- scopes
 
     def close(self, scope: Scope) -> None:
         if scope.kind == "step":
+            if is_training_step(scope):
+                self._add_duration(_STEP_DURATION, scope, scope.attributes.get("torch.model", ""))
+                if records := rate_records(scope):
+                    self.write(Batch(records, scope))
             with self._batches_lock:
                 items = self._take_step() if scope is self._step_scope else []
             self._enqueue([*items, *self._make_step_number(scope)])
         elif scope.kind in _REGION_KINDS:
-            name = str(scope.attributes.get("torch.region", scope.name))
-            seconds = max(0, scope.end_ns - scope.start_ns) / 1e9
-            provider = self._pipelines.provider("metrics")
-            if provider is not None:
-                instruments = self._program_meter(provider).instruments
-                instruments.duration.record(seconds, {"torch.region": name})
-            elif self._pipelines.exports("metrics"):
-                self._durations.add(name, seconds)
-                self._pipelines.start("metrics")
+            name = scope.attributes.get("torch.region", scope.name)
+            self._add_duration(_REGION_DURATION, scope, name)
+
+    def _add_duration(self, metric: str, scope: Scope, series: object) -> None:
+        """Add the duration of a scope to a histogram, in the series of a region or a model."""
+        seconds = max(0, scope.end_ns - scope.start_ns) / 1e9
+        provider = self._pipelines.provider("metrics")
+        if provider is not None:
+            histogram = self._program_meter(provider).instruments.durations[metric]
+            histogram.record(seconds, {_DURATIONS[metric][1]: str(series)})
+        elif self._pipelines.exports("metrics"):
+            self._durations[metric].add(str(series), seconds)
+            self._pipelines.start("metrics")
 
     def _make_step_number(self, scope: Scope) -> list[QueueItem]:
         """Return the gauge with the step's number; with the program's provider, set it instead."""
@@ -225,8 +250,8 @@ class MetricSink(Sink):
         """Count a step's records and return the items of its gauges; in the sending thread."""
         with self._state_lock:
             self._deferred_steps.remove(step)
-            nonfinite = self._own_instruments().nonfinite
-            gauges = self._count_step(batches, nonfinite.add, self._magnitudes.add_all)
+            instruments = self._own_instruments()
+            gauges = self._count_step(batches, instruments, self._magnitudes.add_all)
         items: list[QueueItem] = []
         for labels_step, records_by_key in gauges.items():
             records = list(records_by_key.values())
@@ -237,10 +262,10 @@ class MetricSink(Sink):
     def _count_step(
         self,
         batches: list[Batch],
-        add_nonfinite: Callable[[int, dict[str, Any]], None],
+        instruments: _Instruments,
         add_magnitudes: Callable[[Iterable[SeriesKey], Iterable[float]], None],
     ) -> dict[bool, dict[SeriesKey, Record]]:
-        """Count a step's records in counter and histogram, and return the records of its gauges,
+        """Count a step's records in counters and histogram, and return the records of its gauges,
         by whether the step is an attribute. Of several calls with equal attributes the last counts.
         """
         gauges: dict[bool, dict[SeriesKey, Record]] = {False: {}, True: {}}
@@ -263,8 +288,8 @@ class MetricSink(Sink):
             ]
             add_magnitudes(compress(keys, finite), map(abs, compress(magnitudes, finite)))
             for key, record in zip(keys, records, strict=True):
-                if record.stats.get("nonfinite") != 0 and (count := count_nonfinite(record)):
-                    add_nonfinite(count, self._series.attributes_of(key))
+                if record.stats.get("nonfinite") != 0:
+                    instruments.count(record, self._series.attributes_of(key))
         return gauges
 
     # -- the program's provider
@@ -277,12 +302,12 @@ class MetricSink(Sink):
                 meter.instruments.magnitude.record(magnitude, self._series.attributes_of(key))
 
         with self._state_lock:
-            gauges = self._count_step(batches, meter.instruments.nonfinite.add, add_magnitudes)
+            gauges = self._count_step(batches, meter.instruments, add_magnitudes)
         for records_by_key in gauges.values():
             for key, record in records_by_key.items():
                 attributes = self._series.attributes_of(key)
                 for name, value in gauge_values(record):
-                    meter.gauge(f"{ACTIVATION}.{name}").set(value, attributes)
+                    meter.gauge(name).set(value, attributes)
         if gauges[False]:
             say_once(
                 "metrics use the program's own meter provider, which exports only the last value "
@@ -326,7 +351,7 @@ class MetricSink(Sink):
             attributes: Mapping[SeriesKey, dict[str, Any]] = self._series.allowed_attributes()
             histograms = [
                 self._magnitudes.collect(attributes, now),
-                self._durations.collect(now),
+                *(durations.collect(now) for durations in self._durations.values()),
             ]
             if self._pipelines.provider("metrics") is None:
                 self._own_instruments()

@@ -20,7 +20,15 @@ from operator import add, attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 from otel_torch.records import FINGERPRINTS, Record
-from otel_torch.telemetry.attributes import ACTIVATION, NOT_GAUGES, to_attribute
+from otel_torch.telemetry.attributes import (
+    ACTIVATION,
+    NOT_GAUGES,
+    metric_name,
+    metric_text,
+    series_attributes,
+    series_key,
+    to_attribute,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -212,7 +220,6 @@ def _pack_column(code: str, column: Iterable[float]) -> Sequence[bytes]:
 _FLOATS, _INTEGERS, _TEXTS, _LISTS = {float}, {int}, {str}, {list}
 _NOT_NUMBERS = {str, list, tuple}
 _CACHED_TYPES = {int, str}
-_series_key = attrgetter("model", "module", "tensor", "phase", "branch")
 _position = attrgetter("step", "call", "loop")
 _time = attrgetter("time_ns")
 _stats = attrgetter("stats")
@@ -221,17 +228,8 @@ _values = methodcaller("values")
 
 @lru_cache(None)
 def _identities(field: int) -> _EncodedCache:
-    """Return the attributes that identify a series, by the tuple of `_series_key`."""
-    keys = ("torch.model", "torch.module", "torch.tensor", "torch.phase", "torch.branch")
-
-    def encode(series: tuple[str | None, ...]) -> bytes:
-        return b"".join(
-            _encode_attribute(field, key, value)
-            for key, value in zip(keys, series, strict=True)
-            if value is not None
-        )
-
-    return _EncodedCache(encode)
+    """Return the attributes that identify a series, by the tuple of `series_key`."""
+    return _EncodedCache(lambda series: _encode_attributes(field, series_attributes(*series)))
 
 
 @lru_cache(4096)
@@ -303,7 +301,7 @@ def _add_activation(
     messages: _Messages, field: int, records: Sequence[Record], stats: dict[str, tuple[Any, ...]]
 ) -> None:
     """Append the attributes of activations: series, position in the run, and statistics."""
-    messages.add_pieces(list(map(_identities(field).__getitem__, map(_series_key, records))))
+    messages.add_pieces(list(map(_identities(field).__getitem__, map(series_key, records))))
     positions = list(map(_position, records))
     if positions.count(positions[0]) == len(positions):
         messages.add_constant(_encode_position(field, positions[0]))
@@ -369,8 +367,8 @@ def encode_gauges(records: Sequence[Record], *, with_step: bool) -> tuple[list[b
     """Return records as metrics, one per statistic, with a point per record at the record's time;
     and the number of points.
     """
-    # for each statistic, two pieces per point: all but the value, and the value
-    pieces_by_statistic: dict[str, list[bytes]] = {}
+    # for each metric, two pieces per point: all but the value, and the value
+    pieces_by_metric: dict[str, list[bytes]] = {}
     for run, stats in _runs(records):
         heads = _encode_point_heads(run, with_step=with_step)
         for name, column in stats.items():
@@ -385,17 +383,18 @@ def encode_gauges(records: Sequence[Record], *, with_step: bool) -> tuple[list[b
             pieces = [b""] * (2 * len(column))
             pieces[::2], pieces[1::2] = column_heads, _pack_column("d", column)
             if pieces:
-                pieces_by_statistic.setdefault(name, []).extend(pieces)
+                metric = metric_name(run[0].phase, name)
+                pieces_by_metric.setdefault(metric, []).extend(pieces)
     metrics: list[bytes] = []
-    for name, pieces in pieces_by_statistic.items():
-        metrics += _encode_gauge_head(f"{ACTIVATION}.{name}", sum(map(len, pieces)))
+    for name, pieces in pieces_by_metric.items():
+        metrics += _encode_gauge_head(name, sum(map(len, pieces)))
         metrics += pieces
-    return metrics, sum(map(len, pieces_by_statistic.values())) // 2
+    return metrics, sum(map(len, pieces_by_metric.values())) // 2
 
 
 def _encode_point_heads(records: Sequence[Record], *, with_step: bool) -> list[bytes]:
     """Return each record's gauge point without its last eight bytes, the value."""
-    heads = list(map(_identities(_POINT_ATTRIBUTE).__getitem__, map(_series_key, records)))
+    heads = list(map(_identities(_POINT_ATTRIBUTE).__getitem__, map(series_key, records)))
     if with_step:
         heads = [
             head + _encode_attribute_cached(_POINT_ATTRIBUTE, "torch.step", record.step)
@@ -408,7 +407,11 @@ def _encode_point_heads(records: Sequence[Record], *, with_step: bool) -> list[b
 
 def _encode_gauge_head(name: str, length: int) -> list[bytes]:
     """Return a gauge metric up to its points, which take `length` bytes."""
-    head = encode_field(1, name.encode()) + _prefix(5, length)
+    text, unit = metric_text(name)
+    head = encode_field(1, name.encode())
+    if text:
+        head += encode_field(2, text.encode()) + encode_field(3, unit.encode())
+    head += _prefix(5, length)
     return [_prefix(ITEM_FIELD, len(head) + length), head]
 
 

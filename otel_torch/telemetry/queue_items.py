@@ -36,7 +36,9 @@ from otel_torch.telemetry.attributes import (
     estimate_event_bytes,
     event_attributes,
     gauge_values,
+    metric_text,
     series_attributes,
+    series_key,
 )
 
 # estimated bytes of a span's records: no item comes near the limit of a message
@@ -270,17 +272,17 @@ class GaugeItem(_RecordsItem):
         return pieces
 
     def to_sdk_objects(self, resource: Resource, scope: InstrumentationScope) -> list[Any]:
-        points_by_statistic: dict[str, list[NumberDataPoint]] = {}
+        points_by_metric: dict[str, list[NumberDataPoint]] = {}
         for record in self.records:
-            attributes: dict[str, Any] = series_attributes(record)
+            attributes: dict[str, Any] = series_attributes(*series_key(record))
             if self.with_step:
                 attributes["torch.step"] = record.step
             for name, value in gauge_values(record):
                 point = NumberDataPoint(attributes, 0, record.time_ns, value)
-                points_by_statistic.setdefault(name, []).append(point)
+                points_by_metric.setdefault(name, []).append(point)
         return [
-            Metric(f"{ACTIVATION}.{name}", "", "", Gauge(points))
-            for name, points in points_by_statistic.items()
+            Metric(name, *metric_text(name), Gauge(points))
+            for name, points in points_by_metric.items()
         ]
 
 

@@ -21,9 +21,11 @@ from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel
 from otel_torch.settings import Settings
 from otel_torch.telemetry.exporters import CARRIERS, exporters_by_signal, is_sdk_disabled
 from otel_torch.telemetry.providers import find_provider, watch_tracer_provider
+from otel_torch.telemetry.training import add_step_attributes, split_batch
 
 if TYPE_CHECKING:
     from otel_torch.regions.closer import RegionSpans
+    from otel_torch.telemetry.metric_sink import MetricSink
     from otel_torch.telemetry.pipeline import Pipelines
     from otel_torch.telemetry.span_sink import SpanSink
 
@@ -102,6 +104,7 @@ class TelemetrySink(Sink):
         self._at_exit, self._file_budget = at_exit, file_budget
         self._sinks: list[Sink] | None = None
         self._spans: SpanSink | None = None
+        self._metrics: MetricSink | None = None
         self._pipelines: Pipelines | None = None
         self._last_step: Scope | None = None
         self._lock = threading.Lock()
@@ -144,10 +147,21 @@ class TelemetrySink(Sink):
         ):
             self._last_step = batch.step
             self._pipelines.backpressure.renew()
-        for sink in sinks:
-            sink.write(batch)
-        if not sinks and self.has_destination:
-            self._count_unstarted(batch)
+        activations, training = split_batch(batch)
+        if training.records:
+            self._write_training(training)
+        if activations.records:
+            for sink in sinks:
+                sink.write(activations)
+            if not sinks and self.has_destination:
+                self._count_unstarted(activations)
+
+    def _write_training(self, batch: Batch) -> None:
+        """Pass values of a training on: they are attributes of the step and metrics, no events."""
+        if batch.step is not None:
+            add_step_attributes(batch.step.attributes, batch.records)
+        if self._metrics is not None:
+            self._metrics.write(batch)
 
     def drain(self, deadline: float) -> None:
         if self._pipelines is not None:
@@ -205,7 +219,8 @@ class TelemetrySink(Sink):
             if "log_events" in signals:
                 sinks.append(EventSink(pipelines, spans))
             if "metrics" in signals:
-                sinks.append(MetricSink(self._settings, self._losses, pipelines))
+                self._metrics = MetricSink(self._settings, self._losses, pipelines)
+                sinks.append(self._metrics)
             self._sinks = sinks
 
     def _end_before_providers(self) -> None:
