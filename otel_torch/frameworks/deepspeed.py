@@ -7,8 +7,9 @@ have the gradients, unscaled and clipped, and the parameters have none.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from otel_torch.frameworks import training_loops
@@ -36,27 +37,47 @@ def _value(parameter: Any) -> Tensor | None:
     return whole.detach().view(parameter.ds_shape)
 
 
-def _gradient(parameter: Any) -> Tensor | None:
-    """Return the gradient that ZeRO's optimizer is about to use, if this rank has all of it."""
+class _Part(NamedTuple):
+    """What this rank holds of a parameter: `length` of its `whole` numbers, in `copies`."""
+
+    copies: Tensor | None
+    start: int
+    length: int
+    shape: torch.Size
+    whole: int
+
+
+def _part(parameter: Any) -> _Part | None:
+    """Return what this rank's optimizer holds of a parameter, if anything."""
     if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:
         place = mapping.hp_fragment_address
-        copies, start, length = mapping.hp_fragment._base, place.start, place.numel
-        shape, whole = parameter.shape, parameter.numel()
-    elif (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
+        copies = mapping.hp_fragment._base
+        return _Part(copies, place.start, place.numel, parameter.shape, parameter.numel())
+    if (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
         group, start, length = zero.grad_position[zero.get_param_id(parameter)]
         copies = zero.fp32_partitioned_groups_flat[group]
-        shape, whole = parameter.ds_shape, parameter.ds_numel
-    else:
+        return _Part(copies, start, length, parameter.ds_shape, parameter.ds_numel)
+    return None
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    """Return the gradient that ZeRO's optimizer is about to use, if this rank has all of it."""
+    part = _part(parameter)
+    if part is None or part.copies is None or part.copies.grad is None or part.length != part.whole:
         return None
-    if copies is None or copies.grad is None or length != whole:
-        return None
-    gradient: Tensor = copies.grad.detach().narrow(0, start, length).view(shape)
+    gradient: Tensor = part.copies.grad.detach().narrow(0, part.start, part.length).view(part.shape)
     return gradient
+
+
+def _is_spread(parameter: Any) -> bool:
+    part = _part(parameter)
+    return part is not None and part.length != part.whole
 
 
 def _watch_engine(module: ModuleType) -> None:
     parameter_data.value_sources.append(_value)
     parameter_data.gradient_sources.append(_gradient)
+    parameter_data.part_tests.append(_is_spread)
     _patches.after(module.DeepSpeedEngine, "__init__", _follow)
     _patches.after(module.DeepSpeedEngine, "step", lambda engine: training_loops.copied_back())
 
@@ -64,12 +85,14 @@ def _watch_engine(module: ModuleType) -> None:
 def uninstall() -> None:
     """Restore the engine."""
     _patches.undo()
-    for sources, source in (
+    added: tuple[tuple[list[Any], Any], ...] = (
         (parameter_data.value_sources, _value),
         (parameter_data.gradient_sources, _gradient),
-    ):
-        if source in sources:
-            sources.remove(source)
+        (parameter_data.part_tests, _is_spread),
+    )
+    for functions, function in added:
+        if function in functions:
+            functions.remove(function)
 
 
 HOOKS = {"deepspeed.runtime.engine": _watch_engine}

@@ -13,6 +13,8 @@ from torch import Tensor
 Source = Callable[[Tensor], Tensor | None]
 value_sources: list[Source] = []
 gradient_sources: list[Source] = []
+# Each tells whether this process has only a part of a parameter's gradient.
+part_tests: list[Callable[[Tensor], bool]] = []
 
 
 def value_of(parameter: Tensor) -> Tensor | None:
@@ -31,6 +33,11 @@ def gradient_of(parameter: Tensor) -> Tensor | None:
         if (gradient := source(parameter)) is not None:
             return gradient
     return None
+
+
+def is_gradient_spread(parameter: Tensor) -> bool:
+    """Return whether this process and others have a part of a parameter's gradient each."""
+    return any(test(parameter) for test in part_tests)
 
 
 def _is_emptied(parameter: Tensor) -> bool:

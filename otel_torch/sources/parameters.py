@@ -10,12 +10,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from otel_torch import torch_private
-from otel_torch.process.console import say_once
+from otel_torch.process.console import say
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.module_names import class_name
 from otel_torch.sources.modules import Model
-from otel_torch.sources.parameter_data import gradient_of, value_of
+from otel_torch.sources.parameter_data import gradient_of, is_gradient_spread, value_of
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_measurer import TensorMeasurer
 from otel_torch.sources.tensor_reader import RecordedCall
@@ -32,7 +32,8 @@ class ParameterObserver:
         measurer: TensorMeasurer,
         events: RunEvents,
     ) -> None:
-        self._settings = session.settings
+        self._session, self._settings = session, session.settings
+        self._said: set[tuple[str, str]] = set()  # models and kinds
         self._selection, self._measurer = selection, measurer
         capture = session.settings.capture
         self._parity = "parity" in capture
@@ -65,7 +66,7 @@ class ParameterObserver:
                 for key, tensor in table.items():
                     if tensor is None:
                         continue
-                    if (value := _whole_value(model, name, key, tensor)) is not None:
+                    if (value := self._whole_value(model, name, key, tensor)) is not None:
                         tensors.append((f"{kind}.{key}", value))
                 self._measurer.add(call, tensors)
 
@@ -90,6 +91,8 @@ class ParameterObserver:
                     gradient = _divide(gradient, scale)
                 call = _call_of(model, owner, key, "backward", training_step)
                 self._measurer.add(call, [(f"param_grad.{key}", gradient)])
+            elif is_gradient_spread(parameter):
+                self._count_spread(model, "gradients", f"{owner.name}.{key}")
 
     @torch_private.unseen_by_function_modes
     def record_updates(
@@ -101,7 +104,7 @@ class ParameterObserver:
             parameter_ids: `id` of each parameter that the optimizer holds.
         """
         for owner, key, parameter in self._chosen(model, parameter_ids, training_step):
-            if (value := _whole_value(model, owner.name, key, parameter)) is not None:
+            if (value := self._whole_value(model, owner.name, key, parameter)) is not None:
                 call = _call_of(model, owner, key, "update", training_step)
                 self._measurer.add(call, [(f"param.{key}", value)])
 
@@ -118,6 +121,23 @@ class ParameterObserver:
             for key, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in parameter_ids:
                     yield owner, key, parameter
+
+    def _whole_value(self, model: Model, module: str, key: str, parameter: Tensor) -> Tensor | None:
+        """Return the value of a parameter; None, which is counted, if it is spread over ranks."""
+        value = value_of(parameter)
+        if value is None:
+            self._count_spread(model, "parameters", f"{module}.{key}")
+        return value
+
+    def _count_spread(self, model: Model, kind: str, name: str) -> None:
+        """Count a tensor of which this rank has only a part, and say so once for each model."""
+        self._session.recorder.losses.count("record", "spread_over_ranks")
+        if (model.name, kind) not in self._said:
+            self._said.add((model.name, kind))
+            say(
+                f"{model.name}: {kind} that are spread over several ranks are not recorded "
+                f"(for example {name.lstrip('.')!r})"
+            )
 
 
 class _Owner(NamedTuple):
@@ -145,17 +165,6 @@ def _call_of(
         class_name=owner.class_name,
         step_scope=scope,
     )
-
-
-def _whole_value(model: Model, module: str, key: str, parameter: Tensor) -> Tensor | None:
-    """Return the value of a parameter; None, which is said once, if this rank has not all of it."""
-    value = value_of(parameter)
-    if value is None:
-        say_once(
-            f"{model.name}: parameters that are spread over several ranks are not "
-            f"recorded (for example {module + '.' + key!r})"
-        )
-    return value
 
 
 @torch_private.unobserved

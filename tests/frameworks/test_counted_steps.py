@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.runs import Recorded, distinct, record
+from tests.support import lines
 
 pytestmark = pytest.mark.frameworks
 
@@ -82,3 +83,27 @@ def test_deepspeed_at_every_stage_of_zero(tmp_path: Path, stage: str) -> None:
     gradients = [row for row in run.rows if row["tensor"] == "param_grad.weight"]
     assert [row["shape"] for row in gradients] == shapes * 3
     assert distinct(gradients, "step") == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("stage", "recorded", "lost"), [("1", 9, 3), ("3", 0, 16)])
+def test_what_zero_spreads_over_ranks_is_counted(
+    tmp_path: Path, stage: str, recorded: int, lost: int
+) -> None:
+    """Three steps of two ranks and four parameters.
+
+    In stage 1, the second rank has the gradients of three of them and a part of the fourth. In
+    stage 3, each rank has a part of every parameter and gradient.
+    """
+    run = record(tmp_path, "deepspeed_zero.py", ranks=2, STAGE=stage)
+    gradients = [
+        (row["step"], row["module"], row["tensor"])
+        for path in run.ranks
+        for row in lines(path)
+        if row["tensor"].startswith("param_grad.")
+    ]
+    assert len(set(gradients)) == len(gradients) == recorded
+    for rank in (0, 1):
+        (loss,) = run.metadata(rank)["lost"]
+        assert (loss["reason"], loss["count"]) == ("spread_over_ranks", lost)
+        (said,) = [line for line in run.messages if f"rank {rank}" in line and "gradients" in line]
+        assert said.endswith("over several ranks are not recorded (for example '0.weight')")

@@ -1,15 +1,18 @@
-"""Trains with DeepSpeed, whose optimizer holds flat copies of the parameters: STAGE says how."""
+"""Trains with DeepSpeed, whose optimizer holds flat copies of the parameters: STAGE says how. Under
+torchrun each rank has a part of them.
+"""
 
 import os
 
 import deepspeed
 import torch
-from checks import check, digest, exact
+from checks import check, digest, exact, leave
 from torch import nn
 
-os.environ["LOCAL_RANK"] = "0"
-store = torch.distributed.HashStore()
-torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+os.environ.setdefault("LOCAL_RANK", "0")
+store = torch.distributed.HashStore() if ranks == 1 else None
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 config = {
@@ -22,15 +25,16 @@ config = {
     "steps_per_print": 10**9,
 }
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-generator = torch.Generator().manual_seed(1)
+generator = torch.Generator().manual_seed(1 + rank)
 for micro_step in range(6):
     x = torch.randn(4, 8, generator=generator).bfloat16()
     loss = engine(x).float().square().mean()
     engine.backward(loss)
     engine.step()
-    check("step", engine.global_steps, exact(loss))
+    check("step", rank, engine.global_steps, exact(loss))
     if micro_step == 3:
         with torch.no_grad():
-            check("validation", exact(engine(x).float().sum()))
-check("final", digest(model))
+            check("validation", rank, exact(engine(x).float().sum()))
+check("final", rank, digest(model))
 torch.distributed.destroy_process_group()
+leave()
