@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from tests.parity.training.families import BATCH, Batch, build, token_batches
+from tests.parity.training.families import BATCH, PADDING, Batch, build, token_batches
 from tests.parity.training.trainer import Training
 
 Change = Callable[[Training], object]
@@ -59,6 +60,23 @@ def enlarge_loss(training: Training) -> None:
     training.compute_loss = lambda model, batch: 256 * compute_loss(model, batch)
 
 
+def divide_by_tokens(training: Training) -> None:
+    """Divide the loss of every pass by the tokens of the whole step."""
+
+    def batches() -> Iterator[Batch]:
+        source = token_batches()
+        while True:
+            passes = list(itertools.islice(source, training.accumulation))
+            tokens = sum((batch["ids"][:, 1:] != PADDING).sum() for batch in passes)
+            yield from (batch | {"tokens": tokens} for batch in passes)
+
+    def loss(batch: Batch) -> Tensor:
+        mean = training.compute_loss(training.network, batch)
+        return mean * (batch["ids"][:, 1:] != PADDING).sum() / batch["tokens"]
+
+    training.batches, training.loss = batches(), loss
+
+
 def take_whole_batches(training: Training) -> None:
     """Train on rows of equal length: the mean of the ranks' losses is that of the batch."""
     training.batches = token_batches(padded=False)
@@ -99,6 +117,7 @@ def reduce_gradients(training: Training, divisor: float) -> None:
 SETUPS = {
     "net": Setup("net"),
     "net-accumulated": Setup("net", {"accumulation": 2}),
+    "net-tokens": Setup("net", {"accumulation": 2}, divide_by_tokens),
     "net-clipped": Setup("net", {"max_norm": 0.05}),
     "net-warmup": Setup("net", {"warmup": 4}),
     "net-sgd": Setup(
