@@ -4,6 +4,7 @@ The flow of one comparison:
 
     load_recording_start   metadata, parameters and modules of both sides
     ProgramMatch           which parameters, modules and models correspond
+    compare_training       losses, gradients and updates of training steps, if recorded
     ForwardPairer          which forwards correspond
     PlanCache              compares a forward of a known structure as arrays, else in full:
         build_program        calls and values of either side
@@ -39,7 +40,7 @@ from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
-from otel_torch.parity.outside_forward import Updates
+from otel_torch.parity.outside_forward import Updates, allow_other_split
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
@@ -48,6 +49,7 @@ from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.training.compare_training import compare_training
 from otel_torch.parity.values import Comparer
 from otel_torch.recording.row_schema import RowRecord
 
@@ -129,7 +131,7 @@ class _Comparison:
         self._recordings = paths.map(lambda path: load_recording_start(path, self._warn))
         all_paths = [*paths] if noise is None else [*paths, noise]
         self._progress = _ReadProgress(all_paths, progress)
-        self._has_noise = noise is not None
+        self._noise_path = noise
         self._noise = NoiseForwards(noise, self._recordings, self._warn, self._progress)
         port_meta = self._recordings.port.meta
         self.report.isolated = is_isolated(port_meta)
@@ -169,9 +171,14 @@ class _Comparison:
         if self.is_unrelated:
             self.report.verdict, self.report.reason = "incomparable", self._why_unrelated()
             return self.report
+        self._training = compare_training(
+            self._recordings, self._match, self._noise_path, self._tolerance
+        )
+        self.report.pairs += self._training.pairs
         queues = Sides(*map(_chain_first, first, streams))
         for reference, port in self._pair_forwards(queues):
             self._compare_forwards(reference, port)
+        self._findings.add_training(self._training.first)
         self._complete_report()
         return self.report
 
@@ -228,12 +235,21 @@ class _Comparison:
     def _compare_forwards(self, reference: ForwardRows, port: ForwardRows) -> None:
         noise = self._noise.matching(reference)
         self._findings.start_forward(reference, port)
-        is_updated = self._updates.precede(Sides(reference, port))
-        lookup = self._plans.look_up(reference, port, noise)
+        is_updated = self._is_updated(Sides(reference, port))
+        drift = self._training.drift_before(reference.model, _position(reference))
+        lookup = CacheLookup() if drift else self._plans.look_up(reference, port, noise)
         if not self._compare_by_plan(lookup):
-            self._compare_in_full(lookup, reference, port, noise, is_updated)
+            self._compare_in_full(lookup, reference, port, noise, is_updated, drift)
         self._plans.remember(reference, port, noise)
         self._coverage.forwards += 1
+
+    def _is_updated(self, forwards: Sides[ForwardRows]) -> bool:
+        """Return whether the parameters of two forwards are not known to be equal."""
+        reference = forwards.reference
+        if self._training.is_over(reference.model, _position(reference)):
+            self._findings.add_training(self._training.first)
+            return True
+        return reference.model not in self._training.known and self._updates.precede(forwards)
 
     def _compare_by_plan(self, lookup: CacheLookup) -> bool:
         """Compare two forwards by a plan; return False if they need a full analysis."""
@@ -289,10 +305,11 @@ class _Comparison:
         port: ForwardRows,
         noise: ForwardRows | None,
         is_updated: bool,
+        drift: float,
     ) -> None:
         rows = reference.rows, port.rows
         programs = Sides(*map(build_program, rows, self._plans.sketches))
-        comparer = self._comparer(programs, noise)
+        comparer = self._comparer(programs, noise, drift)
         alignment = align(*programs, self._match.modules, comparer)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
@@ -300,6 +317,8 @@ class _Comparison:
             judgment = judge_isolated(alignment, self._unexchanged, missing)
         else:
             judgment = judge(alignment, missing)
+        if _position(reference) in self._training.same_batch:
+            judgment = allow_other_split(alignment, judgment)
         if is_updated:
             judgment = self._findings.blame_update(alignment, judgment)
         if self._pairing is not None:
@@ -312,8 +331,10 @@ class _Comparison:
         self._findings.count_analysis()
         self._retained.add(self._findings.add(alignment, judgment, self._diagnosis, is_updated))
 
-    def _comparer(self, programs: Sides[Program], noise: ForwardRows | None) -> Comparer:
-        comparer = Comparer(self._tolerance)
+    def _comparer(
+        self, programs: Sides[Program], noise: ForwardRows | None, drift: float
+    ) -> Comparer:
+        comparer = Comparer(self._tolerance.with_drift(drift))
         for program, recording in zip(programs, self._recordings, strict=True):
             comparer.coarse.update(coarsest_dtypes(program, recording.dtypes))
         if noise is not None:
@@ -379,7 +400,7 @@ class _Comparison:
                 f"{self._findings.unsearched} further forwards are wrong in other ways and were "
                 "not searched for further faults"
             )
-        if self._noise.unmatched and self.report.pairs and self._has_noise:
+        if self._noise.unmatched and self.report.pairs and self._noise_path is not None:
             self._warn(
                 f"{self._noise.unmatched} forwards have no counterpart in the noise; the "
                 "constants of the dtypes decided there"
@@ -424,6 +445,10 @@ class _Comparison:
             lambda recording: _listed(set(recording.model_names))
         )
         return f"the reference has {reference}, the port has {port}"
+
+
+def _position(forward: ForwardRows) -> tuple[int, int]:
+    return forward.loop or 0, forward.step or 0
 
 
 def _chain_first(first: ForwardRows | None, rest: Iterator[ForwardRows]) -> Iterator[ForwardRows]:

@@ -127,6 +127,11 @@ class Findings:
             self.faults.append(update_finding(alignment, judgment.faults[0]))
         return Judgment(True, [], judgment.healed, judgment.wrong)
 
+    def add_training(self, finding: Finding | None) -> None:
+        """Add what first went wrong in training, if no forward before it is wrong."""
+        if finding is not None and not self.faults:
+            self.faults.append(finding)
+
     def _is_listed(self, finding: Finding) -> bool:
         """Return whether this module's fault is listed; inputs of a model count one by one."""
         key = _module_key(finding)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Role
-from otel_torch.parity.faults import Fault, Location
+from otel_torch.parity.faults import Fault, Judgment, Location
 from otel_torch.parity.finding import OTHER_INPUTS, Cause, Finding
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.loaded_recording import LoadedRecording
@@ -70,6 +70,16 @@ def update_finding(alignment: Alignment, fault: Fault) -> Finding:
             "optimizers of the two programs differ, and no forward pass is known to be wrong."
         ),
     )
+
+
+def allow_other_split(alignment: Alignment, judgment: Judgment) -> Judgment:
+    """Return the judgment of a forward in a step whose gradients show the same batch.
+
+    Two ranks, or accumulated batches, may each have a part of what the other program has at once.
+    """
+    if judgment.faults and other_inputs(alignment, judgment.faults[0]):
+        return Judgment(False, [], [*judgment.healed, *judgment.wrong])
+    return judgment
 
 
 def other_inputs(alignment: Alignment, fault: Fault) -> Cause | None:

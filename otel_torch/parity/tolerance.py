@@ -42,6 +42,9 @@ NOISE_FACTOR, END_FACTOR = 1.5, 1.0
 # than the port
 SHOWN, LOWERED = 0.1, 0.5
 
+# how much a difference of the parameters may grow in the tensors that are computed with them
+_DRIFT_GROWTH = 10.0
+
 
 def coarser(dtypes: Iterable[str]) -> str:
     """Return the dtype that rounds most, "" if none of them rounds.
@@ -74,6 +77,15 @@ def noise_scale(noise: str, reference: str, port: str) -> float:
     return max(1.0, ratio / math.sqrt(2))
 
 
+def half_ulp(dtypes: Iterable[str]) -> float:
+    """Return the relative error of rounding to the coarsest of some dtypes.
+
+    >>> half_ulp(["torch.bfloat16"])
+    0.00390625
+    """
+    return _ROUNDING.get(coarser(dtypes), _ROUNDING["torch.float32"])
+
+
 def rounds_more(dtype: str, than: str) -> bool:
     """Return whether both dtypes round, the first one more."""
     return _ROUNDING.get(dtype, 0.0) > _ROUNDING.get(than, math.inf)
@@ -96,6 +108,13 @@ class Tolerance:
     """
 
     rtol: float | None = None
+
+    def with_drift(self, drift: float) -> Tolerance:
+        """Return the limits of a forward whose parameters are apart by `drift`, relative L2."""
+        if not drift:
+            return self
+        rtol = SINGLE if self.rtol is None else self.rtol
+        return Tolerance(rtol + _DRIFT_GROWTH * drift)
 
     def base(self, dtypes: Iterable[str]) -> float:
         """Return the limit for tensors computed from numbers of these dtypes.

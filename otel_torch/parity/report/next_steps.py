@@ -22,9 +22,9 @@ _SENTENCES: dict[Kind, str] = {
     "dtype": "Next: run both sides in the same dtype here, record the port again, and compare:",
 }
 _GIVE_ALIKE = "Next: give both programs the same inputs, record both again, and compare:"
-_COMPARE_TRAINING = (
-    "Next: compare the losses, the gradients and the settings of the optimizers of the two "
-    "programs up to this step."
+_RECORD_TRAINING = (
+    "Next: record both programs with their losses, gradients and updates, and compare. If they are "
+    "recorded, compare how the two programs use the optimizer up to this step:"
 )
 _ISOLATION = (
     "One bug can hide another: record all of the reference with OTEL_TORCH_TENSORS=WHOLE, compare "
@@ -33,7 +33,8 @@ _ISOLATION = (
 )
 # causes that say how a tensor looks and not what made it so
 _VAGUE_CAUSES = ("reordered", "part")
-_SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE=parity"
+_SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE={capture}"
+_TRAINING_PHASES = ("loss", "backward", "update")
 
 
 class _Side(NamedTuple):
@@ -65,10 +66,14 @@ def next_step(report: Report) -> tuple[str, list[str]]:
     finding = report.first
     if finding is None:
         return "", []
+    if finding.phase in _TRAINING_PHASES:
+        again = _port_commands(report, "training")
+        if finding.cause is not None or finding.phase != "update":
+            return _FIX, again
+        reference = _run("reference", report.reference, "", "training")
+        return _RECORD_TRAINING, [reference, *again]
     if finding.kind == "missing":
         return _SENTENCES["missing"], _map_commands(report)
-    if finding.phase == "update":
-        return _COMPARE_TRAINING, []
     if finding.cause is not None and finding.cause.kind == OTHER_INPUTS:
         return _GIVE_ALIKE, [_run("reference", report.reference, ""), *_port_commands(report)]
     sides = _sides(report, finding)
@@ -164,9 +169,9 @@ def _operation_commands(side: _Side) -> list[str]:
     ]
 
 
-def _port_commands(report: Report) -> list[str]:
+def _port_commands(report: Report, capture: str = "parity") -> list[str]:
     recordings = shlex.quote(report.reference), shlex.quote(report.port)
-    return [_run("port", report.port, ""), f"otel-torch diff {' '.join(recordings)}"]
+    return [_run("port", report.port, "", capture), f"otel-torch diff {' '.join(recordings)}"]
 
 
 def _map_commands(report: Report) -> list[str]:
@@ -174,10 +179,11 @@ def _map_commands(report: Report) -> list[str]:
     return [f"{command} --save-map pairs.toml", f"{command} --map pairs.toml"]
 
 
-def _run(name: str, recording: str, settings: str) -> str:
+def _run(name: str, recording: str, settings: str, capture: str = "parity") -> str:
     """Return the command that records a program."""
+    switch = _SWITCH.format(capture=capture)
     file = recording if Path(recording).suffix else f"{recording}/{name}.jsonl"
-    parts = (_SWITCH, f"OTEL_TORCH_JSONL={shlex.quote(file)}", settings, f"{name.upper()}_COMMAND")
+    parts = (switch, f"OTEL_TORCH_JSONL={shlex.quote(file)}", settings, f"{name.upper()}_COMMAND")
     return " ".join(filter(None, parts))
 
 

@@ -45,6 +45,22 @@ _HEADLINES: dict[Side, tuple[str, str]] = {
     ),
     "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
 }
+# Likewise for what a training step does after its forwards, by phase.
+_TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
+    "loss": ("the loss of {model} differs", "Its outputs match."),
+    "backward": (
+        "the gradient `{tensor}` of {module} {defect}",
+        "Everything before it in the backward pass matches.",
+    ),
+    "update": (
+        "the update of `{tensor}` of {module} differs",
+        "The gradients match.",
+    ),
+}
+_ALL_PARAMETERS: dict[str, str] = {
+    "param": "the parameters of {model} differ after an update",
+    "param_grad": "the gradients of all parameters of {model} differ",
+}
 _DEFECTS: dict[Kind, str] = {
     "value": "has different values",
     "layout": "has its values in a different order",
@@ -78,11 +94,13 @@ def headline(finding: Finding) -> str:
     module = finding.module if in_reference else finding.port_module
     tensor = finding.tensor if in_reference else finding.port_tensor
     side = finding.side if in_reference else finding.port_side
-    if finding.kind == "missing":
+    if finding.phase in _TRAINING_HEADLINES:
+        template, context = _TRAINING_HEADLINES[finding.phase]
+        if tensor in _ALL_PARAMETERS:
+            template, context = _ALL_PARAMETERS[tensor], ""
+    elif finding.kind == "missing":
         owner, lacking = ("reference", "port") if in_reference else ("port", "reference")
         template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
-    elif finding.phase == "update":
-        template, context = "the parameters of {model} differ after an update", ""
     else:
         template, context = _HEADLINES[side or "output"]
     fields = {
@@ -91,7 +109,8 @@ def headline(finding: Finding) -> str:
         "tensor": escape(tensor or "the tensor"),
         "defect": _DEFECTS[finding.kind],
     }
-    when = "" if side == "parameter" and finding.phase != "update" else moment_of(finding)
+    is_loaded = side == "parameter" and finding.phase not in _TRAINING_HEADLINES
+    when = "" if is_loaded else moment_of(finding)
     suffix = f" ({when})" if when else ""
     return f"First divergence: {_fill(template, fields)}{suffix}. {context}".rstrip()
 

@@ -1,0 +1,231 @@
+"""Follow the training steps of two recordings up to the first thing that is wrong.
+
+iterate_steps          one step of a model after another, of either side
+GradientComparison     its gradients, with what rounding explains
+judge_gradients        the first wrong one, or the loss
+UpdateComparison       what the optimizers made of right gradients
+judge_updates          the first wrong update, and the setting that made it
+TrainingReport         the first finding, and what the comparison of the forwards needs
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from otel_torch.parity.finding import Finding
+from otel_torch.parity.forwards import read_parameters
+from otel_torch.parity.loaded_recording import LoadedRecording
+from otel_torch.parity.program_match import ProgramMatch
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
+from otel_torch.parity.training.judge_gradients import judge_gradients
+from otel_torch.parity.training.judge_updates import judge_updates
+from otel_torch.parity.training.optimizers import OptimizerTable
+from otel_torch.parity.training.parameters import TrainedPair, trained_pairs
+from otel_torch.parity.training.step_context import StepContext
+from otel_torch.parity.training.steps import TrainingStep, iterate_steps
+from otel_torch.parity.training.updates import UpdateComparison, UpdatePair, parameters_at_start
+
+Position = tuple[int, int]  # loop and step
+# the legal error of a gradient that only order-blind statistics compare
+_UNSEEN_ERROR = 1e-6
+_CAPTURES = ("gradients", "updates", "training")
+
+
+@dataclass(slots=True)
+class TrainingReport:
+    """What the training steps show.
+
+    Attributes:
+        first: The first finding, in the reference's step `position`.
+        pairs: How many pairs of tensors were compared.
+        same_batch: Steps of the reference whose gradients show that both programs trained on the
+            same data, however each split it into forwards.
+        known: Models of the reference whose updates were compared, so that their parameters are
+            known in every forward.
+    """
+
+    first: Finding | None = None
+    position: Position | None = None
+    pairs: int = 0
+    same_batch: set[Position] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    _drift: dict[str, dict[Position, float]] = field(default_factory=dict)
+
+    def add_drift(self, model: str, position: Position, drift: float) -> None:
+        """Note how far the parameters of a model are apart after a step."""
+        self._drift.setdefault(model, {})[position] = drift
+
+    def drift_before(self, model: str, position: Position) -> float:
+        """Return how far the parameters are apart before a step, relative L2, by legal errors."""
+        drifts = self._drift.get(model, {})
+        return max((drift for at, drift in drifts.items() if at < position), default=0.0)
+
+    def is_over(self, model: str, position: Position) -> bool:
+        """Return whether a forward comes after the first finding."""
+        if self.first is None or self.position is None:
+            return False
+        return model == self.first.model and position > self.position
+
+
+def compare_training(
+    recordings: Sides[LoadedRecording],
+    match: ProgramMatch,
+    noise: Path | None,
+    tolerance: Tolerance,
+    read: Callable[[int], None] = lambda count: None,
+) -> TrainingReport:
+    """Compare the training steps of two recordings; without any, the report is empty.
+
+    Args:
+        noise: The reference's recording under noise, or None.
+        read: Called with the number of bytes of each batch.
+    """
+    report = TrainingReport()
+    if not all(map(_records_training, recordings)):
+        return report
+    pairs = trained_pairs(match.parameters, recordings.reference.parameters)
+    steps = recordings.map(lambda side: iterate_steps(side.path, side.parameters, read))
+    noise_steps = None
+    if noise is not None:
+        noise_steps = iterate_steps(noise, read_parameters(noise))
+    comparison = _TrainingComparison(recordings, match, pairs, tolerance, report)
+    for reference, port in _pair_steps(steps, match.models):
+        comparison.add(Sides(reference, port), _step_under_noise(noise_steps, reference))
+        if report.first is not None:
+            break
+    return report
+
+
+def _records_training(recording: LoadedRecording) -> bool:
+    settings = recording.meta.get("settings", {})
+    capture = str(settings.get("OTEL_TORCH_CAPTURE", ""))
+    return any(name in capture for name in _CAPTURES)
+
+
+def _pair_steps(
+    steps: Sides[Iterator[TrainingStep]], models: Mapping[str, str]
+) -> Iterator[Sides[TrainingStep]]:
+    """Yield the steps of paired models that correspond: in order."""
+    waiting: dict[str, deque[TrainingStep]] = {}
+    for reference in steps.reference:
+        model = models.get(reference.model)
+        if model is None:
+            continue
+        queue = waiting.setdefault(model, deque())
+        while not queue:
+            port = next(steps.port, None)
+            if port is None:
+                return
+            waiting.setdefault(port.model, deque()).append(port)
+        yield Sides(reference, queue.popleft())
+
+
+def _step_under_noise(
+    steps: Iterator[TrainingStep] | None, reference: TrainingStep
+) -> TrainingStep | None:
+    for step in steps or ():
+        if (step.model, step.position) == (reference.model, reference.position):
+            return step
+    return None
+
+
+class _TrainingComparison:
+    """Compares one step after another; see `compare_training`."""
+
+    def __init__(
+        self,
+        recordings: Sides[LoadedRecording],
+        match: ProgramMatch,
+        pairs: Sequence[TrainedPair],
+        tolerance: Tolerance,
+        report: TrainingReport,
+    ) -> None:
+        self._recordings = recordings
+        self._matched = match.modules.matched
+        self._pairs = pairs
+        self._tolerance = tolerance
+        self._report = report
+        self._optimizers = recordings.map(lambda recording: OptimizerTable(recording.meta))
+        self._updates: dict[str, UpdateComparison] = {}
+        self._gradient_errors: dict[TrainedPair, float] = {}
+        self._compared: set[str] = set()  # models that had a step
+
+    def add(self, steps: Sides[TrainingStep], noise: TrainingStep | None) -> None:
+        """Compare the next step of a model."""
+        model, report = steps.reference.model, self._report
+        is_first = model not in self._compared
+        self._compared.add(model)
+        if not is_first and model not in report.known:
+            return  # what the step before made of the parameters is not recorded
+        pairs = [pair for pair in self._pairs if pair.models == steps.map(lambda step: step.model)]
+        context = StepContext(steps, self._matched, self._optimizers)
+        gradients = self._compare_gradients(context, pairs, noise)
+        if report.first is None:
+            self._compare_updates(context, pairs, gradients)
+        if report.first is not None:
+            report.position = steps.reference.position
+
+    def _compare_gradients(
+        self, context: StepContext, pairs: Sequence[TrainedPair], noise: TrainingStep | None
+    ) -> list[GradientPair]:
+        steps, report = context.steps, self._report
+        if not all(step.parameter_gradients for step in steps):
+            return []
+        drift = report.drift_before(steps.reference.model, steps.reference.position)
+        comparison = GradientComparison(steps, noise, self._tolerance, drift)
+        verdict = judge_gradients(context, comparison.of_parameters(pairs), comparison)
+        report.pairs += verdict.compared
+        report.first = verdict.finding
+        if verdict.same_batch:
+            report.same_batch.add(steps.reference.position)
+        for pair in verdict.pairs:
+            if pair.trained is not None:
+                error = (
+                    pair.error if pair.state == "right" and pair.trained.in_order else _UNSEEN_ERROR
+                )
+                known = self._gradient_errors.get(pair.trained, 0.0)
+                self._gradient_errors[pair.trained] = max(
+                    known, 0.0 if math.isnan(error) else error
+                )
+        return verdict.pairs
+
+    def _compare_updates(
+        self, context: StepContext, pairs: Sequence[TrainedPair], gradients: Sequence[GradientPair]
+    ) -> None:
+        steps, report = context.steps, self._report
+        model = steps.reference.model
+        if not all(step.updated for step in steps):
+            report.known.discard(model)
+            return
+        updates = self._updates.get(model)
+        if updates is None:
+            before = Sides(
+                *(
+                    parameters_at_start(recording.parameters, step.model)
+                    for recording, step in zip(self._recordings, steps, strict=True)
+                )
+            )
+            updates = self._updates[model] = UpdateComparison(before, self._optimizers)
+        compared = updates.compare(steps, pairs, self._gradient_errors)
+        report.pairs += len(compared)
+        report.known.add(model)
+        report.first = judge_updates(context, compared)
+        alone = {pair.trained for pair in gradients if pair.limit >= NOISE_ALONE}
+        report.add_drift(model, steps.reference.position, _drift(compared, alone))
+
+
+def _drift(updates: Sequence[UpdatePair], alone: set[TrainedPair | None]) -> float:
+    """Return how far the parameters are apart, relative L2.
+
+    Args:
+        alone: Parameters whose gradients are rounding alone: they have no influence.
+    """
+    counted = [pair for pair in updates if pair.state != "unknown" and pair.trained not in alone]
+    size = math.sqrt(sum(pair.norm**2 for pair in counted))
+    return math.sqrt(sum(pair.gap**2 for pair in counted)) / size if size else 0.0

@@ -1,0 +1,257 @@
+"""Name what first went wrong between the forwards and the optimizer: the loss, or a gradient.
+
+    all gradients of parameters right ──▶ nothing is wrong
+    all off by one factor             ──▶ the loss, if the gradient that enters the model is off by
+                                          it too; else what the loop does to them afterwards
+    else                              ──▶ the first wrong gradient in the order of the backward
+                                          pass, of an output or of a parameter
+
+As the final outputs of a forward, the gradients of the parameters decide: whatever differs before
+them, such as a loss scale or a batch that is split in another way, has done no harm if they match.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from otel_torch.parity.finding import Cause, Finding
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.training.gradients import (
+    NOISE_ALONE,
+    GradientComparison,
+    GradientPair,
+    grow,
+)
+from otel_torch.parity.training.places import ForwardUses, has_other_path
+from otel_torch.parity.training.step_context import (
+    ONE_FACTOR,
+    Deviation,
+    Place,
+    StepContext,
+    times,
+    whole_model,
+)
+from otel_torch.parity.training.steps import TrainingStep
+from otel_torch.parity.training.tensors import norm_of
+
+# losses that differ by less are equal
+_SAME_LOSS = 1e-4
+
+_OTHER_LOSS = (
+    "The outputs of the model match, and what the loss makes of them does not: it is computed, "
+    "divided or summed in another way (batch, tokens, padding, accumulated batches)."
+)
+_OTHER_START = "The losses match, and the gradient that enters the model does not."
+_OTHER_SUM = (
+    "The gradients inside of the model match, as far as they are recorded. What happens to the "
+    "gradients of parameters afterwards differs: the sum or average over ranks or accumulated "
+    "batches, clipping, or a loss scale."
+)
+
+
+@dataclass(slots=True)
+class GradientVerdict:
+    """The judgment of the gradients of a step.
+
+    Attributes:
+        pairs: Those of the parameters.
+        same_batch: Whether they show that both programs trained on the same data.
+        compared: How many pairs were compared.
+    """
+
+    pairs: list[GradientPair]
+    finding: Finding | None
+    same_batch: bool
+    compared: int
+
+
+def judge_gradients(
+    context: StepContext, parameters: list[GradientPair], comparison: GradientComparison
+) -> GradientVerdict:
+    """Judge the gradients of one step.
+
+    Args:
+        parameters: Those of the parameters, in the order of the backward pass.
+    """
+    grow(parameters)
+    known = [pair for pair in parameters if not _is_left_to_updates(context, pair)]
+    if all(pair.state == "right" for pair in known):
+        return GradientVerdict(parameters, None, bool(known), len(known))
+    outputs = comparison.of_outputs(context.matched)
+    grow(outputs)
+    factor = _common_factor(known)
+    if factor is not None:
+        finding = _scaled_finding(context, factor, known, outputs)
+    else:
+        finding = _first_finding(context, known, outputs)
+    return GradientVerdict(parameters, finding, factor is not None, len(known) + len(outputs))
+
+
+def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
+    """Return whether a gradient says nothing, or is missing because no optimizer uses it."""
+    if pair.state == "unknown" or pair.trained is None:
+        return True
+    return pair.state == "missing" and context.is_held_on_one_side(pair.trained.names)
+
+
+# -- all alike
+# --------------------------------------------------------------------------------------------------
+
+
+def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
+    """Return the factor by which all gradients are off that are more than rounding, or None."""
+    if any(pair.state == "missing" for pair in pairs):
+        return None
+    telling = [pair for pair in pairs if pair.limit < NOISE_ALONE and norm_of(pair.reference)]
+    factors = [pair.factor for pair in telling]
+    known = [factor for factor in factors if factor is not None]
+    if not known or len(known) < len(factors) or min(map(abs, known)) < ONE_FACTOR:
+        return None
+    is_one = max(known) - min(known) <= ONE_FACTOR * abs(known[0])
+    return known[0] if is_one and abs(known[0] - 1) > ONE_FACTOR else None
+
+
+def _scaled_finding(
+    context: StepContext,
+    factor: float,
+    parameters: Sequence[GradientPair],
+    outputs: Sequence[GradientPair],
+) -> Finding:
+    """Return the finding where the gradients of all parameters are off by one factor."""
+    deviation = _deviation(next(pair for pair in parameters if pair.state == "wrong"))
+    loss_factor = _loss_factor(context.steps)
+    is_loss = loss_factor is not None and _is_near(loss_factor, factor)
+    if is_loss or (outputs and outputs[0].state == "wrong"):
+        subject = "the loss and all gradients are" if is_loss else "all gradients are"
+        cause = Cause("scaled", True, f"{subject} {times(factor)} the reference's in the port")
+        if is_loss or loss_factor is None:
+            place = whole_model("loss", "output")
+            return context.finding("loss", place, _OTHER_LOSS, cause, deviation)
+        return context.finding(
+            "backward", whole_model("grad", "output"), _OTHER_START, cause, deviation
+        )
+    text = f"the gradients of all parameters are {times(factor)} the reference's in the port"
+    cause = _clipping(context.steps) or Cause("scaled", True, text)
+    return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, cause, deviation)
+
+
+def _clipping(steps: Sides[TrainingStep]) -> Cause | None:
+    """Return the cause where norms match before clipping and differ after it."""
+    norms = steps.map(lambda step: step.scalar("grad_norm"))
+    clipped = steps.map(lambda step: step.scalar("grad_norm_clipped"))
+    if norms.reference is None or norms.port is None or clipped == (None, None):
+        return None
+    if not math.isclose(norms.reference, norms.port, rel_tol=ONE_FACTOR):
+        return None
+    done = clipped.map(
+        lambda norm: "does not clip it" if norm is None else f"clips it to {norm:.4g}"
+    )
+    text = (
+        f"the norm of the gradients is {norms.reference:.4g}; the reference {done.reference}, and "
+        f"the port {done.port}"
+    )
+    return Cause("clip", True, text)
+
+
+def _loss_factor(steps: Sides[TrainingStep]) -> float | None:
+    """Return the port's loss over the reference's, None where they cannot be compared."""
+    reference, port = steps.map(lambda step: step.losses)
+    if not reference or len(reference) != len(port):
+        return None
+    total = sum(reference)
+    return sum(port) / total if total and math.isfinite(total) else None
+
+
+def _is_near(factor: float, expected: float) -> bool:
+    return abs(factor - expected) <= ONE_FACTOR * abs(expected)
+
+
+# -- the first
+# --------------------------------------------------------------------------------------------------
+
+
+def _first_finding(
+    context: StepContext, parameters: Sequence[GradientPair], outputs: Sequence[GradientPair]
+) -> Finding:
+    """Return the finding for the first wrong gradient of the backward pass."""
+    wrong = [pair for pair in parameters if pair.state != "right"]
+    first = min(wrong, key=lambda pair: pair.time)
+    wrong_outputs = (pair for pair in outputs if pair.state != "right")
+    first_output = min(wrong_outputs, key=lambda pair: pair.time, default=None)
+    if first_output is not None and first_output.time < first.time:
+        return _output_finding(context, first_output, outputs)
+    telling = [pair for pair in parameters if pair.limit < NOISE_ALONE or pair.state == "missing"]
+    if outputs and first_output is None and len(wrong) == len(telling) > 1:
+        deviation = _deviation(first)
+        return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, None, deviation)
+    return _parameter_finding(context, first, bool(outputs))
+
+
+def _output_finding(
+    context: StepContext, pair: GradientPair, outputs: Sequence[GradientPair]
+) -> Finding:
+    assert pair.keys is not None
+    deviation, cause = _deviation(pair), _cause(pair, "the gradient")
+    uses = context.steps.map(ForwardUses)
+    if uses.reference.is_final(pair.keys.reference):
+        loss_factor = _loss_factor(context.steps)
+        if loss_factor is None or abs(loss_factor - 1) > _SAME_LOSS:
+            place = whole_model("loss", "output")
+            return context.finding("loss", place, _OTHER_LOSS, cause, deviation)
+        places = pair.keys.map(lambda key: Place("", key.tensor, "output", key.call))
+        return context.finding("backward", places, _OTHER_START, cause, deviation)
+    right = [other for other in outputs if other.state == "right" and other.time < pair.time]
+    is_beside = has_other_path(pair, right)
+    places = Sides(
+        uses.reference.maker(pair.keys.reference, is_beside),
+        uses.port.maker(pair.keys.port, is_beside),
+    )
+    module = places.port.module or context.steps.port.model
+    if places.port.side == "input":
+        text = (
+            f"The gradient of the output of {module} is right, and so is every gradient before "
+            f"it; that of its input is not: the backward pass of {module} differs."
+        )
+    else:
+        text = (
+            f"The gradient that reaches the output of {module} is the first that is wrong: the "
+            "code that uses this output sends another gradient back."
+        )
+    return context.finding("backward", places, text, cause, deviation)
+
+
+def _parameter_finding(context: StepContext, pair: GradientPair, has_outputs: bool) -> Finding:
+    assert pair.trained is not None
+    keys = pair.trained.keys.map(lambda keys: keys[0])
+    places = keys.map(lambda key: Place(key.module, f"param_grad.{key.name}", "parameter"))
+    name = ".".join(filter(None, keys.port))
+    text = f"The gradient of {name} is the first wrong one in the order of the backward pass"
+    if has_outputs:
+        text += ", while that of the output it comes from is right."
+    else:
+        text += "; those of the outputs of modules were not compared."
+    cause = _cause(pair, f"the gradient of {name}")
+    return context.finding("backward", places, text, cause, _deviation(pair))
+
+
+def _deviation(pair: GradientPair) -> Deviation:
+    if pair.state == "missing":
+        return Deviation(kind="missing")
+    return Deviation(pair.error, pair.limit, "nonfinite" if math.isinf(pair.error) else "value")
+
+
+def _cause(pair: GradientPair, subject: str) -> Cause | None:
+    """Return what the numbers of a gradient say of its fault."""
+    if pair.state == "missing":
+        side = "port" if pair.reference else "reference"
+        text = f"{subject} does not exist in the {side}: it is detached there, or frozen"
+        return Cause("no_gradient", True, text)
+    if not norm_of(pair.port):
+        return Cause("zero", True, f"{subject} is all zeros in the port")
+    factor = pair.factor
+    if factor is None or abs(factor) < ONE_FACTOR:
+        return None
+    kind = "negated" if _is_near(factor, -1.0) else "scaled"
+    return Cause(kind, True, f"{subject} is {times(factor)} the reference's in the port")

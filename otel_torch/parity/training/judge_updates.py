@@ -1,0 +1,168 @@
+"""Name the first update that is wrong though its gradients are right, and the setting behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from otel_torch.parity.finding import Cause, Finding
+from otel_torch.parity.training.optimizers import SettingDifference, setting_differences
+from otel_torch.parity.training.step_context import (
+    ONE_FACTOR,
+    Deviation,
+    Place,
+    StepContext,
+    times,
+    whole_model,
+)
+from otel_torch.parity.training.updates import UpdatePair
+
+# how far the updates of several parameters may be from one factor, which rounding blurs
+_ONE_RATE = 0.01
+# the share of an optimizer's parameters that are off if all are off alike
+_ALL = 0.9
+# settings that change from step to step, by the rows of training health
+_SCHEDULED = (
+    ("lr", "learning_rate", "learning rate"),
+    ("weight_decay", "weight_decay", "weight decay"),
+)
+
+# a cause, and the wrong updates that it explains
+_Explanation = tuple[Cause, list[UpdatePair]] | None
+
+
+def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Finding | None:
+    """Return what is wrong with the updates of a step whose gradients are right."""
+    known = [pair for pair in updates if pair.state != "unknown"]
+    wrong = [pair for pair in known if pair.state == "wrong"]
+    if not wrong:
+        return None
+    explanations = (explain(context, wrong) for explain in _EXPLANATIONS)
+    explained = next((answer for answer in explanations if answer is not None), None)
+    cause, alike = explained or (None, wrong)
+    pair = alike[0]
+    places = pair.trained.keys.map(
+        lambda keys: Place(keys[0].module, f"param.{keys[0].name}", "parameter")
+    )
+    if _is_all_of_optimizer(context, alike, known):
+        places = whole_model("param")
+    text = (
+        "The gradients of the step match, and so do the parameters before it; "
+        f"{len(wrong)} of {len(known)} updates do not."
+    )
+    deviation = Deviation(pair.error, pair.limit, "weights")
+    return context.finding("update", places, text, cause, deviation)
+
+
+def _is_all_of_optimizer(
+    context: StepContext, alike: Sequence[UpdatePair], known: Sequence[UpdatePair]
+) -> bool:
+    """Return whether all updates of an optimizer are off alike, so that no module is named.
+
+    Those that differ by less than rounding, such as the decay of zeros, are not counted.
+    """
+    group = context.groups_of(alike[0].trained.names).reference
+    differences = _differences(context, alike[0])
+
+    def could_be_alike(pair: UpdatePair) -> bool:
+        other = context.groups_of(pair.trained.names).reference
+        if group is None or other is None:
+            return group is other
+        return other.optimizer == group.optimizer and (
+            pair.error > 0 or _differences(context, pair) != differences
+        )
+
+    rivals = [pair for pair in known if could_be_alike(pair)]
+    return len(alike) >= max(2, _ALL * len(rivals))
+
+
+# -- explanations, the surest first
+# --------------------------------------------------------------------------------------------------
+
+
+def _not_held(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    alike = [pair for pair in wrong if context.is_held_on_one_side(pair.trained.names)]
+    if not alike:
+        return None
+    names = alike[0].trained.names
+    is_port = context.groups_of(names).port is None
+    side, name = ("port", names.port) if is_port else ("reference", names.reference)
+    text = f"no optimizer of the {side} holds {name.partition(':')[2]}"
+    return Cause("not_held", True, text), alike
+
+
+def _other_schedule(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    """The learning rate or weight decay of this very step differs."""
+    for quantity, kind, words in _SCHEDULED:
+        by_pair = [(pair, _scheduled(context, pair, quantity)) for pair in wrong]
+        for _, values in by_pair:
+            if values is not None and not math.isclose(*values, rel_tol=1e-6, abs_tol=1e-12):
+                text = SettingDifference(kind, words, *values).text
+                alike = [pair for pair, others in by_pair if others == values]
+                return Cause(kind, True, f"{text}, at this step"), alike
+    return None
+
+
+def _scheduled(context: StepContext, pair: UpdatePair, quantity: str) -> tuple[float, float] | None:
+    """Return the value of a setting at this step, on both sides, None where it is not recorded."""
+    groups = context.groups_of(pair.trained.names)
+    if groups.reference is None or groups.port is None:
+        return None
+    reference = context.steps.reference.scalar(f"{quantity}[{groups.reference.label}]")
+    port = context.steps.port.scalar(f"{quantity}[{groups.port.label}]")
+    return None if reference is None or port is None else (reference, port)
+
+
+def _other_settings(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    for pair in wrong:
+        differences = _differences(context, pair)
+        if differences:
+            text = ", and ".join(difference.text for difference in differences)
+            alike = [other for other in wrong if _differences(context, other) == differences]
+            return Cause(differences[0].kind, True, text), alike
+    return None
+
+
+def _differences(context: StepContext, pair: UpdatePair) -> list[SettingDifference]:
+    return list(setting_differences(context.groups_of(pair.trained.names)))
+
+
+def _unchanged(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    alike = [pair for pair in wrong if pair.factor is not None and abs(pair.factor) < ONE_FACTOR]
+    if not alike:
+        return None
+    name = alike[0].trained.names.port.partition(":")[2]
+    return Cause("frozen", True, f"the port's optimizer leaves {name} as it is"), alike
+
+
+def _scaled(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    """All wrong updates are off by one factor."""
+    factors = [pair.factor for pair in wrong if pair.factor is not None]
+    if len(factors) < len(wrong) or max(factors) - min(factors) > _ONE_RATE * abs(factors[0]):
+        return None
+    text = (
+        f"the port's updates are {times(factors[0])} the reference's, as by another learning rate"
+    )
+    return Cause("scaled", True, text), wrong
+
+
+def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
+    """Gradients and settings match, so that only the optimizer's state is left."""
+    groups = context.groups_of(wrong[0].trained.names)
+    if groups.reference is None or groups.port is None or not groups.reference.has_state:
+        return None
+    text = (
+        f"the state of {groups.port.cls} differs, as after a resume that does not load it: its "
+        "settings match, and so do all gradients so far"
+    )
+    return Cause("optimizer_state", False, text), wrong
+
+
+_EXPLANATIONS: tuple[Callable[[StepContext, list[UpdatePair]], _Explanation], ...] = (
+    _not_held,
+    _other_schedule,
+    _other_settings,
+    _unchanged,
+    _scaled,
+    _other_state,
+)

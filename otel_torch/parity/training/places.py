@@ -1,0 +1,102 @@
+"""Where a wrong gradient was made: the module whose backward pass turned right gradients wrong.
+
+The gradient of a tensor is made by what uses the tensor. So a wrong gradient of an output, with all
+gradients before it right, names the module that takes the output as its input:
+
+    forward     embed ── x ──▶ act ── y ──▶ head
+    backward    ∂x wrong ◀── act ◀── ∂y right          act is at fault
+
+If the output goes to no recorded module, or to several, the code between them is at fault, and the
+place is the output itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from otel_torch.parity.call_graph import Sketch, enclosing_names
+from otel_torch.parity.training.gradients import GradientPair
+from otel_torch.parity.training.step_context import Place
+from otel_torch.parity.training.steps import GradientKey, Measured, TrainingStep, gradient_key
+
+# how close the difference of two gradients is to another gradient if that was left out or added
+_COLLINEAR = 0.02
+
+
+class _Use(NamedTuple):
+    """A call that takes a tensor as its input."""
+
+    module: str
+    tensor: str
+    call: int
+
+
+class ForwardUses:
+    """Which modules took the output of which module, in the forwards of one side of a step."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self._values: dict[GradientKey, int] = {}
+        self._uses: dict[int, list[_Use]] = {}
+        self._final: set[int] = set()  # values that the model returns
+        for row in step.forward_rows():
+            record = row.record
+            if record.value is None:
+                continue
+            key = gradient_key(record)
+            if key is not None:
+                self._values[key] = record.value
+                if not record.module:
+                    self._final.add(record.value)
+            elif record.tensor.startswith("in"):
+                use = _Use(record.module, record.tensor, record.call or 0)
+                self._uses.setdefault(record.value, []).append(use)
+
+    def is_final(self, key: GradientKey) -> bool:
+        """Return whether the model returns an output, so that the loss is made of it."""
+        return self._values.get(key) in self._final
+
+    def maker(self, key: GradientKey, has_other_path: bool) -> Place:
+        """Return what made the gradient of an output: its only user, else the code behind it.
+
+        Args:
+            has_other_path: Whether the gradient is off by what reaches it beside the innermost
+                user, so that the module around that is at fault.
+        """
+        uses = self._uses.get(self._values.get(key, -1), [])
+        outer = {name for use in uses for name in enclosing_names(use.module)}
+        innermost = [use for use in uses if use.module not in outer]
+        if len(innermost) != 1:
+            return Place(key.module, key.tensor, "output", key.call)
+        use = innermost[0]
+        if has_other_path:
+            around = list(enclosing_names(use.module))[:-1]
+            containers = [other for name in around for other in uses if other.module == name]
+            use = next(iter(containers), use)
+        return Place(use.module, f"grad_{use.tensor}", "input", use.call)
+
+
+def has_other_path(pair: GradientPair, right: Sequence[GradientPair]) -> bool:
+    """Return whether a wrong gradient is off by a right one, which reaches it beside the module.
+
+    For example, a residual connection carries the gradient of a block's output to its input.
+    """
+    reference, port = _sketch(pair.reference), _sketch(pair.port)
+    if reference is None or port is None:
+        return False
+    difference = port - reference
+    size = float(np.linalg.norm(difference))
+    for other in right:
+        sketch = _sketch(other.reference)
+        if sketch is None or other.reference[0].numel != pair.reference[0].numel:
+            continue
+        norm = float(np.linalg.norm(sketch))
+        if size and norm and abs(float(difference @ sketch)) > (1 - _COLLINEAR) * size * norm:
+            return True
+    return False
+
+
+def _sketch(tensors: Sequence[Measured]) -> Sketch | None:
+    return tensors[0].sketch if len(tensors) == 1 else None

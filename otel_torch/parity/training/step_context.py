@@ -1,0 +1,116 @@
+"""What the judgment of a training step needs besides its tensors, and the findings it makes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from otel_torch.parity.finding import Cause, Finding, Kind, Side
+from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.training.optimizers import OptimizerTable, ParameterGroup
+from otel_torch.parity.training.steps import TrainingStep
+
+# how far factors of several tensors may differ and still be one, and a factor from a whole number
+ONE_FACTOR = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor of a module in one program."""
+
+    module: str
+    tensor: str
+    side: Side
+    call: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far a tensor is off: as `error`, `floor` and `kind` of a finding."""
+
+    error: float = math.nan
+    floor: float = math.nan
+    kind: Kind = "value"
+
+
+@dataclass(slots=True)
+class StepContext:
+    """One step of a model on both sides.
+
+    Attributes:
+        matched: Module of the reference -> module of the port.
+    """
+
+    steps: Sides[TrainingStep]
+    matched: dict[ModulePath, ModulePath]
+    optimizers: Sides[OptimizerTable]
+
+    def groups_of(self, names: Sides[str]) -> Sides[ParameterGroup | None]:
+        """Return the groups of the optimizers that hold a parameter."""
+        return Sides(
+            self.optimizers.reference.group_of(names.reference),
+            self.optimizers.port.group_of(names.port),
+        )
+
+    def is_held_on_one_side(self, names: Sides[str]) -> bool:
+        """Return whether, by the metadata, optimizers hold a parameter on one side only."""
+        reference, port = self.groups_of(names)
+        return all(self.optimizers) and (reference is None) != (port is None)
+
+    def finding(
+        self,
+        phase: str,
+        places: Sides[Place],
+        explanation: str,
+        cause: Cause | None,
+        deviation: Deviation,
+    ) -> Finding:
+        """Return a finding of this step."""
+        steps, (reference, port) = self.steps, places
+        is_known = not math.isnan(deviation.error)
+        return Finding(
+            model=steps.reference.model,
+            module=reference.module,
+            tensor=reference.tensor,
+            loop=steps.reference.loop,
+            step=steps.reference.step,
+            call=reference.call,
+            phase=phase,
+            port_model=steps.port.model,
+            port_module=port.module,
+            port_tensor=port.tensor,
+            port_loop=steps.port.loop,
+            port_step=steps.port.step,
+            port_call=port.call,
+            rank=None,
+            side=reference.side,
+            port_side=port.side,
+            kind=deviation.kind,
+            error=deviation.error if is_known else None,
+            floor=deviation.floor if is_known else None,
+            explanation=" ".join(
+                filter(None, ("" if cause is None else cause.sentence, explanation))
+            ),
+            cause=cause,
+        )
+
+
+def whole_model(tensor: str, side: Side = "parameter") -> Sides[Place]:
+    """Return the place of a fault that no module of a model made."""
+    return Sides(Place("", tensor, side), Place("", tensor, side))
+
+
+def times(factor: float) -> str:
+    """Return a factor in words.
+
+    >>> times(2.0), times(0.25), times(-1.0)
+    ('2 times', '1/4 of', 'minus')
+    """
+    if abs(factor + 1) < ONE_FACTOR:
+        return "minus"
+    if 0 < abs(factor) < 1:
+        inverse = round(1 / factor)
+        if abs(1 / factor - inverse) < ONE_FACTOR * abs(inverse):
+            return f"1/{inverse} of"
+    return f"{factor:.4g} times"
