@@ -28,7 +28,7 @@ from otel_torch.parity.training.judge_updates import judge_updates
 from otel_torch.parity.training.optimizers import OptimizerTable
 from otel_torch.parity.training.parameters import TrainedPair, trained_pairs
 from otel_torch.parity.training.step_context import StepContext
-from otel_torch.parity.training.steps import TrainingStep, iterate_steps
+from otel_torch.parity.training.steps import RecordedStep, iterate_steps
 from otel_torch.parity.training.updates import UpdateComparison, UpdatePair, parameters_at_start
 
 Position = tuple[int, int]  # loop and step
@@ -109,10 +109,10 @@ def _records_training(recording: LoadedRecording) -> bool:
 
 
 def _pair_steps(
-    steps: Sides[Iterator[TrainingStep]], models: Mapping[str, str]
-) -> Iterator[Sides[TrainingStep]]:
+    steps: Sides[Iterator[RecordedStep]], models: Mapping[str, str]
+) -> Iterator[Sides[RecordedStep]]:
     """Yield the steps of paired models that correspond: in order."""
-    waiting: dict[str, deque[TrainingStep]] = {}
+    waiting: dict[str, deque[RecordedStep]] = {}
     for reference in steps.reference:
         model = models.get(reference.model)
         if model is None:
@@ -127,8 +127,8 @@ def _pair_steps(
 
 
 def _step_under_noise(
-    steps: Iterator[TrainingStep] | None, reference: TrainingStep
-) -> TrainingStep | None:
+    steps: Iterator[RecordedStep] | None, reference: RecordedStep
+) -> RecordedStep | None:
     for step in steps or ():
         if (step.model, step.position) == (reference.model, reference.position):
             return step
@@ -156,7 +156,7 @@ class _TrainingComparison:
         self._gradient_errors: dict[TrainedPair, float] = {}
         self._compared: set[str] = set()  # models that had a step
 
-    def add(self, steps: Sides[TrainingStep], noise: TrainingStep | None) -> None:
+    def add(self, steps: Sides[RecordedStep], noise: RecordedStep | None) -> None:
         """Compare the next step of a model."""
         model, report = steps.reference.model, self._report
         is_first = model not in self._compared
@@ -172,7 +172,7 @@ class _TrainingComparison:
             report.position = steps.reference.position
 
     def _compare_gradients(
-        self, context: StepContext, pairs: Sequence[TrainedPair], noise: TrainingStep | None
+        self, context: StepContext, pairs: Sequence[TrainedPair], noise: RecordedStep | None
     ) -> list[GradientPair]:
         steps, report = context.steps, self._report
         if not all(step.parameter_gradients for step in steps):

@@ -16,7 +16,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 from otel_torch.parity.training.outputs import pair_outputs
 from otel_torch.parity.training.parameters import TrainedPair
-from otel_torch.parity.training.steps import GradientKey, Measured, TrainingStep
+from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep
 from otel_torch.parity.training.tensors import distance, factor_of, norm_of
 
 # how much more a backward pass rounds than a forward, in single precision and coarser
@@ -44,8 +44,8 @@ class GradientPair:
         time: Orders them as the reference's backward pass computed them.
     """
 
-    reference: list[Measured]
-    port: list[Measured]
+    reference: list[RecordedTensor]
+    port: list[RecordedTensor]
     trained: TrainedPair | None
     keys: Sides[GradientKey] | None
     error: float
@@ -72,8 +72,8 @@ class GradientComparison:
 
     def __init__(
         self,
-        steps: Sides[TrainingStep],
-        noise: TrainingStep | None,
+        steps: Sides[RecordedStep],
+        noise: RecordedStep | None,
         tolerance: Tolerance,
         drift: float,
     ) -> None:
@@ -155,9 +155,9 @@ class GradientComparison:
 
     def _compare(
         self,
-        reference: list[Measured] | None,
-        port: list[Measured] | None,
-        noise: list[Measured] | None,
+        reference: list[RecordedTensor] | None,
+        port: list[RecordedTensor] | None,
+        noise: list[RecordedTensor] | None,
         floor: float,
         in_order: bool,
     ) -> GradientPair:
@@ -202,7 +202,7 @@ def grow(pairs: Sequence[GradientPair]) -> None:
         known[index].limit, known[index].state = grown, "right"
 
 
-def _dtypes(steps: Sides[TrainingStep]) -> list[str]:
+def _dtypes(steps: Sides[RecordedStep]) -> list[str]:
     """Return the dtypes that took part in the forwards and backward passes of a model."""
     return [
         kind.dtype
@@ -212,7 +212,7 @@ def _dtypes(steps: Sides[TrainingStep]) -> list[str]:
     ]
 
 
-def _times_of_modules(step: TrainingStep) -> dict[str, float]:
+def _times_of_modules(step: RecordedStep) -> dict[str, float]:
     """Return when the backward pass last had the gradient of an output of each module."""
     return {key.module: float(time) for time, key in enumerate(step.gradients)}
 

@@ -33,7 +33,7 @@ from otel_torch.parity.training.step_context import (
     times,
     whole_model,
 )
-from otel_torch.parity.training.steps import TrainingStep
+from otel_torch.parity.training.steps import RecordedStep
 from otel_torch.parity.training.tensors import norm_of
 
 # losses that differ by less are equal
@@ -137,7 +137,7 @@ def _scaled_finding(
     return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, cause, deviation)
 
 
-def _clipping(steps: Sides[TrainingStep]) -> Cause | None:
+def _clipping(steps: Sides[RecordedStep]) -> Cause | None:
     """Return the cause where norms match before clipping and differ after it."""
     norms = steps.map(lambda step: step.scalar("grad_norm"))
     clipped = steps.map(lambda step: step.scalar("grad_norm_clipped"))
@@ -155,7 +155,7 @@ def _clipping(steps: Sides[TrainingStep]) -> Cause | None:
     return Cause("clip", True, text)
 
 
-def _loss_factor(steps: Sides[TrainingStep]) -> float | None:
+def _loss_factor(steps: Sides[RecordedStep]) -> float | None:
     """Return the port's loss over the reference's, None where they cannot be compared."""
     reference, port = steps.map(lambda step: step.losses)
     if not reference or len(reference) != len(port):

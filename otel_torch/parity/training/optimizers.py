@@ -34,12 +34,12 @@ class SettingDifference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As a clause, such as `the learning rate is 0.002 in the port and 0.001 in the reference`."""
+        """As a clause: `the learning rate is 0.002 in the port and 0.001 in the reference`."""
         return f"the {self.name} is {self.port} in the port and {self.reference} in the reference"
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterGroup:
+class OptimizerGroup:
     """The group of an optimizer that holds a parameter.
 
     Attributes:
@@ -67,26 +67,26 @@ class OptimizerTable:
     """The optimizers in the metadata of one recording."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
-        self._groups: dict[str, ParameterGroup] = {}
+        self._groups: dict[str, OptimizerGroup] = {}
         entries = meta.get("optimizers")
         number = 0
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             for group in entry.get("groups", ()):
                 settings = group.get("settings", {})
                 label = str(settings.get("name", number))
-                held = ParameterGroup(index, str(entry.get("class", "")), label, settings)
+                held = OptimizerGroup(index, str(entry.get("class", "")), label, settings)
                 self._groups.update(dict.fromkeys(group.get("parameters", ()), held))
                 number += 1
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def group_of(self, name: str) -> ParameterGroup | None:
+    def group_of(self, name: str) -> OptimizerGroup | None:
         """Return the group that holds a parameter, `model:module.name`; None if there is none."""
         return self._groups.get(name)
 
 
-def setting_differences(groups: Sides[ParameterGroup | None]) -> Iterator[SettingDifference]:
+def setting_differences(groups: Sides[OptimizerGroup | None]) -> Iterator[SettingDifference]:
     """Yield what differs between the optimizers and settings of a parameter, by the metadata."""
     reference, port = groups
     if reference is None or port is None:

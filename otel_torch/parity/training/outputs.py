@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.steps import GradientKey, Measured, TrainingStep, gradient_key
+from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep, gradient_key
 from otel_torch.parity.training.tensors import distance
 
 # outputs of paired modules that differ by less are the same tensor, and others if they do
@@ -19,7 +19,7 @@ _SAME, _SURELY_SAME = 0.1, 1e-3
 
 
 def pair_outputs(
-    steps: Sides[TrainingStep], matched: dict[ModulePath, ModulePath]
+    steps: Sides[RecordedStep], matched: dict[ModulePath, ModulePath]
 ) -> dict[GradientKey, GradientKey]:
     """Return the port's output of each output of the reference that has a counterpart.
 
@@ -44,7 +44,7 @@ def pair_outputs(
 
 
 def _named_alike(
-    key: GradientKey, steps: Sides[TrainingStep], matched: dict[ModulePath, ModulePath]
+    key: GradientKey, steps: Sides[RecordedStep], matched: dict[ModulePath, ModulePath]
 ) -> Iterator[GradientKey]:
     match = matched.get((steps.reference.model, key.module))
     if match is not None and match[0] == steps.port.model:
@@ -53,9 +53,9 @@ def _named_alike(
         yield key
 
 
-def _outputs(step: TrainingStep) -> dict[GradientKey, Measured]:
+def _outputs(step: RecordedStep) -> dict[GradientKey, RecordedTensor]:
     """Return the outputs of a step's forwards, by the keys of their gradients."""
-    outputs: dict[GradientKey, Measured] = {}
+    outputs: dict[GradientKey, RecordedTensor] = {}
     for row in step.forward_rows():
         key = gradient_key(row.record)
         if key is not None:
@@ -63,7 +63,7 @@ def _outputs(step: TrainingStep) -> dict[GradientKey, Measured]:
     return outputs
 
 
-def _are_same(reference: Measured, port: Measured | None, limit: float) -> bool:
+def _are_same(reference: RecordedTensor, port: RecordedTensor | None, limit: float) -> bool:
     if port is None or reference.numel != port.numel or not reference.l2 > 0:
         return False
     gap = distance([reference], [port], True)

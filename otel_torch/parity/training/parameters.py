@@ -10,7 +10,7 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.steps import Measured, ParameterKey
+from otel_torch.parity.training.steps import RecordedTensor, ParameterKey
 
 # relative distance of the sketches of equal parameters: rounding to another dtype at most
 _SAME = 0.1
@@ -27,7 +27,9 @@ class TrainedPair:
     keys: Sides[tuple[ParameterKey, ...]]
     in_order: bool
 
-    def of(self, tables: Sides[dict[ParameterKey, Measured]]) -> Sides[list[Measured] | None]:
+    def of(
+        self, tables: Sides[dict[ParameterKey, RecordedTensor]]
+    ) -> Sides[list[RecordedTensor] | None]:
         """Return its tensors in a table of either side, None where one is missing."""
         return Sides(
             _look_up(self.keys.reference, tables.reference), _look_up(self.keys.port, tables.port)
@@ -86,7 +88,7 @@ def _keys(parameters: Sequence[Parameter]) -> tuple[ParameterKey, ...]:
 
 
 def _look_up(
-    keys: Sequence[ParameterKey], table: dict[ParameterKey, Measured]
-) -> list[Measured] | None:
+    keys: Sequence[ParameterKey], table: dict[ParameterKey, RecordedTensor]
+) -> list[RecordedTensor] | None:
     tensors = [table[key] for key in keys if key in table]
     return tensors if len(tensors) == len(keys) else None

@@ -20,7 +20,7 @@ import numpy as np
 from otel_torch.parity.call_graph import Sketch, enclosing_names
 from otel_torch.parity.training.gradients import GradientPair
 from otel_torch.parity.training.step_context import Place
-from otel_torch.parity.training.steps import GradientKey, Measured, TrainingStep, gradient_key
+from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep, gradient_key
 
 # how close the difference of two gradients is to another gradient if that was left out or added
 _COLLINEAR = 0.02
@@ -37,7 +37,7 @@ class _Use(NamedTuple):
 class ForwardUses:
     """Which modules took the output of which module, in the forwards of one side of a step."""
 
-    def __init__(self, step: TrainingStep) -> None:
+    def __init__(self, step: RecordedStep) -> None:
         self._values: dict[GradientKey, int] = {}
         self._uses: dict[int, list[_Use]] = {}
         self._final: set[int] = set()  # values that the model returns
@@ -98,5 +98,5 @@ def has_other_path(pair: GradientPair, right: Sequence[GradientPair]) -> bool:
     return False
 
 
-def _sketch(tensors: Sequence[Measured]) -> Sketch | None:
+def _sketch(tensors: Sequence[RecordedTensor]) -> Sketch | None:
     return tensors[0].sketch if len(tensors) == 1 else None

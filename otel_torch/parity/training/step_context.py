@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from otel_torch.parity.finding import Cause, Finding, Kind, Side
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.optimizers import OptimizerTable, ParameterGroup
-from otel_torch.parity.training.steps import TrainingStep
+from otel_torch.parity.training.optimizers import OptimizerTable, OptimizerGroup
+from otel_torch.parity.training.steps import RecordedStep
 
 # how far factors of several tensors may differ and still be one, and a factor from a whole number
 ONE_FACTOR = 1e-3
@@ -42,11 +42,11 @@ class StepContext:
         matched: Module of the reference -> module of the port.
     """
 
-    steps: Sides[TrainingStep]
+    steps: Sides[RecordedStep]
     matched: dict[ModulePath, ModulePath]
     optimizers: Sides[OptimizerTable]
 
-    def groups_of(self, names: Sides[str]) -> Sides[ParameterGroup | None]:
+    def groups_of(self, names: Sides[str]) -> Sides[OptimizerGroup | None]:
         """Return the groups of the optimizers that hold a parameter."""
         return Sides(
             self.optimizers.reference.group_of(names.reference),

@@ -1,8 +1,8 @@
 """Read the training steps of a recording: its losses, gradients and updated parameters.
 
-    rows of phases backward, update, train  ->  TrainingStep, one for each step of each model
+    rows of phases backward, update, train  ->  RecordedStep, one for each step of each model
 
-The forwards of a step are kept as they were read, and only decoded for a step with a wrong gradient.
+The forwards of a step are kept as they were read, and decoded only where a gradient is wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ParameterKey(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Measured:
+class RecordedTensor:
     """A recorded tensor. sketch: float64, shape (64,), or None."""
 
     record: RowRecord
@@ -72,7 +72,7 @@ class Measured:
 
 
 @dataclass(slots=True, eq=False)
-class TrainingStep:
+class RecordedStep:
     """What one step of a model did, each table in the order of execution.
 
     Attributes:
@@ -87,9 +87,9 @@ class TrainingStep:
     model: str
     loop: int
     step: int
-    gradients: dict[GradientKey, Measured] = field(default_factory=dict)
-    parameter_gradients: dict[ParameterKey, Measured] = field(default_factory=dict)
-    updated: dict[ParameterKey, Measured] = field(default_factory=dict)
+    gradients: dict[GradientKey, RecordedTensor] = field(default_factory=dict)
+    parameter_gradients: dict[ParameterKey, RecordedTensor] = field(default_factory=dict)
+    updated: dict[ParameterKey, RecordedTensor] = field(default_factory=dict)
     scalars: dict[tuple[str, int], float] = field(default_factory=dict)
     parts: list[RowBatch] = field(default_factory=list)
     kinds: RowKinds = field(default_factory=RowKinds)
@@ -109,7 +109,7 @@ class TrainingStep:
         values = [value for (tensor, _), value in self.scalars.items() if tensor == name]
         return values[-1] if values else None
 
-    def forward_rows(self) -> Iterator[Measured]:
+    def forward_rows(self) -> Iterator[RecordedTensor]:
         """Decode the rows of the model's forwards in this step."""
         sketches: dict[int, bytes] = {}
         for batch in self.parts:
@@ -120,14 +120,14 @@ class TrainingStep:
                 if record.value is not None and record.sketch is not None:
                     sketches.setdefault(record.value, record.sketch)
                 if (record.model, record.loop or 0, record.step) == (self.model, *self.position):
-                    yield Measured(record, _sketch_of(record, sketches))
+                    yield RecordedTensor(record, _sketch_of(record, sketches))
 
 
 def iterate_steps(
     path: Path,
     parameters: list[Parameter],
     read: Callable[[int], None] = lambda count: None,
-) -> Iterator[TrainingStep]:
+) -> Iterator[RecordedStep]:
     """Yield the training steps of a recording, those of a model in order.
 
     Args:
@@ -145,7 +145,7 @@ class _StepReader:
 
     def __init__(self, parameters: list[Parameter]) -> None:
         self.kinds = RowKinds()
-        self.open_steps: dict[str, TrainingStep] = {}
+        self.open_steps: dict[str, RecordedStep] = {}
         self._parts: dict[str, list[RowBatch]] = {}  # of the open step of each model
         self._earlier: list[RowBatch] = []  # read before the first open step
         # sketches by the number of the value: of the parameters at attach, and of recent rows
@@ -157,7 +157,7 @@ class _StepReader:
         }
         self._recent: dict[int, bytes] = {}
 
-    def add(self, batch: RowBatch) -> Iterator[TrainingStep]:
+    def add(self, batch: RowBatch) -> Iterator[RecordedStep]:
         """Add rows; yield the steps that they end."""
         is_training = np.array([kind.phase in _TRAINING_PHASES for kind in self.kinds.kinds])
         for parts in self._parts.values():
@@ -166,14 +166,14 @@ class _StepReader:
         for index in np.flatnonzero(is_training[batch.kinds]).tolist():
             yield from self._add_row(batch.record(index))
 
-    def _add_row(self, record: RowRecord) -> Iterator[TrainingStep]:
+    def _add_row(self, record: RowRecord) -> Iterator[RecordedStep]:
         position = record.loop or 0, record.step or 0
         step = self.open_steps.get(record.model)
         if step is None or position > step.position:
             if step is not None:
                 yield step
             parts = self._parts.get(record.model, self._earlier)[-_MOST_PARTS:]
-            step = TrainingStep(record.model, *position, parts=parts, kinds=self.kinds)
+            step = RecordedStep(record.model, *position, parts=parts, kinds=self.kinds)
             self.open_steps[record.model] = step
             self._parts[record.model] = self._earlier[-1:]
             if len(self._recent) > _MOST_SKETCHES:
@@ -181,7 +181,7 @@ class _StepReader:
         if position == step.position:
             self._sort(step, record)
 
-    def _sort(self, step: TrainingStep, record: RowRecord) -> None:
+    def _sort(self, step: RecordedStep, record: RowRecord) -> None:
         """Put a row into its table; the first of equal keys counts, as of a repeated backward."""
         tensor = record.tensor
         if record.phase == "train":
@@ -197,10 +197,10 @@ class _StepReader:
             gradient = GradientKey(record.module, tensor, record.call or 0)
             step.gradients.setdefault(gradient, self._measured(record))
 
-    def _measured(self, record: RowRecord) -> Measured:
+    def _measured(self, record: RowRecord) -> RecordedTensor:
         if record.value is not None and record.sketch is not None:
             self._recent[record.value] = record.sketch
-        return Measured(record, _sketch_of(record, self._recent, self._attached))
+        return RecordedTensor(record, _sketch_of(record, self._recent, self._attached))
 
 
 def _sketch_of(record: RowRecord, *known: dict[int, bytes]) -> Sketch | None:

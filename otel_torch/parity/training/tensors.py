@@ -9,19 +9,19 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Sketch
 from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors, statistics_errors
-from otel_torch.parity.training.steps import Measured
+from otel_torch.parity.training.steps import RecordedTensor
 
 # what a fit of one factor may leave (relative L2), beside the limit of the tensors
 _EXACT = 1e-4
 
 
-def norm_of(parts: Sequence[Measured]) -> float:
+def norm_of(parts: Sequence[RecordedTensor]) -> float:
     """Return the norm of tensors joined, NaN where one is not recorded."""
     return math.sqrt(sum(part.l2**2 for part in parts))
 
 
 def distance(
-    reference: Sequence[Measured], port: Sequence[Measured], in_order: bool
+    reference: Sequence[RecordedTensor], port: Sequence[RecordedTensor], in_order: bool
 ) -> float | None:
     """Return the L2 distance, infinite with NaN or Inf on one side, None where it is unknown.
 
@@ -41,7 +41,9 @@ def distance(
     return None if math.isnan(error) else error * norm_of(reference)
 
 
-def _order_blind_error(reference: Sequence[Measured], port: Sequence[Measured]) -> float:
+def _order_blind_error(
+    reference: Sequence[RecordedTensor], port: Sequence[RecordedTensor]
+) -> float:
     if len(reference) == len(port) == 1:
         numel = np.array([float(reference[0].numel)])
         return float(statistics_errors(_statistics(reference), _statistics(port), numel)[0])
@@ -56,7 +58,7 @@ def _order_blind_error(reference: Sequence[Measured], port: Sequence[Measured]) 
     return float(error[0])
 
 
-def _statistics(tensors: Sequence[Measured]) -> Floats:
+def _statistics(tensors: Sequence[RecordedTensor]) -> Floats:
     """Return the order-blind statistics, shape (6, tensors), NaN where absent."""
     rows = [[getattr(tensor.record, name) for tensor in tensors] for name in ORDER_BLIND]
     return np.array(

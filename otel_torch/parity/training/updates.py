@@ -20,7 +20,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import half_ulp
 from otel_torch.parity.training.optimizers import OptimizerTable, setting_differences
 from otel_torch.parity.training.parameters import TrainedPair
-from otel_torch.parity.training.steps import Measured, ParameterKey, TrainingStep
+from otel_torch.parity.training.steps import RecordedTensor, ParameterKey, RecordedStep
 from otel_torch.parity.training.tensors import distance, factor_of, norm_of
 from otel_torch.recording.row_schema import record_of
 
@@ -54,10 +54,10 @@ class UpdatePair:
 
 def parameters_at_start(
     parameters: Sequence[Parameter], model: str
-) -> dict[ParameterKey, Measured]:
+) -> dict[ParameterKey, RecordedTensor]:
     """Return the parameters of a model before its first forward."""
     return {
-        ParameterKey(parameter.module, parameter.name): Measured(
+        ParameterKey(parameter.module, parameter.name): RecordedTensor(
             record_of(parameter.row), parameter.sketch
         )
         for parameter in parameters
@@ -74,14 +74,14 @@ class UpdateComparison:
     """
 
     def __init__(
-        self, before: Sides[dict[ParameterKey, Measured]], optimizers: Sides[OptimizerTable]
+        self, before: Sides[dict[ParameterKey, RecordedTensor]], optimizers: Sides[OptimizerTable]
     ) -> None:
         self._before = before.map(dict)
         self._optimizers = optimizers
 
     def compare(
         self,
-        steps: Sides[TrainingStep],
+        steps: Sides[RecordedStep],
         pairs: Sequence[TrainedPair],
         gradient_errors: Mapping[TrainedPair, float],
     ) -> list[UpdatePair]:
@@ -119,8 +119,8 @@ class UpdateComparison:
 
 def _compare(
     trained: TrainedPair,
-    before: Sides[list[Measured] | None],
-    after: Sides[list[Measured] | None],
+    before: Sides[list[RecordedTensor] | None],
+    after: Sides[list[RecordedTensor] | None],
     relative_limit: float,
 ) -> UpdatePair:
     reference, port = after
@@ -147,7 +147,9 @@ def _compare(
     return pair
 
 
-def _change(before: list[Measured] | None, after: list[Measured] | None) -> Sketch | None:
+def _change(
+    before: list[RecordedTensor] | None, after: list[RecordedTensor] | None
+) -> Sketch | None:
     """Return the sketch of the change of a parameter that is one tensor."""
     if before is None or after is None or len(before) != 1 or len(after) != 1:
         return None
@@ -155,6 +157,6 @@ def _change(before: list[Measured] | None, after: list[Measured] | None) -> Sket
     return None if first is None or second is None else second - first
 
 
-def _joined_change(before: list[Measured] | None, after: list[Measured]) -> float:
+def _joined_change(before: list[RecordedTensor] | None, after: list[RecordedTensor]) -> float:
     changes = [_change([old], [new]) for old, new in zip(before or (), after, strict=False)]
     return math.sqrt(sum(float(change @ change) for change in changes if change is not None))
