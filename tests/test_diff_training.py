@@ -1,0 +1,102 @@
+"""A comparison follows a training step: forward, loss, backward, update, and names the first fault.
+
+Real programs in child processes, with only the environment set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from otel_torch.parity.compare import compare
+from otel_torch.parity.report.next_steps import next_step
+from otel_torch.parity.report.text import render_text
+from tests.contradictions import contradictions
+from tests.support import PROGRAMS, run_python
+
+Record = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return a function that runs a training and returns its recording, made once."""
+    made: dict[str, Path] = {}
+
+    def run(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("run")
+            program = PROGRAMS / "train_two_ways.py"
+            run_python(folder, program, kind, OTEL_TORCH_CAPTURE="training")
+            made[kind] = folder / "run.jsonl"
+        return made[kind]
+
+    return run
+
+
+# kind: phase, step, module, tensor, kind of the cause
+BACKWARD = {
+    "backward of an activation": ("backward", 0, "blocks.1.act", "grad_in[0]", "scaled"),
+    "detached keys": ("backward", 0, "blocks.1.attn.k", "grad", "no_gradient"),
+    "detached residual": ("backward", 0, "blocks.1", "grad_in[0]", None),
+    "hook between modules": ("backward", 0, "blocks.0.up", "grad", "scaled"),
+    "hook on a parameter": ("backward", 0, "blocks.1.attn.v", "param_grad.weight", "scaled"),
+    "frozen": ("backward", 0, "blocks.0.norm2", "param_grad.bias", "no_gradient"),
+    "untied": ("backward", 0, "head", "param_grad.weight", "untied"),
+}
+LOSS = {
+    "loss": ("loss", 0, "", "loss", "scaled"),
+    "smoothed loss": ("loss", 0, "", "loss", None),
+}
+UPDATE = {
+    "not held": ("update", 0, "blocks.1.up", "param.bias", "not_held"),
+    "decay of biases": ("update", 0, "blocks.0.norm1", "param.weight", "weight_decay"),
+    "decay": ("update", 0, "embed", "param.weight", "weight_decay"),
+    "rate": ("update", 0, "", "param", "learning_rate"),
+    "schedule": ("update", 1, "", "param", "learning_rate"),
+    "betas": ("update", 1, "", "param", "betas"),
+    "eps": ("update", 0, "", "param", "eps"),
+    "amsgrad": ("update", 1, "", "param", "amsgrad"),
+    "coupled decay": ("update", 0, "", "param", "optimizer"),
+    "sgd momentum": ("update", 1, "", "param", "momentum"),
+    "resume": ("update", 2, "", "param", "optimizer_state"),
+}
+OTHERS = {"batch": ("forward", 2, "", "in[0]", "other_inputs")}
+FAULTS = BACKWARD | LOSS | UPDATE | OTHERS
+REFERENCES = {"untied": "tied", "sgd momentum": "sgd"}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_first_fault_of_a_training_is_named(record: Record, kind: str) -> None:
+    report = compare(record(REFERENCES.get(kind, "reference")), record(kind))
+    first = report.first
+    assert report.verdict == "diverged" and first is not None and len(report.introduced) == 1
+    assert (first.model, first.port_model) == ("Transformer", "Transformer")
+    assert (first.module, first.tensor) == (first.port_module, first.port_tensor)
+    cause = None if first.cause is None else first.cause.kind
+    assert (first.phase, first.step, first.module, first.tensor, cause) == FAULTS[kind]
+    assert contradictions(report) == []
+    text = render_text(report, color=False)
+    assert "First divergence: the " in text and "weights" not in text
+    if kind != "batch":
+        sentence, commands = next_step(report)
+        assert sentence.startswith("Next: mend this")
+        assert "OTEL_TORCH_CAPTURE=training" in commands[0]
+
+
+CLEAN = (
+    "another kernel",
+    "checkpointed",
+    "foreach",
+    "for-loop",
+    "fused",
+    "accumulated",
+)
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_a_training_that_computes_the_same_matches(record: Record, kind: str) -> None:
+    report = compare(record("reference"), record(kind))
+    assert report.verdict == "match" and report.introduced == []
+    assert report.pairs > 400

@@ -29,7 +29,7 @@ from otel_torch.parity.coverage import Coverage, unpaired_forward_warnings
 from otel_torch.parity.diagnosis.diagnose import Diagnosis
 from otel_torch.parity.diagnosis.stored_tensors import StoredTensors, find_tensors, open_tensors
 from otel_torch.parity.environment import environment_differences
-from otel_torch.parity.faults import MissingModule
+from otel_torch.parity.faults import Judgment, MissingModule
 from otel_torch.parity.finding import ComparedPair, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
 from otel_torch.parity.forwards import ForwardRows, iterate_forwards
@@ -40,7 +40,11 @@ from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
-from otel_torch.parity.outside_forward import Updates, allow_other_split
+from otel_torch.parity.outside_forward import (
+    ParameterState,
+    Updates,
+    allow_other_split,
+)
 from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
@@ -235,21 +239,25 @@ class _Comparison:
     def _compare_forwards(self, reference: ForwardRows, port: ForwardRows) -> None:
         noise = self._noise.matching(reference)
         self._findings.start_forward(reference, port)
-        is_updated = self._is_updated(Sides(reference, port))
-        drift = self._training.drift_before(reference.model, _position(reference))
-        lookup = CacheLookup() if drift else self._plans.look_up(reference, port, noise)
+        parameters = self._parameters_of(Sides(reference, port))
+        lookup = CacheLookup()
+        if not parameters.drift:  # plans hold the limits of equal parameters
+            lookup = self._plans.look_up(reference, port, noise)
         if not self._compare_by_plan(lookup):
-            self._compare_in_full(lookup, reference, port, noise, is_updated, drift)
+            self._compare_in_full(lookup, reference, port, noise, parameters)
         self._plans.remember(reference, port, noise)
         self._coverage.forwards += 1
 
-    def _is_updated(self, forwards: Sides[ForwardRows]) -> bool:
-        """Return whether the parameters of two forwards are not known to be equal."""
-        reference = forwards.reference
-        if self._training.is_over(reference.model, _position(reference)):
-            self._findings.add_training(self._training.first)
-            return True
-        return reference.model not in self._training.known and self._updates.precede(forwards)
+    def _parameters_of(self, forwards: Sides[ForwardRows]) -> ParameterState:
+        """Return what is known of the parameters that two forwards use."""
+        model, position = forwards.reference.model, _position(forwards.reference)
+        training = self._training
+        if training.is_over(model, position):
+            self._findings.add_training(training.first)
+            return ParameterState("wrong")
+        if model in training.known:
+            return ParameterState("trained", training.drift_before(model, position))
+        return ParameterState("unknown" if self._updates.precede(forwards) else "loaded")
 
     def _compare_by_plan(self, lookup: CacheLookup) -> bool:
         """Compare two forwards by a plan; return False if they need a full analysis."""
@@ -304,12 +312,11 @@ class _Comparison:
         reference: ForwardRows,
         port: ForwardRows,
         noise: ForwardRows | None,
-        is_updated: bool,
-        drift: float,
+        parameters: ParameterState,
     ) -> None:
         rows = reference.rows, port.rows
         programs = Sides(*map(build_program, rows, self._plans.sketches))
-        comparer = self._comparer(programs, noise, drift)
+        comparer = self._comparer(programs, noise, parameters.drift)
         alignment = align(*programs, self._match.modules, comparer)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
@@ -319,7 +326,9 @@ class _Comparison:
             judgment = judge(alignment, missing)
         if _position(reference) in self._training.same_batch:
             judgment = allow_other_split(alignment, judgment)
-        if is_updated:
+        if parameters.state == "wrong":
+            judgment = Judgment(judgment.diverged, [], judgment.healed, judgment.wrong)
+        elif parameters.state == "unknown":
             judgment = self._findings.blame_update(alignment, judgment)
         if self._pairing is not None:
             self._pairing.learn(alignment, judgment.healed)
@@ -329,7 +338,8 @@ class _Comparison:
                 self._plans.discard(lookup)
         self._coverage.add(alignment)
         self._findings.count_analysis()
-        self._retained.add(self._findings.add(alignment, judgment, self._diagnosis, is_updated))
+        takes_data = parameters.state != "loaded"
+        self._retained.add(self._findings.add(alignment, judgment, self._diagnosis, takes_data))
 
     def _comparer(
         self, programs: Sides[Program], noise: ForwardRows | None, drift: float

@@ -82,12 +82,12 @@ class Findings:
             self.suspects.clear()
 
     def add(
-        self, alignment: Alignment, judgment: Judgment, diagnosis: Diagnosis, is_updated: bool
+        self, alignment: Alignment, judgment: Judgment, diagnosis: Diagnosis, takes_data: bool
     ) -> ComparedForward:
         """Add the findings of a full analysis; return its pairs for the report.
 
         Args:
-            is_updated: Whether parameters changed before this forward, so that no module is named.
+            takes_data: Whether its inputs are data, as in training, and no results of steps before.
         """
         outermost = alignment.reference.outermost
         model = alignment.reference.calls[0].model
@@ -108,8 +108,8 @@ class Findings:
             finding = _finding(fault, explain(fault, alignment))
             if is_inherited or self._is_listed(finding):
                 continue
-            is_first = is_updated or self._is_first_forward
-            cause = other_inputs(alignment, fault) if is_first else None
+            takes_data = takes_data or self._is_first_forward
+            cause = other_inputs(alignment, fault) if takes_data else None
             if cause is not None:
                 self.faults.append(replace(finding, explanation=cause.sentence, cause=cause))
                 continue

@@ -8,6 +8,8 @@ backward pass and an optimizer that are not compared: from then on, what differs
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Role
@@ -18,6 +20,20 @@ from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.sides import Sides
 
 _Position = tuple[int | None, int | None]  # loop and step
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterState:
+    """What is known of the parameters that a pair of forwards uses.
+
+    Attributes:
+        state: `loaded` before any update, `trained` by compared updates, `unknown` after others,
+            `wrong` after a finding in training.
+        drift: How far the two sides are apart by legal errors, relative L2.
+    """
+
+    state: Literal["loaded", "trained", "unknown", "wrong"]
+    drift: float = 0.0
 
 
 class Updates:

@@ -4,8 +4,8 @@ import sys
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 kind = sys.argv[1]
 torch.manual_seed(0)
@@ -126,7 +126,7 @@ settings |= {
     "for-loop": {"foreach": False},
     "fused": {"fused": True},
 }.get(kind, {})
-make = {"coupled decay": torch.optim.Adam, "momentum": torch.optim.SGD}.get(kind, torch.optim.AdamW)
+make = torch.optim.Adam if kind == "coupled decay" else torch.optim.AdamW
 if kind.startswith("sgd"):
     groups = [{"params": decayed + others}]
     momentum = 0.5 if kind == "sgd momentum" else 0.9
@@ -151,7 +151,7 @@ for step in range(4):
             loss = cross_entropy(logits.flatten(0, 1), target, label_smoothing=0.1)
         loss.backward()
     if kind != "no clipping":
-        nn.utils.clip_grad_norm_(model.parameters(), 2.0 if kind == "clip" else 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2 if kind == "clip" else 0.1)
     if kind == "resume" and step == 2:
         optimizer = make(groups, **settings | {"lr": optimizer.param_groups[0]["lr"]})
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import NOISE_FACTOR, SINGLE, Tolerance
 from otel_torch.parity.training.outputs import pair_outputs
 from otel_torch.parity.training.parameters import TrainedPair
-from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep
+from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor
 from otel_torch.parity.training.tensors import distance, factor_of, norm_of
 
 # how much more a backward pass rounds than a forward, in single precision and coarser
@@ -59,6 +59,23 @@ class GradientPair:
         if len(self.reference) != 1 or len(self.port) != 1:
             return None
         return factor_of(self.reference[0].sketch, self.port[0].sketch, self.limit)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether it is more than rounding, on the side that has it."""
+        return self.state == "missing" or (self.limit < NOISE_ALONE and norm_of(self.reference) > 0)
+
+    def divided_by(self, factor: float) -> GradientPair:
+        """Return the pair with the port's gradient divided by a number, as by clipping."""
+        if self.state not in ("right", "wrong") or not self.trained:
+            return self
+        port = [tensor.divided_by(factor) for tensor in self.port]
+        gap = distance(self.reference, port, self.trained.in_order)
+        size = norm_of(self.reference)
+        if gap is None or not size:
+            return self
+        state: State = "right" if gap <= self.limit * size else "wrong"
+        return replace(self, port=port, error=gap / size, state=state)
 
 
 class GradientComparison:

@@ -16,10 +16,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from otel_torch.parity.diagnosis.linear import fit
 from otel_torch.parity.finding import Cause, Finding
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.training.gradients import (
-    NOISE_ALONE,
     GradientComparison,
     GradientPair,
     grow,
@@ -33,11 +33,11 @@ from otel_torch.parity.training.step_context import (
     times,
     whole_model,
 )
-from otel_torch.parity.training.steps import RecordedStep
+from otel_torch.parity.training.steps import RecordedStep, RecordedTensor
 from otel_torch.parity.training.tensors import norm_of
 
-# losses that differ by less are equal
-_SAME_LOSS = 1e-4
+# losses that differ by less are equal, and so are the factors of the terms of a sum
+_SAME_LOSS, _ONE_SCALE = 1e-4, 1e-2
 
 _OTHER_LOSS = (
     "The outputs of the model match, and what the loss makes of them does not: it is computed, "
@@ -48,6 +48,10 @@ _OTHER_SUM = (
     "The gradients inside of the model match, as far as they are recorded. What happens to the "
     "gradients of parameters afterwards differs: the sum or average over ranks or accumulated "
     "batches, clipping, or a loss scale."
+)
+
+_OTHER_CLIP = (
+    "The backward passes match; the gradients that the optimizer uses differ by clipping alone."
 )
 
 
@@ -82,11 +86,13 @@ def judge_gradients(
     outputs = comparison.of_outputs(context.matched)
     grow(outputs)
     factor = _common_factor(known)
-    if factor is not None:
+    unscaled = known if factor is None else [pair.divided_by(factor) for pair in known]
+    is_scaled = factor is not None and all(pair.state == "right" for pair in unscaled)
+    if factor is not None and is_scaled:
         finding = _scaled_finding(context, factor, known, outputs)
     else:
-        finding = _first_finding(context, known, outputs)
-    return GradientVerdict(parameters, finding, factor is not None, len(known) + len(outputs))
+        finding = _first_finding(context, unscaled, outputs)
+    return GradientVerdict(parameters, finding, is_scaled, len(known) + len(outputs))
 
 
 def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
@@ -101,16 +107,20 @@ def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
 
 
 def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
-    """Return the factor by which all gradients are off that are more than rounding, or None."""
-    if any(pair.state == "missing" for pair in pairs):
+    """Return the factor by which most gradients are off, None if they are not off by one.
+
+    Clipping by the total norm scales all gradients if a single one is wrong.
+    """
+    factors = [pair.factor for pair in pairs if pair.state == "wrong" and pair.is_telling]
+    known = sorted(factor for factor in factors if factor is not None)
+    alike = max(
+        ([f for f in known if _is_near(f, factor)] for factor in known), key=len, default=[]
+    )
+    right = sum(pair.state == "right" and pair.is_telling for pair in pairs)
+    if len(alike) < 2 or len(alike) <= right:
         return None
-    telling = [pair for pair in pairs if pair.limit < NOISE_ALONE and norm_of(pair.reference)]
-    factors = [pair.factor for pair in telling]
-    known = [factor for factor in factors if factor is not None]
-    if not known or len(known) < len(factors) or min(map(abs, known)) < ONE_FACTOR:
-        return None
-    is_one = max(known) - min(known) <= ONE_FACTOR * abs(known[0])
-    return known[0] if is_one and abs(known[0] - 1) > ONE_FACTOR else None
+    factor = alike[len(alike) // 2]
+    return factor if abs(factor) > ONE_FACTOR else None
 
 
 def _scaled_finding(
@@ -120,10 +130,15 @@ def _scaled_finding(
     outputs: Sequence[GradientPair],
 ) -> Finding:
     """Return the finding where the gradients of all parameters are off by one factor."""
-    deviation = _deviation(next(pair for pair in parameters if pair.state == "wrong"))
+    entering = next(iter(outputs), None)
+    first = next(pair for pair in parameters if pair.state == "wrong")
     loss_factor = _loss_factor(context.steps)
+    # clipping hides the size of the gradients of parameters
+    if entering is not None and entering.state == "wrong":
+        first, factor = entering, entering.factor or factor
+    deviation = _deviation(first)
     is_loss = loss_factor is not None and _is_near(loss_factor, factor)
-    if is_loss or (outputs and outputs[0].state == "wrong"):
+    if is_loss or first is entering:
         subject = "the loss and all gradients are" if is_loss else "all gradients are"
         cause = Cause("scaled", True, f"{subject} {times(factor)} the reference's in the port")
         if is_loss or loss_factor is None:
@@ -132,8 +147,13 @@ def _scaled_finding(
         return context.finding(
             "backward", whole_model("grad", "output"), _OTHER_START, cause, deviation
         )
+    clipping = _clipping(context.steps)
+    if clipping is not None:
+        return context.finding(
+            "update", whole_model("param_grad"), _OTHER_CLIP, clipping, deviation
+        )
     text = f"the gradients of all parameters are {times(factor)} the reference's in the port"
-    cause = _clipping(context.steps) or Cause("scaled", True, text)
+    cause = Cause("scaled", True, text)
     return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, cause, deviation)
 
 
@@ -158,7 +178,7 @@ def _clipping(steps: Sides[RecordedStep]) -> Cause | None:
 def _loss_factor(steps: Sides[RecordedStep]) -> float | None:
     """Return the port's loss over the reference's, None where they cannot be compared."""
     reference, port = steps.map(lambda step: step.losses)
-    if not reference or len(reference) != len(port):
+    if not reference or not port:
         return None
     total = sum(reference)
     return sum(port) / total if total and math.isfinite(total) else None
@@ -182,7 +202,7 @@ def _first_finding(
     first_output = min(wrong_outputs, key=lambda pair: pair.time, default=None)
     if first_output is not None and first_output.time < first.time:
         return _output_finding(context, first_output, outputs)
-    telling = [pair for pair in parameters if pair.limit < NOISE_ALONE or pair.state == "missing"]
+    telling = [pair for pair in parameters if pair.is_telling]
     if outputs and first_output is None and len(wrong) == len(telling) > 1:
         deviation = _deviation(first)
         return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, None, deviation)
@@ -232,7 +252,7 @@ def _parameter_finding(context: StepContext, pair: GradientPair, has_outputs: bo
         text += ", while that of the output it comes from is right."
     else:
         text += "; those of the outputs of modules were not compared."
-    cause = _cause(pair, f"the gradient of {name}")
+    cause = _cause(pair, f"the gradient of {name}") or _untied(context, pair)
     return context.finding("backward", places, text, cause, _deviation(pair))
 
 
@@ -240,6 +260,34 @@ def _deviation(pair: GradientPair) -> Deviation:
     if pair.state == "missing":
         return Deviation(kind="missing")
     return Deviation(pair.error, pair.limit, "nonfinite" if math.isinf(pair.error) else "value")
+
+
+def _untied(context: StepContext, pair: GradientPair) -> Cause | None:
+    """Return the cause where one side has a gradient in parts: of a weight that it does not share."""
+    wholes = Sides(pair.port, pair.reference)  # the sum is on the other side
+    for side, step, parts, whole in zip(
+        ("reference", "port"), context.steps, (pair.reference, pair.port), wholes, strict=True
+    ):
+        for key, other in step.parameter_gradients.items():
+            is_part = other.record.value == parts[0].record.value
+            if not is_part and _is_sum(whole, [*parts, other], pair.limit):
+                name = ".".join(filter(None, key))
+                text = (
+                    f"the {side} does not share this weight with {name}, and its gradient neither"
+                )
+                return Cause("untied", True, text)
+    return None
+
+
+def _is_sum(whole: Sequence[RecordedTensor], parts: Sequence[RecordedTensor], limit: float) -> bool:
+    """Return whether a gradient is the sum of others, which clipping may have scaled."""
+    sketches = [part.sketch for part in parts if part.numel == whole[0].numel]
+    known = [sketch for sketch in sketches if sketch is not None]
+    if len(whole) != 1 or len(known) != 2 or whole[0].sketch is None:
+        return False
+    factors, remainder = fit(whole[0].sketch, known)
+    are_equal = abs(factors[0] - factors[1]) <= _ONE_SCALE * factors.max()
+    return bool(are_equal and remainder <= limit * whole[0].l2)
 
 
 def _cause(pair: GradientPair, subject: str) -> Cause | None:

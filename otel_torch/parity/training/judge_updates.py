@@ -34,7 +34,7 @@ _Explanation = tuple[Cause, list[UpdatePair]] | None
 def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Finding | None:
     """Return what is wrong with the updates of a step whose gradients are right."""
     known = [pair for pair in updates if pair.state != "unknown"]
-    wrong = [pair for pair in known if pair.state == "wrong"]
+    wrong = [pair for pair in known if pair.state != "right"]
     if not wrong:
         return None
     explanations = (explain(context, wrong) for explain in _EXPLANATIONS)
@@ -69,7 +69,7 @@ def _is_all_of_optimizer(
         if group is None or other is None:
             return group is other
         return other.optimizer == group.optimizer and (
-            pair.error > 0 or _differences(context, pair) != differences
+            pair.error != 0 or _differences(context, pair) != differences
         )
 
     rivals = [pair for pair in known if could_be_alike(pair)]
@@ -81,13 +81,13 @@ def _is_all_of_optimizer(
 
 
 def _not_held(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
-    alike = [pair for pair in wrong if context.is_held_on_one_side(pair.trained.names)]
+    alike = [pair for pair in wrong if pair.state == "missing"]
     if not alike:
         return None
     names = alike[0].trained.names
     is_port = context.groups_of(names).port is None
     side, name = ("port", names.port) if is_port else ("reference", names.reference)
-    text = f"no optimizer of the {side} holds {name.partition(':')[2]}"
+    text = f"no optimizer of the {side} updates {name.partition(':')[2]}"
     return Cause("not_held", True, text), alike
 
 
@@ -151,10 +151,10 @@ def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
     groups = context.groups_of(wrong[0].trained.names)
     if groups.reference is None or groups.port is None or not groups.reference.has_state:
         return None
-    text = (
-        f"the state of {groups.port.cls} differs, as after a resume that does not load it: its "
-        "settings match, and so do all gradients so far"
-    )
+    begins = groups.map(lambda group: group.first_step)  # type: ignore[union-attr]
+    text = f"the state of {groups.port.cls} differs, as after a resume that does not load all of it"
+    if begins.reference != begins.port:
+        text += f": the port's optimizer begins at step {begins.port}"
     return Cause("optimizer_state", False, text), wrong
 
 

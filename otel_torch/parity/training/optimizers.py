@@ -34,8 +34,8 @@ class SettingDifference(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As a clause: `the learning rate is 0.002 in the port and 0.001 in the reference`."""
-        return f"the {self.name} is {self.port} in the port and {self.reference} in the reference"
+        """As a clause: `the port's optimizer has epsilon 1e-06, the reference's 1e-08`."""
+        return f"the port's optimizer has {self.name} {self.port}, the reference's {self.reference}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,13 @@ class OptimizerGroup:
     Attributes:
         optimizer: Its index in the metadata.
         label: What the rows of its learning rate name it: `lr[LABEL]`.
+        first_step: The first step with these settings.
     """
 
     optimizer: int
     cls: str
     label: str
+    first_step: int
     settings: dict[str, Any]
 
     @property
@@ -64,26 +66,33 @@ class OptimizerGroup:
 
 
 class OptimizerTable:
-    """The optimizers in the metadata of one recording."""
+    """The optimizers in the metadata of one recording.
+
+    An optimizer is listed again when its state was loaded, and a new one when it first steps: the
+    latest that has stepped by then holds a parameter.
+    """
 
     def __init__(self, meta: dict[str, Any]) -> None:
-        self._groups: dict[str, OptimizerGroup] = {}
+        self._groups: dict[str, list[OptimizerGroup]] = {}
         entries = meta.get("optimizers")
-        number = 0
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
-            for group in entry.get("groups", ()):
+            for number, group in enumerate(entry.get("groups", ())):
                 settings = group.get("settings", {})
-                label = str(settings.get("name", number))
-                held = OptimizerGroup(index, str(entry.get("class", "")), label, settings)
-                self._groups.update(dict.fromkeys(group.get("parameters", ()), held))
-                number += 1
+                held = OptimizerGroup(
+                    optimizer=index,
+                    cls=str(entry.get("class", "")),
+                    label=str(settings.get("name", number)),
+                    first_step=int(entry.get("first_step") or 0),
+                    settings=settings,
+                )
+                for name in group.get("parameters", ()):
+                    self._groups.setdefault(name, []).append(held)
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
-    def group_of(self, name: str) -> OptimizerGroup | None:
-        """Return the group that holds a parameter, `model:module.name`; None if there is none."""
-        return self._groups.get(name)
+    def group_of(self, name: str, step: int) -> OptimizerGroup | None:
+        """Return the group that holds a parameter, `model:module.name`, in a step, or None."""
+        groups = self._groups.get(name, ())
+        begun = [group for group in groups if group.first_step <= step]
+        return next(reversed(begun or groups), None)
 
 
 def setting_differences(groups: Sides[OptimizerGroup | None]) -> Iterator[SettingDifference]:
@@ -92,10 +101,12 @@ def setting_differences(groups: Sides[OptimizerGroup | None]) -> Iterator[Settin
     if reference is None or port is None:
         return
     if reference.cls != port.cls:
-        yield SettingDifference("optimizer", "optimizer", reference.cls, port.cls)
+        yield SettingDifference("optimizer", "class", reference.cls, port.cls)
     for name, first in reference.settings.items():
         # another class, or version, has other settings
         second = port.settings.get(name, first)
+        if name == "lr" and reference.first_step != port.first_step:
+            continue  # a schedule may have changed it by then
         if first != second and name not in _WITHOUT_EFFECT:
             kind, words = _KINDS.get(name, ("optimizer_setting", name))
             yield SettingDifference(kind, words, first, second)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep, gradient_key
+from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor, gradient_key
 from otel_torch.parity.training.tensors import distance
 
 # outputs of paired modules that differ by less are the same tensor, and others if they do

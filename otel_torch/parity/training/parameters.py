@@ -10,7 +10,7 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.steps import RecordedTensor, ParameterKey
+from otel_torch.parity.training.steps import ParameterKey, RecordedTensor
 
 # relative distance of the sketches of equal parameters: rounding to another dtype at most
 _SAME = 0.1

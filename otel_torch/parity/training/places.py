@@ -20,7 +20,7 @@ import numpy as np
 from otel_torch.parity.call_graph import Sketch, enclosing_names
 from otel_torch.parity.training.gradients import GradientPair
 from otel_torch.parity.training.step_context import Place
-from otel_torch.parity.training.steps import GradientKey, RecordedTensor, RecordedStep, gradient_key
+from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor, gradient_key
 
 # how close the difference of two gradients is to another gradient if that was left out or added
 _COLLINEAR = 0.02

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from otel_torch.parity.finding import Cause, Finding, Kind, Side
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.optimizers import OptimizerTable, OptimizerGroup
+from otel_torch.parity.training.optimizers import OptimizerGroup, OptimizerTable
 from otel_torch.parity.training.steps import RecordedStep
 
 # how far factors of several tensors may differ and still be one, and a factor from a whole number
@@ -49,14 +49,14 @@ class StepContext:
     def groups_of(self, names: Sides[str]) -> Sides[OptimizerGroup | None]:
         """Return the groups of the optimizers that hold a parameter."""
         return Sides(
-            self.optimizers.reference.group_of(names.reference),
-            self.optimizers.port.group_of(names.port),
+            self.optimizers.reference.group_of(names.reference, self.steps.reference.step),
+            self.optimizers.port.group_of(names.port, self.steps.port.step),
         )
 
     def is_held_on_one_side(self, names: Sides[str]) -> bool:
         """Return whether, by the metadata, optimizers hold a parameter on one side only."""
         reference, port = self.groups_of(names)
-        return all(self.optimizers) and (reference is None) != (port is None)
+        return (reference is None) != (port is None)
 
     def finding(
         self,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, Sketch, sketch_bytes
@@ -22,6 +23,9 @@ from otel_torch.recording.row_schema import RowRecord
 _TRAINING_PHASES = frozenset({"backward", "update", "train"})
 # batches kept for the forwards of a step, and sketches kept for rows that repeat a value
 _MOST_PARTS, _MOST_SKETCHES = 4096, 100_000
+# statistics that scale with the tensor; these without its sign
+_MAGNITUDES = frozenset({"abs_mean", "std", "rms", "l2"})
+_SCALING = ("sum", "mean", *sorted(_MAGNITUDES))
 _GRADIENT, _PARAMETER_GRADIENT, _PARAMETER = "grad", "param_grad.", "param."
 
 
@@ -69,6 +73,19 @@ class RecordedTensor:
     def is_finite(self) -> bool:
         """Whether it has neither NaN nor Inf."""
         return not self.record.nonfinite
+
+    def divided_by(self, factor: float) -> RecordedTensor:
+        """Return the tensor divided by a number."""
+        record = msgspec.structs.replace(
+            self.record,
+            **{
+                name: value / abs(factor) if name in _MAGNITUDES else value / factor
+                for name in _SCALING
+                if isinstance(value := getattr(self.record, name), int | float)
+            },
+        )
+        sketch = None if self.sketch is None else self.sketch / factor
+        return RecordedTensor(record, sketch)
 
 
 @dataclass(slots=True, eq=False)

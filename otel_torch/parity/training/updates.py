@@ -18,9 +18,10 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter, Sketch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import half_ulp
-from otel_torch.parity.training.optimizers import OptimizerTable, setting_differences
+from otel_torch.parity.training.optimizers import OptimizerGroup, setting_differences
 from otel_torch.parity.training.parameters import TrainedPair
-from otel_torch.parity.training.steps import RecordedTensor, ParameterKey, RecordedStep
+from otel_torch.parity.training.step_context import StepContext
+from otel_torch.parity.training.steps import ParameterKey, RecordedTensor
 from otel_torch.parity.training.tensors import distance, factor_of, norm_of
 from otel_torch.recording.row_schema import record_of
 
@@ -30,7 +31,7 @@ _LEGAL, _BY_GRADIENT, _BY_SIGNS, _ROUNDINGS = 1e-5, 3.0, 4.0, 6.0
 # order-blind statistics tell a parameter within this part of its norm
 _BY_STATISTICS = 1e-5
 
-State = Literal["right", "wrong", "unknown"]
+State = Literal["right", "wrong", "missing", "unknown"]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +39,7 @@ class UpdatePair:
     """The change of a parameter in a step, on both sides.
 
     Attributes:
+        state: `missing` if an optimizer updates it on one side only.
         error, limit: Of the changes, relative L2; NaN where unknown.
         gap, norm: The L2 distance of the parameters after the step, and the reference's norm.
         factor: By what the port's change is the reference's times a number, or None.
@@ -70,18 +72,14 @@ class UpdateComparison:
 
     Args:
         before: Its parameters before the first step, on both sides.
-        optimizers: From the metadata of both sides.
     """
 
-    def __init__(
-        self, before: Sides[dict[ParameterKey, RecordedTensor]], optimizers: Sides[OptimizerTable]
-    ) -> None:
+    def __init__(self, before: Sides[dict[ParameterKey, RecordedTensor]]) -> None:
         self._before = before.map(dict)
-        self._optimizers = optimizers
 
     def compare(
         self,
-        steps: Sides[RecordedStep],
+        context: StepContext,
         pairs: Sequence[TrainedPair],
         gradient_errors: Mapping[TrainedPair, float],
     ) -> list[UpdatePair]:
@@ -90,31 +88,31 @@ class UpdateComparison:
         Args:
             gradient_errors: The largest legal error of each parameter's gradients so far.
         """
-        after = steps.map(lambda step: step.updated)
+        after = context.steps.map(lambda step: step.updated)
         compared = []
         for trained in pairs:
             tensors, before = trained.of(after), trained.of(self._before)
-            if None not in tensors and None not in before:
-                relative = self._relative_limit(trained, gradient_errors.get(trained, 0.0))
+            if (tensors.reference is None) != (tensors.port is None):
+                compared.append(UpdatePair(trained, "missing"))
+            elif None not in tensors and None not in before:
+                groups = context.groups_of(trained.names)
+                relative = _relative_limit(groups, gradient_errors.get(trained, 0.0))
                 compared.append(_compare(trained, before, tensors, relative))
         for known, updated in zip(self._before, after, strict=True):
             known.update(updated)
         return compared
 
-    def _relative_limit(self, trained: TrainedPair, gradient_error: float) -> float:
-        """Return the legal error of a change, by the error of the gradient that it is made of.
 
-        Where the settings differ, what an adaptive optimizer makes of tiny gradients is no excuse.
-        """
-        limit = _LEGAL + _BY_GRADIENT * gradient_error
-        groups = Sides(
-            *(t.group_of(n) for t, n in zip(self._optimizers, trained.names, strict=True))
-        )
-        is_adaptive = groups.reference is None or groups.reference.is_adaptive
-        differ = any(setting_differences(groups))
-        return (
-            limit + _BY_SIGNS * math.sqrt(gradient_error) if is_adaptive and not differ else limit
-        )
+def _relative_limit(groups: Sides[OptimizerGroup | None], gradient_error: float) -> float:
+    """Return the legal error of a change, by the error of the gradient that it is made of.
+
+    Where the settings differ, what an adaptive optimizer makes of tiny gradients is no excuse.
+    """
+    limit = _LEGAL + _BY_GRADIENT * gradient_error
+    is_adaptive = groups.reference is None or groups.reference.is_adaptive
+    if is_adaptive and not any(setting_differences(groups)):
+        limit += _BY_SIGNS * math.sqrt(gradient_error)
+    return limit
 
 
 def _compare(
