@@ -45,8 +45,13 @@ BACKWARD = {
     "frozen": ("backward", 0, "blocks.0.norm2", "param_grad.bias", "no_gradient"),
     "untied": ("backward", 0, "head", "param_grad.weight", "untied"),
 }
+CLIPPING = {
+    "clipped": ("backward", 0, "", "param_grad", "scaled"),
+    "clipped to another norm": ("backward", 0, "", "param_grad", "scaled"),
+}
 LOSS = {
     "loss": ("loss", 0, "", "loss", "scaled"),
+    "accumulated sum": ("loss", 0, "", "loss", "scaled"),
     "smoothed loss": ("loss", 0, "", "loss", None),
 }
 UPDATE = {
@@ -63,8 +68,8 @@ UPDATE = {
     "resume": ("update", 2, "", "param", "optimizer_state"),
 }
 OTHERS = {"batch": ("forward", 2, "", "in[0]", "other_inputs")}
-FAULTS = BACKWARD | LOSS | UPDATE | OTHERS
-REFERENCES = {"untied": "tied", "sgd momentum": "sgd"}
+FAULTS = BACKWARD | CLIPPING | LOSS | UPDATE | OTHERS
+REFERENCES = {"untied": "tied", "clipped to another norm": "clipped", "sgd momentum": "sgd"}
 
 
 @pytest.mark.parametrize("kind", FAULTS)

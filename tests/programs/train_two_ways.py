@@ -150,8 +150,9 @@ for step in range(4):
             target = part[:, 1:].flatten()
             loss = cross_entropy(logits.flatten(0, 1), target, label_smoothing=0.1)
         loss.backward()
-    if kind != "no clipping":
-        nn.utils.clip_grad_norm_(model.parameters(), 0.2 if kind == "clip" else 0.1)
+    max_norm = {"clipped": 0.1, "clipped to another norm": 0.2}.get(kind)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     if kind == "resume" and step == 2:
         optimizer = make(groups, **settings | {"lr": optimizer.param_groups[0]["lr"]})
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)

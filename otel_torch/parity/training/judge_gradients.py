@@ -24,7 +24,7 @@ from otel_torch.parity.training.gradients import (
     GradientPair,
     grow,
 )
-from otel_torch.parity.training.places import ForwardUses, has_other_path
+from otel_torch.parity.training.places import ForwardUses, has_other_path, output_place
 from otel_torch.parity.training.step_context import (
     ONE_FACTOR,
     Deviation,
@@ -220,7 +220,7 @@ def _output_finding(
         if loss_factor is None or abs(loss_factor - 1) > _SAME_LOSS:
             place = whole_model("loss", "output")
             return context.finding("loss", place, _OTHER_LOSS, cause, deviation)
-        places = pair.keys.map(lambda key: Place("", key.tensor, "output", key.call))
+        places = pair.keys.map(lambda key: output_place(key._replace(module="")))
         return context.finding("backward", places, _OTHER_START, cause, deviation)
     right = [other for other in outputs if other.state == "right" and other.time < pair.time]
     is_beside = has_other_path(pair, right)
@@ -228,6 +228,8 @@ def _output_finding(
         uses.reference.maker(pair.keys.reference, is_beside),
         uses.port.maker(pair.keys.port, is_beside),
     )
+    if places.reference.side != places.port.side:  # code that only one program has is suspected
+        places = pair.keys.map(output_place)
     module = places.port.module or context.steps.port.model
     if places.port.side == "input":
         text = (
@@ -263,7 +265,7 @@ def _deviation(pair: GradientPair) -> Deviation:
 
 
 def _untied(context: StepContext, pair: GradientPair) -> Cause | None:
-    """Return the cause where one side has a gradient in parts: of a weight that it does not share."""
+    """Return the cause where one side has a gradient in parts: of weights it does not share."""
     wholes = Sides(pair.port, pair.reference)  # the sum is on the other side
     for side, step, parts, whole in zip(
         ("reference", "port"), context.steps, (pair.reference, pair.port), wholes, strict=True

@@ -143,7 +143,7 @@ def _scaled(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
     text = (
         f"the port's updates are {times(factors[0])} the reference's, as by another learning rate"
     )
-    return Cause("scaled", True, text), wrong
+    return Cause("learning_rate", False, text), wrong
 
 
 def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:

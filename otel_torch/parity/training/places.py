@@ -69,13 +69,18 @@ class ForwardUses:
         outer = {name for use in uses for name in enclosing_names(use.module)}
         innermost = [use for use in uses if use.module not in outer]
         if len(innermost) != 1:
-            return Place(key.module, key.tensor, "output", key.call)
+            return output_place(key)
         use = innermost[0]
         if has_other_path:
             around = list(enclosing_names(use.module))[:-1]
             containers = [other for name in around for other in uses if other.module == name]
             use = next(iter(containers), use)
         return Place(use.module, f"grad_{use.tensor}", "input", use.call)
+
+
+def output_place(key: GradientKey) -> Place:
+    """Return the place of the gradient that reaches an output."""
+    return Place(key.module, key.tensor, "output", key.call)
 
 
 def has_other_path(pair: GradientPair, right: Sequence[GradientPair]) -> bool:
