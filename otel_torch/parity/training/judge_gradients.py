@@ -138,7 +138,7 @@ def _scaled_finding(
         first, factor = entering, entering.factor or factor
     deviation = _deviation(first)
     is_loss = loss_factor is not None and _is_near(loss_factor, factor)
-    if is_loss or first is entering:
+    if is_loss or first is entering or _are_batches_accumulated(context.steps):
         subject = "the loss and all gradients are" if is_loss else "all gradients are"
         cause = Cause("scaled", True, f"{subject} {times(factor)} the reference's in the port")
         if is_loss or loss_factor is None:
@@ -182,6 +182,12 @@ def _loss_factor(steps: Sides[RecordedStep]) -> float | None:
         return None
     total = sum(reference)
     return sum(port) / total if total and math.isfinite(total) else None
+
+
+def _are_batches_accumulated(steps: Sides[RecordedStep]) -> bool:
+    """Return whether one side takes more forwards than the other for a step."""
+    calls = steps.map(lambda step: {key.call for key in step.gradients if not key.module})
+    return all(calls) and len(calls.reference) != len(calls.port)
 
 
 def _is_near(factor: float, expected: float) -> bool:
