@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from otel_torch.scanning.scan import scan as scan
     from otel_torch.sources.hooks import ForwardHook as ForwardHook
     from otel_torch.sources.hooks import ModuleHookManager as ModuleHookManager
+    from otel_torch.sources.nonfinite_error import NonFiniteError as NonFiniteError
     from otel_torch.sources.trace_step import current_step_idx as current_step_idx
     from otel_torch.sources.trace_step import trace_step as trace_step
 
@@ -67,6 +68,7 @@ _HOMES = {
     "instrumentor": ("OtelTorchInstrumentor",),
     "sources.trace_step": ("trace_step", "current_step_idx"),
     "sources.hooks": ("ForwardHook", "ModuleHookManager"),
+    "sources.nonfinite_error": ("NonFiniteError",),
     "capture.activation_trace": (
         "ActivationStatHook",
         "JsonlSink",

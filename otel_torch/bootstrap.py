@@ -147,6 +147,7 @@ class RunningSession:
         from otel_torch.sources.inventory import Inventory
         from otel_torch.sources.modules import ModelRegistry
         from otel_torch.sources.noise import Jitter
+        from otel_torch.sources.nonfinite_origin import NonFiniteOrigin
         from otel_torch.sources.steps import StepTracker
         from otel_torch.sources.tensor_reader import TensorReader
         from otel_torch.sources.training import Training
@@ -168,7 +169,15 @@ class RunningSession:
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         operations = self._make_operations(events)
+        cadence = self.step_tracker.cadence
+        self.nonfinite_origin = NonFiniteOrigin(
+            self.session,
+            events,
+            report=None if cadence is None else cadence.observe,
+            operations=operations if settings.on_nonfinite == "zoom" else None,
+        )
         nonfinite_watch = self._make_nonfinite_watch(events)
+        reader.observers.append(self.nonfinite_origin.observe)
         HookAttacher(  # subscribes to `events`, which keeps it
             self.session,
             events,
@@ -186,6 +195,7 @@ class RunningSession:
             self.registry,
             self.training,
             self.activations,
+            self.nonfinite_origin,
             *(source for source in optional if source is not None),
             _Profiler(settings.profiler_dir),
             *map(_Framework, FRAMEWORKS),
@@ -254,7 +264,7 @@ class RunningSession:
         return Isolation(self.settings.isolate, self.session, self.activations.current_call, events)
 
     def _make_operations(self, events: RunEvents) -> Operations | None:
-        if self.settings.operations is None:
+        if self.settings.operations is None and self.settings.on_nonfinite != "zoom":
             return None
         from otel_torch.sources.operations import Operations
 
@@ -265,7 +275,7 @@ class RunningSession:
             return None
         from otel_torch.sources.nonfinite_watch import NonFiniteWatch
 
-        return NonFiniteWatch(self.step_tracker.cadence.observe, events)
+        return NonFiniteWatch(self.nonfinite_origin.observe_unrecorded, events)
 
     # -- sinks
     # ----------------------------------------------------------------------------------------------
@@ -278,7 +288,6 @@ class RunningSession:
         from otel_torch.recording.disk_budget import DiskBudget
         from otel_torch.recording.recording_sink import RecordingSink
         from otel_torch.recording.tensor_sink import TensorSink
-        from otel_torch.sources.nonfinite_sink import NonFiniteSink
         from otel_torch.telemetry.run_trace import run_trace_id
         from otel_torch.telemetry.telemetry_sink import build_telemetry_sinks
 
@@ -306,8 +315,6 @@ class RunningSession:
         if writes and settings.tensors is not None and self.activations.keeps_tensors:
             sinks.append(TensorSink(settings.tensors, job, losses, budget))
         sinks += build_telemetry_sinks(settings, job, losses, stop, budget)
-        if self.step_tracker.cadence is not None:
-            sinks.append(NonFiniteSink(self.step_tracker.cadence.observe))
         return sinks
 
     def _metadata(self) -> dict[str, Any]:
@@ -328,6 +335,8 @@ class RunningSession:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:
             metadata["budget"] = self.step_tracker.cadence.describe()
+        if self.nonfinite_origin.finding is not None:
+            metadata["nonfinite"] = self.nonfinite_origin.finding.describe()
         return metadata
 
     def _models(self) -> dict[str, dict[str, Any]]:

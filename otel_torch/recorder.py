@@ -21,6 +21,7 @@ once, and the failed sink gets no more calls.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -223,6 +224,10 @@ class Recorder:
         )
 
     # -- flushing
+
+    def hurry(self) -> None:
+        """Have a flush be due now: what is pending matters to somebody."""
+        self._last_flush = -math.inf
 
     def flush(self, step: Scope | None, *, wait: bool = False) -> None:
         """Start to read all pending rows, and write the records that have arrived.

@@ -520,6 +520,14 @@ class Settings:
         "as `op[3].aten.mul.out`. Other modules cost nothing.",
         shown="none",
     )
+    on_nonfinite: str = _setting(
+        "OTEL_TORCH_ON_NONFINITE",
+        _one_of("report", "zoom", "stop"),
+        "report",
+        "What follows the first NaN or Inf of the run. `report`: a line that names what produced "
+        "it. `zoom`: also, the operations inside the module that did are recorded at its next "
+        "call. `stop`: also, the program ends with `otel_torch.NonFiniteError`.",
+    )
     isolate: str | None = _setting(
         "OTEL_TORCH_ISOLATE",
         _path,

@@ -95,6 +95,23 @@ class Isolated(msgspec.Struct):
     stayed: list[tuple[str, str, str, str]] = []
 
 
+class FirstNonFinite(msgspec.Struct):
+    """The first NaN or Inf of the run, who produced it, and that as a line of text."""
+
+    line: str
+    kind: str = ""
+    producer: str = ""
+    model: str = ""
+    module: str = ""
+    tensor: str = ""
+    loop: Integer = 0
+    step: Integer = 0
+    call: Integer = 0
+    phase: str = ""
+    text: str = ""
+    details: list[str] = []
+
+
 class Metadata(msgspec.Struct):
     """All fields that are known; docs/record-format.md says what they mean."""
 
@@ -119,6 +136,7 @@ class Metadata(msgspec.Struct):
     regions: dict[str, RegionTimes] = {}
     isolated: Isolated | None = None
     budget: dict[str, Any] | None = None
+    nonfinite: FirstNonFinite | None = None
     writing_ended: str | None = None
     ended_cleanly: bool = False
 

@@ -14,7 +14,7 @@ from otel_torch.rendering.table import Line, escape, format_table, paint, withou
 from otel_torch.settings import STATISTICS
 from otel_torch.show.combined import BOOKKEEPING, LOCATION, is_number
 from otel_torch.show.overview import Overview, TensorLine
-from otel_torch.show.selection import format_step
+from otel_torch.show.selection import format_step, origin_of_nonfinite
 
 _COMBINED = "each row: all records of a tensor, taken as one (one row per record: --step LIST)"
 _STYLES = {"fine": "green", "trouble": "red", "unknown": "yellow"}
@@ -33,7 +33,10 @@ def overview_lines(
 ) -> Iterator[str]:
     """Yield the lines. terminal: Its columns and lines, or None for a file or a pipe."""
     outcome = overview.outcome()
-    summary = [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
+    summary = []
+    if origin := origin_of_nonfinite(overview.meta):
+        summary.append(paint(escape(f"! {origin}"), _STYLES["trouble"], color))
+    summary += [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
     summary += [paint(escape(f"! {text}"), "yellow", color) for text in overview.warnings]
     yield escape(overview.heading())
     yield from summary

@@ -24,6 +24,7 @@ from otel_torch.show.selection import (
     Selection,
     describe_losses,
     describe_outcome,
+    origin_of_nonfinite,
     row_location,
     run_warnings,
 )
@@ -77,7 +78,7 @@ def write_page(
     timeline_lines, plots = timeline(spans, span_count)
     body = [
         *_header(selection, grid, metadata, warnings),
-        *_nonfinite_section(grid),
+        *_nonfinite_section(grid, origin_of_nonfinite(metadata)),
         *timeline_lines,
         *_regions_section(metadata),
         *charts_section(grid),
@@ -199,10 +200,12 @@ def _start_and_duration(start: Any, end: Any) -> str:
     return f"{start}, {duration.total_seconds():.3g} s"
 
 
-def _nonfinite_section(grid: Grid) -> list[str]:
-    """Return the tensors with NaN or Inf, in the order of first occurrence."""
+def _nonfinite_section(grid: Grid, origin: str) -> list[str]:
+    """Return what produced the first NaN or Inf, and the tensors with one, in order."""
+    title = "<h2>NaN and Inf</h2>"
+    lines = [title, f'<p class="introduced">{escaped(origin)}</p>'] if origin else []
     if not grid.bad:
-        return []
+        return lines
     tensors = list(grid.bad.values())
     columns = [
         name
@@ -214,8 +217,8 @@ def _nonfinite_section(grid: Grid) -> list[str]:
         location = [code(_location_cell(name, first.get(name))) for name in columns]
         rows.append([*location, _count(first.get("nonfinite")), f"{records:,}"])
     header = [*columns, "elements", "records"]
-    lines = [
-        "<h2>NaN and Inf</h2>",
+    lines = lines or [title]
+    lines += [
         f'<p class="introduced">First NaN or Inf: {escaped(row_location(tensors[0].first))}</p>',
         '<p class="faint">Each tensor with NaN or Inf, in the order of the recording, at its '
         "first such record.</p>",

@@ -94,6 +94,13 @@ def run_warnings(metadata: dict[str, Any]) -> list[str]:
     return warnings
 
 
+def origin_of_nonfinite(metadata: dict[str, Any]) -> str:
+    """Return what the run itself said of its first NaN or Inf, in one line; empty without one."""
+    nonfinite = metadata.get("nonfinite")
+    line = nonfinite.get("line") if isinstance(nonfinite, dict) else None
+    return line if isinstance(line, str) else ""
+
+
 class Outcome(NamedTuple):
     """How a run went: `fine`, `trouble` or `unknown`, and in words."""
 

@@ -102,6 +102,8 @@ class Activations(Source):
         self._unverified: list[Model] = []  # models whose hooks have not been seen to run
         self._selected_count = 0
         self._compiled_call = events.compiled_call
+        self._nonfinite_call = events.nonfinite_call
+        self._recorder = session.recorder
         ParameterObserver(session, self.selection, self._measurer, events)
         events.forward_ended.append(self.report_silent_parts)
 
@@ -184,7 +186,8 @@ class Activations(Source):
             if call.is_recorded:
                 tensors = walk_inputs(args, kwargs)
                 names = self._parameter_names_of(site) if self._parity else ()
-                self._measurer.add(call, tensors, names)
+                if self._measurer.add(call, tensors, names):
+                    self._report_nonfinite(call, tensors)
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
 
@@ -202,8 +205,8 @@ class Activations(Source):
             tensors = walk(output, "out")
             if not tensors and (kind := unwalked_class(output)) is not None:
                 self._measurer.report_unwalked(site.model.name, kind)
-            if self._outputs:
-                self._measurer.add(call, tensors)
+            if self._outputs and self._measurer.add(call, tensors):
+                self._report_nonfinite(call, tensors)
             if self._gradients and torch.is_grad_enabled():
                 self._gradient_observer.watch(call, tensors)
         except Exception as error:
@@ -235,9 +238,17 @@ class Activations(Source):
             if tensors and (self._outputs or entering):
                 names = self._parameter_names_of(site) if entering else None
                 # compiled code reuses memory freely, so that no tensor can be recognized by it
-                self._measurer.add(call, tensors, names, recognize=False)
+                if self._measurer.add(call, tensors, names, recognize=False):
+                    self._recorder.hurry()
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
+
+    def _report_nonfinite(
+        self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        self._recorder.hurry()
+        for notify in self._nonfinite_call:
+            notify(call, tensors)
 
     def _parameter_names_of(self, site: ModuleSite) -> list[str]:
         """Return the parameter names of the forward of a site's module."""
@@ -264,7 +275,11 @@ class Activations(Source):
         call = self.current_call(site)
         if call is None:
             return None
-        return lambda label, tensor: self._measurer.add(call, [(label, tensor)], recognize=False)
+
+        def record_tensor(label: str, tensor: torch.Tensor) -> None:
+            self._measurer.add(call, [(label, tensor)], recognize=False)
+
+        return record_tensor
 
     # -- reporting
 

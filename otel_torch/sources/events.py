@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.tensor_reader import RecordedCall
     from otel_torch.sources.training_steps import TrainingStep
 
     # model, ids of the parameters that are about to change, the training step, by what their
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
     # model, ids of the parameters that have changed, the training step that changed them
     Updated = Callable[[Model, frozenset[int], TrainingStep], None]
+    # the call, and its inputs or outputs by label
+    NonFiniteCall = Callable[[RecordedCall, list[tuple[str, Tensor]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class RunEvents:
         compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
         forward_starting: an outermost forward of any model is about to run.
         forward_ended: an outermost forward has ended.
+        nonfinite_call: an input or output of the call that this thread is in has a NaN or Inf.
+        program_resumes: an outermost forward, a backward pass or an optimizer's step has ended
+            and is recorded. What a subscriber raises, the program gets.
         gradients_ready: an optimizer is about to step: the gradients of this model are complete.
         updated: an optimizer has stepped: this model has its new parameters.
         step_flushed: the pending tensors were flushed, at the end of a step or between steps. Only
@@ -48,6 +54,14 @@ class RunEvents:
     compiled_call: list[Callable[[ModuleSite], None]] = field(default_factory=list)
     forward_starting: list[Callable[[], None]] = field(default_factory=list)
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
+    nonfinite_call: list[NonFiniteCall] = field(default_factory=list)
+    program_resumes: list[Callable[[], None]] = field(default_factory=list)
     gradients_ready: list[GradientsReady] = field(default_factory=list)
     updated: list[Updated] = field(default_factory=list)
     step_flushed: list[Callable[[], None]] = field(default_factory=list)
+
+    def resume_program(self, error: BaseException | None = None) -> None:
+        """Emit `program_resumes`, unless the program gets an error already."""
+        if error is None:
+            for resume in self.program_resumes:
+                resume()

@@ -62,6 +62,11 @@ class ModuleDict(Generic[_V]):
             if module is not None:
                 yield module
 
+    def pop(self, module: nn.Module) -> _V | None:
+        """Remove the entry of a module; return its value, or None."""
+        entry = self._entries.pop(id(module), None)
+        return None if entry is None else entry.value
+
     def values(self) -> list[_V]:
         """Return the values of all living modules."""
         return [entry.value for entry in list(self._entries.values())]

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -228,6 +229,24 @@ def call_stack() -> list[ModuleSite]:
     return _thread.stack
 
 
+# of the functions that take the place of `nn.Module.__call__`
+_call_codes: set[CodeType] = set()
+
+
+def running_calls() -> Iterator[tuple[ModuleSite, tuple[Any, ...], dict[str, Any]]]:
+    """Yield the site, args and kwargs of each module call that this thread is in, innermost first.
+
+    They are read from the frames of the calls, so that keeping them costs a call nothing.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _call_codes:
+            variables = frame.f_locals
+            if isinstance(site := variables.get("site"), ModuleSite) and site.names:
+                yield site, variables["args"], variables["kwargs"]
+        frame = frame.f_back
+
+
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Ignore models that this thread calls for the first time in the block, such as `scan`'s."""
@@ -311,6 +330,7 @@ class ModelRegistry(Source):
             if nn.Module.__setstate__ is set_state:
                 nn.Module.__setstate__ = original_state  # type: ignore[method-assign]
 
+        _call_codes.add(call.__code__)
         torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
@@ -392,6 +412,7 @@ class ModelRegistry(Source):
             stack.pop()
             if context is not None:
                 self._end_forward(site.model, context, error, scope)
+                self._events.resume_program(error)
 
     @torch_private.keep_out_of_frames
     def _begin_forward(self, site: ModuleSite, inputs: Inputs) -> ForwardContext | None:

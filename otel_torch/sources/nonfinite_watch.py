@@ -7,7 +7,7 @@ later step has it too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,14 +20,17 @@ from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, r
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.modules import Model, ModuleSite
+from otel_torch.sources.nonfinite_suspects import Row
 from otel_torch.sources.source import Source
+from otel_torch.sources.tensor_reader import RecordedCall
 from otel_torch.sources.values import walk
 from otel_torch.statistics.measure import Measurement, measure, prepare_devices
 from otel_torch.statistics.read_rows import RowTransfer
-from otel_torch.statistics.row_layout import NONFINITE
+from otel_torch.statistics.row_layout import RANGE
 
 _HOOK = "otel_torch.watch"
-_COLUMNS = ("nonfinite",)
+# takes the row of an output, by its label
+Report = Callable[[RecordedCall, str, Row], None]
 
 
 class _RootHook(ForwardHook):
@@ -52,15 +55,14 @@ class _RootHook(ForwardHook):
 class NonFiniteWatch(Source):
     """Measures the outputs of outermost forwards that are not recorded.
 
-    `report(key, is_finite)` is called for each output once its measurement has reached the host, at
-    the end of that step or of a later one. Nothing here waits for a device or raises into a
-    forward.
+    `report` is called for each output once its measurement has reached the host, at the end of that
+    step or of a later one. Nothing here waits for a device or raises into a forward.
     """
 
-    def __init__(self, report: Callable[[Hashable, bool], None], events: RunEvents) -> None:
+    def __init__(self, report: Report, events: RunEvents) -> None:
         self._report = report
-        self._pending: list[tuple[Hashable, Measurement]] = []
-        self._reading: deque[tuple[list[Hashable], RowTransfer]] = deque()
+        self._pending: list[tuple[RecordedCall, str, Measurement]] = []
+        self._reading: deque[tuple[list[tuple[RecordedCall, str]], RowTransfer]] = deque()
         self._attached: ModuleDict[bool] = ModuleDict()
         events.step_flushed.append(self.collect)
 
@@ -74,7 +76,7 @@ class NonFiniteWatch(Source):
                 manager = ModuleHookManager.get_from_or_default(root)
                 manager.append_forward_hook(_RootHook(self, site))
                 self._attached[root] = True
-                prepare_devices(all_parameters(root), _COLUMNS)
+                prepare_devices(all_parameters(root), RANGE)
             except Exception as error:
                 say_once(
                     f"{model.name} is not watched between recorded steps: "
@@ -115,21 +117,23 @@ class NonFiniteWatch(Source):
     def _measure(self, model: Model, label: str, tensor: torch.Tensor) -> None:
         context = model.forward_context
         assert context is not None
-        measured = measure(tensor, _COLUMNS)
+        measured = measure(tensor, RANGE)
         if measured.row is not None:
-            self._pending.append(((model.name, "", label, context.phase), measured))
+            place = context.step, 0, context.loop, context.phase, context.branch
+            self._pending.append((RecordedCall(model.name, "", *place), label, measured))
 
     def collect(self) -> None:
         """Report the measurements that have reached the host, and start reading the new ones."""
         try:
             pending, self._pending = self._pending, []
             if pending:
-                keys = [key for key, _ in pending]
-                self._reading.append((keys, RowTransfer([measured for _, measured in pending])))
+                outputs = [(call, label) for call, label, _ in pending]
+                transfer = RowTransfer([measured for _, _, measured in pending])
+                self._reading.append((outputs, transfer))
             while self._reading and self._reading[0][1].is_ready():
-                keys, rows = self._reading.popleft()
-                for key, row in zip(keys, rows.fetch(), strict=True):
-                    self._report(key, row is None or not row[NONFINITE])
+                outputs, transfer = self._reading.popleft()
+                for (call, label), row in zip(outputs, transfer.fetch(), strict=True):
+                    self._report(call, label, row)
         except Exception as error:
             say_once(f"the outputs of a step were not watched: {type(error).__name__}: {error}")
 

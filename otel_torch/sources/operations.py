@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -165,19 +166,22 @@ def _exit_mode(*hook_arguments: Any) -> None:
 class Operations(Source):
     """Records the operations of modules whose canonical name matches `pattern`.
 
+    pattern: None if only `zoom` selects one.
     recorder_for: returns the function that records tensors in the current call of a site, or None
     if that call is not recorded.
     """
 
     def __init__(
         self,
-        pattern: re.Pattern[str],
+        pattern: re.Pattern[str] | None,
         recorder_for: Callable[[ModuleSite], RecordTensor | None],
         events: RunEvents,
     ) -> None:
         self._pattern, self._recorder_for = pattern, recorder_for
         self._attached: ModuleDict[Any] = ModuleDict()
         self._matched = False
+        self._selected: WeakValueDictionary[tuple[str, str], ModuleSite] = WeakValueDictionary()
+        self._zoomed: ModuleSite | None = None
         self._names: list[str] = []  # of the largest model, until a module matches
         events.compiled_call.append(self._on_compiled_call)
 
@@ -186,33 +190,60 @@ class Operations(Source):
 
         Call this last, so that operations of other hooks are not recorded.
         """
-        if not self._matched:
+        if self._pattern is not None and not self._matched:
             self._names = max(self._names, [site.names[0][0] for site in sites], key=len)
         for site in sites:
-            module = site.module()
-            if module is None or not self._matches(site):
-                continue
-            self._matched = True
-            if has_hook(module, _OperationHook.name()):
-                continue
-            try:
-                hook = _OperationHook(self._recorder_for, site)
-                ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
-                self._attached[module] = module.register_forward_hook(
-                    TorchHook(_exit_mode), always_call=True
-                )
-            except Exception as error:
-                say_once(
-                    f"{model.name}: operations of {type(module).__name__} are not recorded "
-                    f"({type(error).__name__}: {error})"
-                )
+            self._selected[model.name, site.name] = site
+            if self._matches(site):
+                self._matched = True
+                self._attach_to(site)
+
+    def _attach_to(self, site: ModuleSite) -> None:
+        module = site.module()
+        if module is None or has_hook(module, _OperationHook.name()):
+            return
+        try:
+            hook = _OperationHook(self._recorder_for, site)
+            ModuleHookManager.get_from_or_default(module).append_forward_hook(hook)
+            self._attached[module] = module.register_forward_hook(
+                TorchHook(_exit_mode), always_call=True
+            )
+        except Exception as error:
+            say_once(
+                f"{site.model.name}: operations of {type(module).__name__} are not recorded "
+                f"({type(error).__name__}: {error})"
+            )
+
+    # -- one module, for its next call
+
+    @property
+    def is_zoomed(self) -> bool:
+        """Whether `zoom` has selected a module whose next call has not been recorded yet."""
+        return self._zoomed is not None
+
+    def zoom(self, model: str, module: str) -> None:
+        """Record the operations of a module until `end_zoom`. It must not be running."""
+        self._zoomed = self._selected.get((model, module))
+        if self._zoomed is not None:
+            self._attach_to(self._zoomed)
+
+    def end_zoom(self) -> None:
+        """Stop recording the operations of that module, unless the pattern selects it."""
+        site, self._zoomed = self._zoomed, None
+        module = None if site is None else site.module()
+        if site is None or module is None or self._matches(site):
+            return
+        if (handle := self._attached.pop(module)) is not None:
+            handle.remove()
+            remove_hooks([module], _HOOK)
 
     def _matches(self, site: ModuleSite) -> bool:
-        return any(self._pattern.search(name) for name, _ in site.names)
+        pattern = self._pattern
+        return pattern is not None and any(pattern.search(name) for name, _ in site.names)
 
     def _on_compiled_call(self, site: ModuleSite) -> None:
         """Report that a matching module runs in a compiled graph, without single operations."""
-        if self._matches(site):
+        if self._matches(site) or site is self._zoomed:
             say_once(
                 f"{site.model.name}: operations of compiled code are not recorded; "
                 "set TORCHDYNAMO_DISABLE=1 to run it eagerly"
@@ -220,7 +251,7 @@ class Operations(Source):
 
     def finish(self) -> None:
         """Report a pattern that matched nothing, which is probably a typo."""
-        if not self._matched:
+        if self._pattern is not None and not self._matched:
             pattern = self._pattern.pattern
             say(
                 f"OTEL_TORCH_OPERATIONS={pattern!r} matches none of the recorded modules"

@@ -19,6 +19,7 @@ from otel_torch.sources.identity import Identity
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall, TensorReader
 from otel_torch.sources.values import argument_name
 from otel_torch.statistics.measure import Measurement, measure
+from otel_torch.statistics.row_layout import NONFINITE, RANGE
 from otel_torch.statistics.table import columns_for
 
 # a CPU tensor with fewer elements is measured faster than it is recognized
@@ -34,7 +35,7 @@ class TensorMeasurer:
         self._identities = reader.identities
         self._parity = reader.parity
         self._inputs = "inputs" in settings.capture
-        self.columns = columns_for(reader.stats)
+        self.columns = tuple(dict.fromkeys((*columns_for(reader.stats), *RANGE)))
         self.keeps_tensors = settings.tensors is not None and can_write_tensors()
 
     def add(
@@ -43,15 +44,17 @@ class TensorMeasurer:
         tensors: Iterable[tuple[str, torch.Tensor]],
         parameter_names: Sequence[str] | None = None,
         recognize: bool = True,
-    ) -> None:
+    ) -> bool:
         """Measure the (label, tensor) pairs of a call. Never raises.
+
+        Returns whether a tensor is known to have a NaN or Inf; those on a device are not known yet.
 
         Args:
             parameter_names: if the tensors are inputs, the parameter names of forward.
             recognize: whether a tensor seen before may be recognized.
         """
         now = time.time_ns()
-        columns = self.columns
+        columns, has_nonfinite = self.columns, False
         if call.phase in PARAMETER_PHASES and self._parity:
             columns = (*columns, "row_sketch")
         for label, tensor in tensors:
@@ -67,6 +70,9 @@ class TensorMeasurer:
                         # optimizer a parameter, uncounted
                         identity.measurement = None
                 measurement = self._measure(tensor, columns, identity)
+                row = measurement.row
+                if row.__class__ is list and row[NONFINITE]:
+                    has_nonfinite = True
                 copy = self._copy(tensor) if self.keeps_tensors else None
                 self._recorder.add(
                     MeasuredTensor(
@@ -81,6 +87,7 @@ class TensorMeasurer:
                 )
             except Exception as error:
                 self.report_failure(call.model, error)
+        return has_nonfinite
 
     @staticmethod
     def _measure(

@@ -6,7 +6,7 @@ MeasuredTensor (numbers still on the device)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,8 @@ from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.table import derive
 from otel_torch.torch_private import unobserved
+
+Row = Sequence[float] | None
 
 
 @dataclass(slots=True)
@@ -116,6 +118,8 @@ class TensorReader:
         required = PARITY_STATISTICS if self.parity else ()
         self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
         self.identities = IdentityRegistry()
+        # called with the records of a flush and their rows
+        self.observers: list[Callable[[list[Record], list[Row]], None]] = []
 
     def read(self, pending: list[MeasuredTensor]) -> _PendingRecords:
         """Start copying the measurements to the host, all tensors of a device together."""
@@ -123,7 +127,7 @@ class TensorReader:
         self.identities.end_step()
         return records
 
-    def as_record(self, tensor: MeasuredTensor, row: Sequence[float] | None) -> Record:
+    def as_record(self, tensor: MeasuredTensor, row: Row) -> Record:
         """Return the record of a tensor, given its row of numbers."""
         identity, measurement = tensor.identity, tensor.measurement
         if identity is not None and not self.identities.assign_number(identity, measurement, row):
@@ -149,4 +153,7 @@ class _PendingRecords:
         """Wait for the numbers and return the records."""
         as_record = self._reader.as_record
         rows = self._transfer.fetch()
-        return [as_record(tensor, row) for tensor, row in zip(self._pending, rows, strict=True)]
+        records = [as_record(tensor, row) for tensor, row in zip(self._pending, rows, strict=True)]
+        for observe in self._reader.observers:
+            observe(records, rows)
+        return records

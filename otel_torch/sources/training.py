@@ -124,6 +124,7 @@ class Training(Source):
                 raise
             entry.close_region(scope)
             self._after_backward()
+            self._events.resume_program()
             return None
 
         torch_private.keep_out_of_frames(traced_backward, with_callees=False)
@@ -222,6 +223,7 @@ class Training(Source):
                 f"a step of {type(optimizer).__name__} is not counted: "
                 f"{type(error).__name__}: {error}"
             )
+        self._events.resume_program()
 
 
 def _followed_by(report: Callable[[], None], closure: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,9 @@ The requested vector columns follow. A row for `std` and `histogram`, for instan
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE
 
 # of a complex tensor, `min`, `max` and `sum` are those of the magnitudes; no statistic uses them
@@ -18,3 +21,30 @@ HASH_PARTS, HASH_BITS = 3, 22  # a hash of 64 bits in parts that even a float32 
 # name and length
 VECTORS = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES, "hash": HASH_PARTS}
 COLUMNS = (*SCALARS, *VECTORS)
+# what shows whether a tensor is finite, and how large its elements are
+RANGE = ("min", "max", "nonfinite")
+
+
+def nonfinite_kind(row: Sequence[float]) -> str | None:
+    """Return the worst kind of element in a row's tensor; None if all are finite.
+
+    `-Inf` alone is a kind of its own, because masks have it by construction.
+
+    >>> nonfinite_kind([-math.inf, 2.0, 0.0, 0.0, 0.0, 1, 0]), nonfinite_kind([0.0] * 7)
+    ('-Inf', None)
+    """
+    if not row[NONFINITE]:
+        return None
+    low, high = row[MIN], row[MAX]
+    if math.isnan(low) or math.isnan(high):
+        return "NaN"
+    return "Inf" if high == math.inf else "-Inf"
+
+
+def largest_magnitude(row: Sequence[float]) -> float:
+    """Return the largest |x| of a row's tensor.
+
+    >>> largest_magnitude([-3.0, 2.0, 0.0, 0.0, 0.0, 0, 0])
+    3.0
+    """
+    return max(abs(row[MIN]), abs(row[MAX]))
