@@ -10,3 +10,5 @@ class NonFiniteError(ArithmeticError):
     outermost forward, the backward pass or the optimizer's step in which that is known. Everything
     recorded until then is written.
     """
+
+    __module__ = "otel_torch"  # where programs import it from

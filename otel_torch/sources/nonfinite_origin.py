@@ -50,6 +50,8 @@ _HISTORY = 5000
 _TREND = 3  # steps
 # how many calls of a step are examined: what follows a NaN has it, too
 _EXAMINED = 16
+# producers that are code inside a model
+_COMPUTED = ("module", "glue")
 
 
 class _Call(NamedTuple):
@@ -172,13 +174,14 @@ class NonFiniteOrigin(Source):
         record, row = records[index], rows[index]
         assert row is not None
         verdict = judge(self._scene(records, index))
+        trend = self._trend(record) if verdict.producer in _COMPUTED else []
         masks = [] if overflow is not None else self._masks(records, rows, bad, index)
         return Finding(
             verdict.kind or nonfinite_kind(row) or "",
             verdict.producer,
             **place(record) | {"module": verdict.module},
             text=verdict.text,
-            details=(*verdict.details, *self._trend(record), *masks),
+            details=(*verdict.details, *trend, *masks),
         )
 
     def _scene(self, records: list[Record], index: int) -> Scene:
@@ -254,7 +257,7 @@ class NonFiniteOrigin(Source):
         if self._is_over:
             self._history.clear()
             self._evidence.clear()
-            if self._operations is not None and finding.producer in ("module", "glue"):
+            if self._operations is not None and finding.producer in _COMPUTED:
                 self._operations.zoom(finding.model, finding.module)
         if self._session.settings.on_nonfinite == "stop":
             self._error = NonFiniteError(finding.line())
