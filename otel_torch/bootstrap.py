@@ -335,8 +335,8 @@ class RunningSession:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:
             metadata["budget"] = self.step_tracker.cadence.describe()
-        if self.nonfinite_origin.finding is not None:
-            metadata["nonfinite"] = self.nonfinite_origin.finding.describe()
+        if self.nonfinite_origin.origin is not None:
+            metadata["nonfinite"] = self.nonfinite_origin.origin.describe()
         return metadata
 
     def _models(self) -> dict[str, dict[str, Any]]:

@@ -11,14 +11,14 @@ from torch import nn
 
 from otel_torch.records import Record
 from otel_torch.sources.nonfinite_evidence import EnclosingCall, Examined, examine_weights
-from otel_torch.sources.nonfinite_finding import named, number
+from otel_torch.sources.nonfinite_report import named, number
 
 # weights that updates made so many times larger are to blame, and not the module that they are in
 _EXPLODED = 1e4
 
 
 class Verdict(NamedTuple):
-    """Who produced it: a `producer` of `Finding`, the module, what is said, and what led there.
+    """Who produced it: a `producer` of `Origin`, the module, what is said, and what led there.
 
     kind: of what was produced, if that is not the tensor that was recorded.
     """

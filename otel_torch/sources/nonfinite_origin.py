@@ -29,8 +29,8 @@ from otel_torch.sources.nonfinite_evidence import (
     examine_running_calls,
     examine_weights,
 )
-from otel_torch.sources.nonfinite_finding import UNRECORDED, Finding, named, number, place
 from otel_torch.sources.nonfinite_judge import LastUpdate, Scene, judge
+from otel_torch.sources.nonfinite_report import UNRECORDED, Origin, named, number, place
 from otel_torch.sources.nonfinite_suspects import (
     Row,
     comes_out,
@@ -86,7 +86,7 @@ class NonFiniteOrigin(Source):
         operations: Operations | None,
     ) -> None:
         self._session, self._report, self._operations = session, report, operations
-        self.finding: Finding | None = None
+        self.origin: Origin | None = None
         self._error: NonFiniteError | None = None
         self._evidence: dict[_Call, list[EnclosingCall]] = {}
         self._history: deque[tuple[list[Record], list[Row]]] = deque()
@@ -98,15 +98,15 @@ class NonFiniteOrigin(Source):
 
     def finish(self) -> None:
         """Repeat at the end what was found."""
-        if self.finding is not None:
-            say(f"the run has NaN or Inf; {self.finding.line()}")
+        if self.origin is not None:
+            say(f"the run has NaN or Inf; {self.origin.line()}")
 
     # -- what is seen
 
     @property
     def _is_over(self) -> bool:
         """Whether the origin is known as well as it will be."""
-        return self.finding is not None and self.finding.producer != UNRECORDED
+        return self.origin is not None and self.origin.producer != UNRECORDED
 
     def examine(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:
         """Examine the running calls: a tensor of the innermost one has a NaN or Inf."""
@@ -149,7 +149,7 @@ class NonFiniteOrigin(Source):
         """Look at an output of a forward that the budget left out."""
         if self._report is not None:
             self._report((call.model, "", label, call.phase), not is_nonfinite(row))
-        if self.finding is None and is_alarming(row):
+        if self.origin is None and is_alarming(row):
             assert row is not None
             text = (
                 f"something inside {call.model} or its input: that step was not recorded "
@@ -157,7 +157,7 @@ class NonFiniteOrigin(Source):
             )
             where = {name: getattr(call, name) for name in ("loop", "step", "call", "phase")}
             kind = nonfinite_kind(row) or ""
-            self._found(Finding(kind, UNRECORDED, call.model, "", label, **where, text=text))
+            self._found(Origin(kind, UNRECORDED, call.model, "", label, **where, text=text))
 
     def _remember(self, records: list[Record], rows: list[Row]) -> None:
         self._history.append((records, rows))
@@ -168,7 +168,7 @@ class NonFiniteOrigin(Source):
 
     def _explain(
         self, records: list[Record], rows: list[Row], bad: list[int], index: int
-    ) -> Finding:
+    ) -> Origin:
         overflow = self._first_overflow(records, rows, [i for i in bad if i < index])
         index = index if overflow is None else overflow
         record, row = records[index], rows[index]
@@ -176,7 +176,7 @@ class NonFiniteOrigin(Source):
         verdict = judge(self._scene(records, index))
         trend = self._trend(record) if verdict.producer in _COMPUTED else []
         masks = [] if overflow is not None else self._masks(records, rows, bad, index)
-        return Finding(
+        return Origin(
             verdict.kind or nonfinite_kind(row) or "",
             verdict.producer,
             **place(record) | {"module": verdict.module},
@@ -248,26 +248,26 @@ class NonFiniteOrigin(Source):
         values = ", ".join(number(size) for _, size in last)
         return [f"largest |{record.tensor}| at step{'s' * (len(last) > 1)} {steps}: {values}"]
 
-    def _found(self, finding: Finding) -> None:
-        if self.finding is not None:
-            earlier = f"seen first at step {self.finding.step}, which was not recorded"
-            finding = replace(finding, details=(*finding.details, earlier))
-        self.finding = finding
-        say(finding.line())
+    def _found(self, origin: Origin) -> None:
+        if self.origin is not None:
+            earlier = f"seen first at step {self.origin.step}, which was not recorded"
+            origin = replace(origin, details=(*origin.details, earlier))
+        self.origin = origin
+        say(origin.line())
         if self._is_over:
             self._history.clear()
             self._evidence.clear()
-            if self._operations is not None and finding.producer in _COMPUTED:
-                self._operations.zoom(finding.model, finding.module)
+            if self._operations is not None and origin.producer in _COMPUTED:
+                self._operations.zoom(origin.model, origin.module)
         if self._session.settings.on_nonfinite == "stop":
-            self._error = NonFiniteError(finding.line())
+            self._error = NonFiniteError(origin.line())
 
     def _follow_zoom(self, records: list[Record], rows: list[Row]) -> None:
         """Say which operation had the first NaN or Inf in the next call of the module found."""
-        operations, finding = self._operations, self.finding
-        if operations is None or finding is None or not operations.is_zoomed:
+        operations, origin = self._operations, self.origin
+        if operations is None or origin is None or not operations.is_zoomed:
             return
-        where = finding.model, finding.module
+        where = origin.model, origin.module
         zoomed = [
             (record, row)
             for record, row in zip(records, rows, strict=True)

@@ -13,7 +13,7 @@ UNRECORDED = "unrecorded"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Origin:
     """The first NaN or Inf of a run.
 
     Args:
@@ -50,7 +50,7 @@ class Finding:
 
 
 def place(record: Record) -> dict[str, Any]:
-    """Return the fields of a finding that say where a record is."""
+    """Return the fields of a origin that say where a record is."""
     names = ("model", "module", "tensor", "loop", "step", "call", "phase")
     return {name: getattr(record, name) for name in names}
 
