@@ -47,6 +47,7 @@ ABS_MEAN = "torch_module_activation_abs_mean"
 NONFINITE = "torch_module_activation_nonfinite_total"
 MAGNITUDE = "torch_module_activation_magnitude"
 REGION = "torch_region_duration_seconds"
+TRAINING = "torch_training_"
 # statistics without a gauge
 NOT_GAUGES = frozenset(
     {"nonfinite", "numel", "histogram", "sketch", "row_sketch", "hash", "shape", "dtype"}
@@ -56,6 +57,9 @@ GAUGES = [name for name in STATISTICS if name not in NOT_GAUGES]
 SELECTION = 'job=~"$job", otel_torch_run_id=~"$run", dl_rank=~"$rank"'
 MODULES = f'{SELECTION}, torch_module=~"$module", torch_tensor=~"$tensor"'
 PLACE = "torch_model, torch_module, torch_tensor, torch_phase"
+MODEL = f'{SELECTION}, torch_model=~"$model"'
+TOTAL = f'{MODEL}, torch_module=""'
+MODEL_MODULES = f'{MODEL}, torch_module!="", torch_module=~"$module"'
 
 
 @dataclass(frozen=True)
@@ -126,16 +130,19 @@ def single_query(text: str, form: str = "table") -> tuple[Query]:
 
 # the pattern of "All" where it is not `.*`: Loki refuses a selector that matches any stream
 ALL = {"job": ".+"}
-_RUN = (
-    ("job", "service", label_values(ABS_MEAN, "job"), True),
-    ("run", "run", label_values(ABS_MEAN, "otel_torch_run_id", 'job=~"$job"'), True),
-    (
-        "rank",
-        "rank",
-        label_values(ABS_MEAN, "dl_rank", 'job=~"$job", otel_torch_run_id=~"$run"'),
-        True,
-    ),
-)
+_OF_RUN = 'job=~"$job", otel_torch_run_id=~"$run"'
+
+
+def run_variables(metric: str) -> tuple[tuple[str, str, str, bool], ...]:
+    """Return the variables that select service, run and rank among the series of a metric."""
+    return (
+        ("job", "service", label_values(metric, "job"), True),
+        ("run", "run", label_values(metric, "otel_torch_run_id", 'job=~"$job"'), True),
+        ("rank", "rank", label_values(metric, "dl_rank", _OF_RUN), True),
+    )
+
+
+_RUN = run_variables(ABS_MEAN)
 _MATRIX = {
     "columnField": "torch_step",
     "rowField": "torch_module",
@@ -361,6 +368,192 @@ REGIONS = Board(
     _RUN,
 )
 
+
+def training(name: str, selector: str = TOTAL) -> str:
+    """Return a metric of a training."""
+    return f"{TRAINING}{name}{{{selector}}}"
+
+
+def module_panels(title: str, name: str, description: str) -> tuple[Panel, Panel]:
+    """Return a map of modules by time, and the modules with the largest values now."""
+    values = f"max by (torch_module) ({training(name, MODEL_MODULES)})"
+    return (
+        Panel(
+            title,
+            "statushistory",
+            (Query(values, "{{torch_module}}"),),
+            description,
+            width=16,
+            height=12,
+            is_colored=True,
+        ),
+        Panel(
+            f"{title}: largest in the selected time",
+            "table",
+            single_query(
+                f"topk(20, max by (torch_module) (max_over_time({training(name, MODEL_MODULES)}[$__range])))"
+            ),
+            width=8,
+            height=12,
+        ),
+    )
+
+
+_STEP_TIME = f"{TRAINING}step_duration_seconds"
+_OF_RANK = "{{torch_model}} rank {{dl_rank}}"
+_OF_GROUP = "{{torch_model}} group {{torch_param_group}}"
+_NONFINITE_VALUES = f"{TRAINING}nonfinite_total{{{MODEL}}}"
+
+TRAINING_BOARD = Board(
+    "otel-torch-training",
+    "Training",
+    "Loss, learning rate, gradient norm and updates of a training program, by step and by module; its speed and memory.",
+    {
+        "Loss": (
+            Panel(
+                "Loss",
+                "timeseries",
+                (Query(training("loss"), _OF_RANK),),
+                "Of several backward passes in a step the last.",
+                width=16,
+                height=10,
+            ),
+            Panel(
+                "Learning rate",
+                "timeseries",
+                (Query(training("learning_rate"), _OF_GROUP),),
+                width=8,
+                height=10,
+            ),
+        ),
+        "Gradients": (
+            Panel(
+                "Gradient norm",
+                "timeseries",
+                (
+                    Query(training("gradient_norm"), f"{_OF_RANK} before clipping"),
+                    Query(training("gradient_norm_clipped"), f"{_OF_RANK} after clipping"),
+                ),
+                "L2 norm of all gradients. An infinite one has no point: see NaN and Inf.",
+                width=24,
+            ),
+            *module_panels(
+                "Gradient norm by module",
+                "gradient_norm",
+                "L2 norm of the gradients of each module's own parameters.",
+            ),
+        ),
+        "Updates": (
+            Panel(
+                "Update ratio",
+                "timeseries",
+                (Query(training("update_ratio"), _OF_RANK),),
+                "L2 norm of what the optimizer changed, over that of the parameters. About 0.001 is usual.",
+                width=8,
+            ),
+            Panel(
+                "Parameter norm",
+                "timeseries",
+                (Query(training("parameter_norm"), _OF_RANK),),
+                width=8,
+            ),
+            Panel(
+                "Weight decay",
+                "timeseries",
+                (Query(training("weight_decay"), _OF_GROUP),),
+                width=8,
+            ),
+            *module_panels(
+                "Update ratio by module",
+                "update_ratio",
+                "L2 norm of what the optimizer changed, over that of the module's parameters.",
+            ),
+        ),
+        "NaN and Inf, loss scale, dead units": (
+            Panel(
+                "NaN and Inf",
+                "stat",
+                (Query(f"sum({_NONFINITE_VALUES}) or vector(0)"),),
+                "Values of a training that were not finite. Infinite gradients of a skipped step are usual in fp16.",
+                width=4,
+            ),
+            Panel(
+                "Their places",
+                "table",
+                single_query(
+                    f"topk(50, sum by (torch_model, torch_module, torch_tensor) ({_NONFINITE_VALUES}))"
+                ),
+                width=8,
+            ),
+            Panel(
+                "Loss scale and skipped steps",
+                "timeseries",
+                (
+                    Query(training("loss_scale"), f"{_OF_RANK} scale"),
+                    Query(training("skipped_steps_total"), f"{_OF_RANK} skipped so far"),
+                ),
+                "Of the gradient scaler. A scale that falls to 1 and below means that every step overflows.",
+                width=12,
+            ),
+            Panel(
+                "Dead units",
+                "timeseries",
+                (
+                    Query(
+                        by("torch_module", f"{TRAINING}dead_units_ratio", MODEL_MODULES, "max"),
+                        "{{torch_module}}",
+                    ),
+                ),
+                "Share of zeros behind a ReLU and its like.",
+                width=24,
+                unit="percentunit",
+            ),
+        ),
+        "Speed and memory": (
+            Panel(
+                "Duration of a step",
+                "timeseries",
+                (
+                    Query(
+                        quantile(0.5, by("le, torch_model", f"{_STEP_TIME}_bucket", MODEL)),
+                        "{{torch_model}} median",
+                    ),
+                    Query(
+                        quantile(0.95, by("le, torch_model", f"{_STEP_TIME}_bucket", MODEL)),
+                        "{{torch_model}} 95 %",
+                    ),
+                ),
+                "From its first forward to the optimizer's update.",
+                width=8,
+                unit="s",
+            ),
+            Panel(
+                "Throughput",
+                "timeseries",
+                (
+                    Query(training("samples_per_second", MODEL), f"{_OF_RANK} samples"),
+                    Query(training("tokens_per_second", MODEL), f"{_OF_RANK} tokens"),
+                ),
+                "Per second of a step, on each rank.",
+                width=8,
+            ),
+            Panel(
+                "Device memory",
+                "timeseries",
+                (Query(training("device_memory_bytes", MODEL), _OF_RANK),),
+                "The largest that torch has allocated so far.",
+                width=8,
+                unit="bytes",
+            ),
+        ),
+    },
+    (
+        *run_variables(f"{TRAINING}loss"),
+        ("model", "model", label_values(f"{TRAINING}loss", "torch_model", _OF_RUN), True),
+    ),
+    texts=(("module", "module (regular expression)", ".*"),),
+)
+
 _COLLECTOR = 'job="otel-collector"'
 _ITEMS = {"spans": "spans", "metric_points": "points", "log_records": "log records"}
 
@@ -431,7 +624,7 @@ HEALTH = Board(
     _RUN,
 )
 
-BOARDS = (ACTIVATIONS, REGIONS, HEALTH)
+BOARDS = (ACTIVATIONS, TRAINING_BOARD, REGIONS, HEALTH)
 _KINDS: dict[str, Any] = {
     "stat": stat.Panel, "table": table.Panel, "timeseries": timeseries.Panel, "heatmap": heatmap.Panel,
     "statushistory": statushistory.Panel, "bargauge": bargauge.Panel, "logs": logs.Panel,

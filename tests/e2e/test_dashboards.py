@@ -15,7 +15,7 @@ import yaml
 from tests.e2e import apis
 from tests.e2e.conftest import Stack
 from tests.e2e.stack import SHIPPED, eventually
-from tests.support import environment, run_python
+from tests.support import PROGRAMS, environment, run_python
 
 pytestmark = pytest.mark.e2e
 
@@ -46,6 +46,57 @@ for step in range(12):
     optimizer.step()
 """
 
+# a training in fp16's manner whose steps seem to take 15 seconds, as the rules compare minutes with
+# the half hour before; with FAULTS it goes wrong in the last of ten minutes
+TRAINING = """
+import os, time
+import torch
+from torch.nn import Linear, MSELoss, ReLU, Sequential
+
+STEPS, FAULTS = 41, "FAULTS" in os.environ
+torch.manual_seed(0)
+clock, step, began = time.time_ns, 0, time.time_ns()
+begin = began - STEPS * 15 * 10**9
+time.time_ns = lambda: begin + step * 15 * 10**9 + (clock() - began)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Linear(8, 8), Sequential(ReLU(), Linear(8, 8))
+        self.gate = 1e-12 if FAULTS else 1.0
+
+    def forward(self, x):
+        return self.last(self.first(x) * self.gate + x)
+
+net, data = Net(), torch.randn(64, 8)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0 if FAULTS else 65536.0)
+for step in range(STEPS):
+    began = clock()
+    if FAULTS and step == 40:
+        data *= 50
+        optimizer.param_groups[0]["lr"] = 1.0
+    for attempt in range(5 if FAULTS and step == 36 else 1):
+        x = data * float("nan") if FAULTS and step == 36 and attempt < 4 else data
+        optimizer.zero_grad()
+        scaler.scale(MSELoss()(net(x), x.detach().roll(1))).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+step, began = STEPS, clock()
+"""
+# torch allocates on no device here: the memory of one is that of a scope made by hand
+DEVICE_MEMORY = (
+    (PROGRAMS / "sinks_without_torch.py").read_text()
+    + """
+scope = Scope("step", "torch.step", False, {"torch.step": 0, "torch.model": "Net"}, training=True)
+recorder.open(scope)
+scope.attributes["torch.training.device_memory"] = 2**30
+recorder.close(scope)
+finish()
+"""
+)
 
 # what a reader replaces by their own names
 THEIRS = (("\\|", "|"), ('="my-model"', '=~"dashboards-.+"'), ('dl_rank="1"', 'dl_rank="0"'))
@@ -67,10 +118,11 @@ def chosen(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Send a bounded loop with regions, a training with log events, and a run that loses records on
-    purpose.
+    """Send a bounded loop with regions, a training with log events, one whose steps seem to be
+    long, the memory of a device, a run that loses records on purpose, and a training that goes
+    wrong.
     """
-    for name, program, variables in (
+    for service, program, variables in (
         ("bounded", EXAMPLES / "quickstart.py", {}),
         (
             "training",
@@ -82,9 +134,12 @@ def sent(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
             TROUBLED,
             {"OTEL_TORCH_METRIC_SERIES": "24", "OTEL_TORCH_SIGNALS": "spans,log_events,metrics"},
         ),
+        ("healthy", TRAINING, {}),
+        ("troubled", TRAINING, {"FAULTS": "1"}),
+        ("device", DEVICE_MEMORY, {}),
     ):
-        folder = tmp_path_factory.mktemp(name)
-        run_python(folder, program, **(stack.environment(f"dashboards-{name}") | variables))
+        folder = tmp_path_factory.mktemp(service)
+        run_python(folder, program, **(stack.environment(f"dashboards-{service}") | variables))
         assert environment(folder)
     yield stack
 
@@ -107,7 +162,8 @@ def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object])
     eventually(lambda: apis.series(sent.prometheus, rule["expr"]))
     labels = [labels for labels, _ in apis.series(sent.prometheus, rule["expr"])]
     assert {one["job"] for one in labels} >= {"dashboards-troubled"}
-    assert not any(one["job"] in ("dashboards-bounded", "dashboards-training") for one in labels)
+    sound = {f"dashboards-{service}" for service in ("bounded", "training", "healthy", "device")}
+    assert not sound & {one["job"] for one in labels}
     # Prometheus loads the rules of the shipped file and fires them itself
     eventually(
         lambda: apis.series(
