@@ -92,10 +92,10 @@ NONFINITE = Quantity(
 # by the attribute of the step's scope; the first two are divided by the step's duration
 SCOPE_ATTRIBUTES: dict[str, Quantity] = {
     SAMPLES: Quantity(
-        "torch.training.samples_per_second", "gauge", "{sample}/s", "Samples trained on per second"
+        "torch.training.throughput.samples", "gauge", "{sample}/s", "Samples trained on per second"
     ),
     TOKENS: Quantity(
-        "torch.training.tokens_per_second", "gauge", "{token}/s", "Tokens trained on per second"
+        "torch.training.throughput.tokens", "gauge", "{token}/s", "Tokens trained on per second"
     ),
     DEVICE_MEMORY: Quantity(
         DEVICE_MEMORY, "gauge", "By", "Peak of the memory allocated on the device so far"

@@ -200,7 +200,7 @@ run_step(0, [train("loss", 2.5), train("skipped", 1.0), train("grad_norm", nan)]
     assert (loss["value"], loss["description"]) == (2.5, ROWS["loss"].text)
     assert values(receiver, "torch.training.skipped_steps")[-1] == ({}, 1)
     assert values(receiver, NONFINITE.metric)[-1] == ({"torch.tensor": "grad_norm"}, 1)
-    assert values(receiver, "torch.training.samples_per_second")[-1] == ({}, 4.0)
+    assert values(receiver, "torch.training.throughput.samples")[-1] == ({}, 4.0)
     assert receiver.metric_points(STEP_DURATION.metric)[-1]["count"] == 2
 
 

@@ -531,8 +531,8 @@ TRAINING_BOARD = Board(
                 "Throughput",
                 "timeseries",
                 (
-                    Query(training("samples_per_second", MODEL), f"{_OF_RANK} samples"),
-                    Query(training("tokens_per_second", MODEL), f"{_OF_RANK} tokens"),
+                    Query(training("throughput_samples_per_second", MODEL), f"{_OF_RANK} samples"),
+                    Query(training("throughput_tokens_per_second", MODEL), f"{_OF_RANK} tokens"),
                 ),
                 "Per second of a step, on each rank.",
                 width=8,

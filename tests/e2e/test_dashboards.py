@@ -46,8 +46,8 @@ for step in range(12):
     optimizer.step()
 """
 
-# a training in fp16's manner whose steps seem to take 15 seconds, as the rules compare minutes with
-# the half hour before; with FAULTS it goes wrong in the last of ten minutes
+# a training in fp16's manner whose steps seem to take a minute, as the rules compare minutes with what
+# was before; with FAULTS it goes wrong in the last ones
 TRAINING = """
 import os, time
 import torch
@@ -56,8 +56,8 @@ from torch.nn import Linear, MSELoss, ReLU, Sequential
 STEPS, FAULTS = 41, "FAULTS" in os.environ
 torch.manual_seed(0)
 clock, step, began = time.time_ns, 0, time.time_ns()
-begin = began - STEPS * 15 * 10**9
-time.time_ns = lambda: begin + step * 15 * 10**9 + (clock() - began)
+begin = began - STEPS * 60 * 10**9
+time.time_ns = lambda: begin + step * 60 * 10**9 + (clock() - began)
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -92,7 +92,7 @@ DEVICE_MEMORY = (
     + """
 scope = Scope("step", "torch.step", False, {"torch.step": 0, "torch.model": "Net"}, training=True)
 recorder.open(scope)
-scope.attributes["torch.training.device_memory"] = 2**30
+scope.attributes |= {"torch.training.device_memory": 2**30, "torch.training.samples": 8, "torch.training.tokens": 64}
 recorder.close(scope)
 finish()
 """
