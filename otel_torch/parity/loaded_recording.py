@@ -58,6 +58,13 @@ class LoadedRecording:
         models = self.meta.get("models", {})
         return {model: facts["forwards"] for model, facts in models.items() if "forwards" in facts}
 
+    @property
+    def captures(self) -> set[str]:
+        """What the run recorded, by its settings; `training` is gradients and updates."""
+        text = str(self.meta.get("settings", {}).get("OTEL_TORCH_CAPTURE", ""))
+        captures = {name.strip() for name in text.split(",")}
+        return captures | ({"gradients", "updates"} if "training" in captures else set())
+
     def is_trained(self, model: str) -> bool:
         """Return whether the parameters of a model changed: by the metadata, else by gradients."""
         trained = self.meta.get("models", {}).get(model, {}).get("trained")

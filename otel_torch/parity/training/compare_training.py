@@ -24,7 +24,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
 from otel_torch.parity.training.judge_gradients import judge_gradients
-from otel_torch.parity.training.judge_updates import judge_updates
+from otel_torch.parity.training.judge_updates import judge_skipped, judge_updates
 from otel_torch.parity.training.optimizers import OptimizerTable
 from otel_torch.parity.training.parameters import TrainedPair, trained_pairs
 from otel_torch.parity.training.step_context import StepContext
@@ -34,7 +34,6 @@ from otel_torch.parity.training.updates import UpdateComparison, UpdatePair, par
 Position = tuple[int, int]  # loop and step
 # the legal error of a gradient that only order-blind statistics compare
 _UNSEEN_ERROR = 1e-6
-_CAPTURES = ("gradients", "updates", "training")
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ def compare_training(
         read: Called with the number of bytes of each batch.
     """
     report = TrainingReport()
-    if not all(map(_records_training, recordings)):
+    if not all({"gradients", "updates"} & recording.captures for recording in recordings):
         return report
     pairs = trained_pairs(match.parameters, recordings.reference.parameters)
     steps = recordings.map(lambda side: iterate_steps(side.path, side.parameters, read))
@@ -100,12 +99,6 @@ def compare_training(
         if report.first is not None:
             break
     return report
-
-
-def _records_training(recording: LoadedRecording) -> bool:
-    settings = recording.meta.get("settings", {})
-    capture = str(settings.get("OTEL_TORCH_CAPTURE", ""))
-    return any(name in capture for name in _CAPTURES)
 
 
 def _pair_steps(
@@ -202,6 +195,8 @@ class _TrainingComparison:
         model = steps.reference.model
         if not all(step.updated for step in steps):
             report.known.discard(model)
+            if all("updates" in recording.captures for recording in self._recordings):
+                report.first = judge_skipped(context)
             return
         updates = self._updates.get(model)
         if updates is None:

@@ -33,7 +33,7 @@ from otel_torch.parity.training.step_context import (
     times,
     whole_model,
 )
-from otel_torch.parity.training.steps import RecordedStep, RecordedTensor
+from otel_torch.parity.training.steps import GradientKey, RecordedStep, RecordedTensor
 from otel_torch.parity.training.tensors import norm_of
 
 # losses that differ by less are equal, and so are the factors of the terms of a sum
@@ -99,7 +99,9 @@ def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
     """Return whether a gradient says nothing, or is missing because no optimizer uses it."""
     if pair.state == "unknown" or pair.trained is None:
         return True
-    return pair.state == "missing" and context.is_held_on_one_side(pair.trained.names)
+    names = pair.trained.names
+    is_frozen = context.no_gradient(names) is not None
+    return pair.state == "missing" and not is_frozen and context.is_held_on_one_side(names)
 
 
 # -- all alike
@@ -120,7 +122,7 @@ def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
     if len(alike) < 2 or len(alike) <= right:
         return None
     factor = alike[len(alike) // 2]
-    return factor if abs(factor) > ONE_FACTOR else None
+    return factor or None
 
 
 def _scaled_finding(
@@ -175,6 +177,19 @@ def _clipping(steps: Sides[RecordedStep]) -> Cause | None:
     return Cause("clip", True, text)
 
 
+def _clipping_of_values(wrong: Sequence[GradientPair]) -> Cause | None:
+    """Return the cause where the wrong gradients of one side all end at the same number."""
+    for side, name in (("port", "port"), ("reference", "reference")):
+        tensors = [tensor for pair in wrong for tensor in getattr(pair, side)]
+        extremes = [max(map(abs, tensor.extremes), default=math.nan) for tensor in tensors]
+        largest = max(extremes, default=math.nan)
+        if len(extremes) > 1 and all(extreme == largest > 0 for extreme in extremes):
+            return Cause(
+                "clip", True, f"the {name} clips each number of a gradient to {largest:.4g}"
+            )
+    return None
+
+
 def _loss_factor(steps: Sides[RecordedStep]) -> float | None:
     """Return the port's loss over the reference's, None where they cannot be compared."""
     reference, port = steps.map(lambda step: step.losses)
@@ -204,6 +219,10 @@ def _first_finding(
     """Return the finding for the first wrong gradient of the backward pass."""
     wrong = [pair for pair in parameters if pair.state != "right"]
     first = min(wrong, key=lambda pair: pair.time)
+    clipping = _clipping_of_values(wrong)
+    if clipping is not None:
+        place = whole_model("param_grad")
+        return context.finding("update", place, _OTHER_CLIP, clipping, _deviation(first))
     wrong_outputs = (pair for pair in outputs if pair.state != "right")
     first_output = min(wrong_outputs, key=lambda pair: pair.time, default=None)
     if first_output is not None and first_output.time < first.time:
@@ -230,12 +249,14 @@ def _output_finding(
         return context.finding("backward", places, _OTHER_START, cause, deviation)
     right = [other for other in outputs if other.state == "right" and other.time < pair.time]
     is_beside = has_other_path(pair, right)
+    keys = pair.keys
+    if pair.state == "missing":
+        keys = _where_it_ends(pair, outputs, uses.reference)
     places = Sides(
-        uses.reference.maker(pair.keys.reference, is_beside),
-        uses.port.maker(pair.keys.port, is_beside),
+        uses.reference.maker(keys.reference, is_beside), uses.port.maker(keys.port, is_beside)
     )
     if places.reference.side != places.port.side:  # code that only one program has is suspected
-        places = pair.keys.map(output_place)
+        places = keys.map(output_place)
     module = places.port.module or context.steps.port.model
     if places.port.side == "input":
         text = (
@@ -250,6 +271,25 @@ def _output_finding(
     return context.finding("backward", places, text, cause, deviation)
 
 
+def _where_it_ends(
+    pair: GradientPair, outputs: Sequence[GradientPair], uses: ForwardUses
+) -> Sides[GradientKey]:
+    """Return the output at which the missing gradients end: the one that all of them come from.
+
+    An output that is detached has no gradient, and neither has anything computed from it alone.
+    """
+    assert pair.keys is not None
+    missing = {
+        other.keys.reference: other.keys
+        for other in outputs
+        if other.keys and other.state == "missing"
+    }
+    for source in uses.sources(pair.keys.reference):
+        if source in missing and len(uses.of(source)) > 1:
+            return missing[source]
+    return pair.keys
+
+
 def _parameter_finding(context: StepContext, pair: GradientPair, has_outputs: bool) -> Finding:
     assert pair.trained is not None
     keys = pair.trained.keys.map(lambda keys: keys[0])
@@ -260,7 +300,8 @@ def _parameter_finding(context: StepContext, pair: GradientPair, has_outputs: bo
         text += ", while that of the output it comes from is right."
     else:
         text += "; those of the outputs of modules were not compared."
-    cause = _cause(pair, f"the gradient of {name}") or _untied(context, pair)
+    cause = context.no_gradient(pair.trained.names) if pair.state == "missing" else None
+    cause = cause or _cause(pair, f"the gradient of {name}") or _untied(context, pair)
     return context.finding("backward", places, text, cause, _deviation(pair))
 
 

@@ -54,23 +54,37 @@ def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Findin
     return context.finding("update", places, text, cause, deviation)
 
 
+def judge_skipped(context: StepContext) -> Finding | None:
+    """Return the finding where one side alone makes a step of the same forwards."""
+    reference, port = context.steps.map(lambda step: bool(step.updated))
+    if reference == port:
+        return None
+    side = "reference" if port else "port"
+    text = (
+        f"the optimizer of the {side} does not step: its GradScaler skips the step, because the "
+        "loss scale is too high, or the program never calls it"
+    )
+    cause = Cause("skipped", False, text)
+    explanation = "The other program updates the parameters after the same forwards."
+    return context.finding("update", whole_model("param"), explanation, cause, Deviation())
+
+
 def _is_all_of_optimizer(
     context: StepContext, alike: Sequence[UpdatePair], known: Sequence[UpdatePair]
 ) -> bool:
     """Return whether all updates of an optimizer are off alike, so that no module is named.
 
-    Those that differ by less than rounding, such as the decay of zeros, are not counted.
+    Those that do not move, or that a setting does not move, such as zeros by decay, do not count.
     """
     group = context.groups_of(alike[0].trained.names).reference
     differences = _differences(context, alike[0])
 
     def could_be_alike(pair: UpdatePair) -> bool:
         other = context.groups_of(pair.trained.names).reference
-        if group is None or other is None:
-            return group is other
-        return other.optimizer == group.optimizer and (
-            pair.error != 0 or _differences(context, pair) != differences
-        )
+        if (group and group.optimizer) != (other and other.optimizer):
+            return False
+        is_insensitive = differences and _differences(context, pair) == differences
+        return pair.state != "right" or (pair.changes and not is_insensitive)
 
     rivals = [pair for pair in known if could_be_alike(pair)]
     return len(alike) >= max(2, _ALL * len(rivals))
@@ -84,11 +98,15 @@ def _not_held(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
     alike = [pair for pair in wrong if pair.state == "missing"]
     if not alike:
         return None
-    names = alike[0].trained.names
+    cause = context.no_gradient(alike[0].trained.names)
+    return cause or Cause("not_held", True, _not_held_text(context, alike[0])), alike
+
+
+def _not_held_text(context: StepContext, pair: UpdatePair) -> str:
+    names = pair.trained.names
     is_port = context.groups_of(names).port is None
     side, name = ("port", names.port) if is_port else ("reference", names.reference)
-    text = f"no optimizer of the {side} updates {name.partition(':')[2]}"
-    return Cause("not_held", True, text), alike
+    return f"no optimizer of the {side} updates {name.partition(':')[2]}"
 
 
 def _other_schedule(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
@@ -151,10 +169,12 @@ def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
     groups = context.groups_of(wrong[0].trained.names)
     if groups.reference is None or groups.port is None or not groups.reference.has_state:
         return None
-    begins = groups.map(lambda group: group.first_step)  # type: ignore[union-attr]
+    if groups.reference.is_loaded and not groups.port.is_loaded:
+        text = f"the port's {groups.port.cls} does not load its state, and the reference's does"
+        return Cause("optimizer_state", True, text), wrong
     text = f"the state of {groups.port.cls} differs, as after a resume that does not load all of it"
-    if begins.reference != begins.port:
-        text += f": the port's optimizer begins at step {begins.port}"
+    if groups.reference.first_step != groups.port.first_step:
+        text += f": the port's optimizer begins at step {groups.port.first_step}"
     return Cause("optimizer_state", False, text), wrong
 
 

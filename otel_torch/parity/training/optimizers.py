@@ -46,12 +46,14 @@ class OptimizerGroup:
         optimizer: Its index in the metadata.
         label: What the rows of its learning rate name it: `lr[LABEL]`.
         first_step: The first step with these settings.
+        is_loaded: Whether its state was loaded before that step.
     """
 
     optimizer: int
     cls: str
     label: str
     first_step: int
+    is_loaded: bool
     settings: dict[str, Any]
 
     @property
@@ -70,12 +72,20 @@ class OptimizerTable:
 
     An optimizer is listed again when its state was loaded, and a new one when it first steps: the
     latest that has stepped by then holds a parameter.
+
+    Attributes:
+        frozen: Parameters, `model:module.name`, that require no gradient.
+        scales: Whether a GradScaler steps an optimizer, and may skip steps.
     """
 
     def __init__(self, meta: dict[str, Any]) -> None:
         self._groups: dict[str, list[OptimizerGroup]] = {}
+        self.frozen: set[str] = set()
+        self.scales = False
         entries = meta.get("optimizers")
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            self.frozen.update(entry.get("frozen", ()))
+            self.scales = self.scales or entry.get("grad_scaler") is not None
             for number, group in enumerate(entry.get("groups", ())):
                 settings = group.get("settings", {})
                 held = OptimizerGroup(
@@ -83,6 +93,7 @@ class OptimizerTable:
                     cls=str(entry.get("class", "")),
                     label=str(settings.get("name", number)),
                     first_step=int(entry.get("first_step") or 0),
+                    is_loaded=bool(entry.get("loaded")),
                     settings=settings,
                 )
                 for name in group.get("parameters", ()):

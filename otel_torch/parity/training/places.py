@@ -58,6 +58,21 @@ class ForwardUses:
         """Return whether the model returns an output, so that the loss is made of it."""
         return self._values.get(key) in self._final
 
+    def of(self, key: GradientKey) -> list[_Use]:
+        """Return the innermost calls that an output enters."""
+        uses = self._uses.get(self._values.get(key, -1), [])
+        outer = {name for use in uses for name in enclosing_names(use.module)}
+        return [use for use in uses if use.module not in outer]
+
+    def sources(self, key: GradientKey) -> list[GradientKey]:
+        """Return the outputs that the call of an output takes as inputs."""
+        values = {
+            value
+            for value, uses in self._uses.items()
+            if any((use.module, use.call) == (key.module, key.call) for use in uses)
+        }
+        return [source for source, value in self._values.items() if value in values]
+
     def maker(self, key: GradientKey, has_other_path: bool) -> Place:
         """Return what made the gradient of an output: its only user, else the code behind it.
 
@@ -65,13 +80,12 @@ class ForwardUses:
             has_other_path: Whether the gradient is off by what reaches it beside the innermost
                 user, so that the module around that is at fault.
         """
-        uses = self._uses.get(self._values.get(key, -1), [])
-        outer = {name for use in uses for name in enclosing_names(use.module)}
-        innermost = [use for use in uses if use.module not in outer]
+        innermost = self.of(key)
         if len(innermost) != 1:
             return output_place(key)
         use = innermost[0]
         if has_other_path:
+            uses = self._uses[self._values[key]]
             around = list(enclosing_names(use.module))[:-1]
             containers = [other for name in around for other in uses if other.module == name]
             use = next(iter(containers), use)

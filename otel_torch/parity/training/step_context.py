@@ -58,6 +58,18 @@ class StepContext:
         reference, port = self.groups_of(names)
         return (reference is None) != (port is None)
 
+    def no_gradient(self, names: Sides[str]) -> Cause | None:
+        """Return the cause where a parameter requires no gradient on one side, by the metadata."""
+        frozen = Sides(
+            names.reference in self.optimizers.reference.frozen,
+            names.port in self.optimizers.port.frozen,
+        )
+        if frozen.reference == frozen.port:
+            return None
+        side, name = ("port", names.port) if frozen.port else ("reference", names.reference)
+        text = f"the {side} freezes {name.partition(':')[2]}: it requires no gradient there"
+        return Cause("frozen", True, text)
+
     def finding(
         self,
         phase: str,

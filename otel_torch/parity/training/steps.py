@@ -74,6 +74,11 @@ class RecordedTensor:
         """Whether it has neither NaN nor Inf."""
         return not self.record.nonfinite
 
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Its smallest and largest number, NaN where they are not recorded."""
+        return _number(self.record.min), _number(self.record.max)
+
     def divided_by(self, factor: float) -> RecordedTensor:
         """Return the tensor divided by a number."""
         record = msgspec.structs.replace(

@@ -82,5 +82,4 @@ def factor_of(reference: Sketch | None, port: Sketch | None, limit: float) -> fl
         return None
     factor = float(reference @ port) / square
     remainder = float(np.linalg.norm(port - factor * reference))
-    allowed = max(limit, _EXACT) * max(abs(factor), 1.0) * math.sqrt(square)
-    return factor if remainder <= allowed else None
+    return factor if remainder <= max(limit, _EXACT) * float(np.linalg.norm(port)) else None

@@ -42,6 +42,7 @@ class UpdatePair:
         state: `missing` if an optimizer updates it on one side only.
         error, limit: Of the changes, relative L2; NaN where unknown.
         gap, norm: The L2 distance of the parameters after the step, and the reference's norm.
+        changes: Whether the reference changes it by more than rounding.
         factor: By what the port's change is the reference's times a number, or None.
     """
 
@@ -51,6 +52,7 @@ class UpdatePair:
     limit: float = math.nan
     gap: float = math.nan
     norm: float = math.nan
+    changes: bool = True
     factor: float | None = None
 
 
@@ -140,8 +142,11 @@ def _compare(
     pair.error = 0.0 if gap <= absolute else gap / size if size else math.inf
     pair.limit = relative_limit + (absolute / size if size else 0.0)
     pair.state = "right" if gap <= absolute + relative_limit * size else "wrong"
-    if pair.state == "wrong" and changes.reference is not None and size > absolute:
+    pair.changes = size > absolute
+    if pair.state == "wrong" and pair.changes and changes.port is not None:
+        is_unchanged = float(np.linalg.norm(changes.port)) <= absolute
         pair.factor = factor_of(changes.reference, changes.port, 2 * pair.limit)
+        pair.factor = 0.0 if is_unchanged else pair.factor
     return pair
 
 
