@@ -179,14 +179,16 @@ def _clipping(steps: Sides[RecordedStep]) -> Cause | None:
 
 def _clipping_of_values(wrong: Sequence[GradientPair]) -> Cause | None:
     """Return the cause where the wrong gradients of one side all end at the same number."""
-    for side, name in (("port", "port"), ("reference", "reference")):
+    for side in ("port", "reference"):
         tensors = [tensor for pair in wrong for tensor in getattr(pair, side)]
-        extremes = [max(map(abs, tensor.extremes), default=math.nan) for tensor in tensors]
-        largest = max(extremes, default=math.nan)
-        if len(extremes) > 1 and all(extreme == largest > 0 for extreme in extremes):
-            return Cause(
-                "clip", True, f"the {name} clips each number of a gradient to {largest:.4g}"
-            )
+        ends = {max(map(abs, tensor.extremes)) for tensor in tensors}
+        if (
+            len(ends) == 1
+            and max(ends) > 0
+            and len({tensor.record.value for tensor in tensors}) > 1
+        ):
+            text = f"the {side} clips each number of a gradient to {max(ends):.4g}"
+            return Cause("clip", True, text)
     return None
 
 
