@@ -42,7 +42,7 @@ BACKWARD = {
     "detached residual": ("backward", 0, "blocks.1", "grad_in[0]", None),
     "hook between modules": ("backward", 0, "blocks.0.up", "grad", "scaled"),
     "hook on a parameter": ("backward", 0, "blocks.1.attn.v", "param_grad.weight", "scaled"),
-    "frozen": ("backward", 0, "blocks.0.norm2", "param_grad.bias", "no_gradient"),
+    "frozen": ("backward", 0, "blocks.0.norm2", "param_grad.bias", "frozen"),
     "untied": ("backward", 0, "head", "param_grad.weight", "untied"),
 }
 CLIPPING = {
