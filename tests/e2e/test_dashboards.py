@@ -46,46 +46,8 @@ for step in range(12):
     optimizer.step()
 """
 
-# a training in fp16's manner whose steps seem to take a minute, as the rules compare minutes with what
-# was before; with FAULTS it goes wrong in the last ones
-TRAINING = """
-import os, time
-import torch
-from torch.nn import Linear, MSELoss, ReLU, Sequential
-
-STEPS, FAULTS = 41, "FAULTS" in os.environ
-torch.manual_seed(0)
-clock, step, began = time.time_ns, 0, time.time_ns()
-begin = began - STEPS * 60 * 10**9
-time.time_ns = lambda: begin + step * 60 * 10**9 + (clock() - began)
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = Linear(8, 8), Sequential(ReLU(), Linear(8, 8))
-        self.gate = 1e-12 if FAULTS else 1.0
-
-    def forward(self, x):
-        return self.last(self.first(x) * self.gate + x)
-
-net, data = Net(), torch.randn(64, 8)
-optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-scaler = torch.amp.GradScaler("cpu", init_scale=8.0 if FAULTS else 65536.0)
-for step in range(STEPS):
-    began = clock()
-    if FAULTS and step == 40:
-        data *= 50
-        optimizer.param_groups[0]["lr"] = 1.0
-    for attempt in range(5 if FAULTS and step == 36 else 1):
-        x = data * float("nan") if FAULTS and step == 36 and attempt < 4 else data
-        optimizer.zero_grad()
-        scaler.scale(MSELoss()(net(x), x.detach().roll(1))).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-step, began = STEPS, clock()
-"""
+# an hour of training; with FAULTS it goes wrong in the last minutes
+TRAINING = PROGRAMS / "train_for_an_hour.py"
 # torch allocates on no device here: the memory of one is that of a scope made by hand
 DEVICE_MEMORY = (
     (PROGRAMS / "sinks_without_torch.py").read_text()
