@@ -32,7 +32,7 @@ help:
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
 	@echo "make docs            generate docs/configuration.md from the settings table"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
-	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser"
+	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser, and draw the dashboard Training"
 
 # $(call install,VENV,CONSTRAINTS,WHAT)
 install = @echo "installing $(3) into $(1)" && $(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) $(3)
@@ -110,9 +110,10 @@ docs: $(VENV)/installed-test
 dashboards: $(VENV)/installed-test
 	$(VENV)/bin/python collector-config/grafana/make_dashboards.py
 
-# needs a Chromium: Debian's `chromium`, or the one that BROWSER_FOR_TESTS names
+# needs a Chromium: Debian's `chromium`, or the one that BROWSER_FOR_TESTS names; and the programs that `make e2e` builds
 pictures: $(VENV)/installed-test
 	$(VENV)/bin/python -m tests.pages.make_pictures
+	$(VENV)/bin/python -m tests.e2e.draw_dashboard
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist otel-torch otel_torch/statistics/kernel.so

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from otel_torch.settings import STATISTICS
+from otel_torch.training_quantities import PHASE, ROWS, split_label
 from tests.e2e import apis
 from tests.e2e.conftest import Stack, start
 from tests.e2e.stack import eventually
@@ -34,11 +35,18 @@ Row = dict[str, Any]
 def run(
     tmp_path: Path, stack: Stack, program: str | Path, service: str, **variables: str
 ) -> list[Row]:
-    """Run a program with every signal on, and return its recording, whose metadata lists no losses."""
+    """Run a program with every signal on, and return the activations of its recording, whose
+    metadata lists no losses.
+    """
     variables = {"OTEL_TORCH_SIGNALS": ALL_SIGNALS} | stack.environment(service) | variables
     run_python(tmp_path, program, **variables)
     assert metadata(tmp_path / "run.jsonl")["lost"] == []
-    return lines(tmp_path / "run.jsonl")
+    return activations(tmp_path / "run.jsonl")
+
+
+def activations(recording: Path) -> list[Row]:
+    """Return the rows that are events: all but those of phase `train`."""
+    return [row for row in lines(recording) if row["phase"] != PHASE]
 
 
 def events_in_jaeger(stack: Stack, service: str, number: int) -> list[Row]:
@@ -267,11 +275,51 @@ def test_a_training_in_jaeger_is_a_trace_a_step(tmp_path: Path, stack: Stack) ->
     }
 
 
+def test_the_values_of_a_training_in_jaeger_and_prometheus(tmp_path: Path, stack: Stack) -> None:
+    run(tmp_path, stack, EXAMPLES / "transformers_train.py", "values")
+    rows = [row for row in lines(tmp_path / "run.jsonl") if row["phase"] == PHASE]
+    # every value of a model is an attribute of its step; of several in a step the last
+    expected: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if not row["module"]:
+            metric = ROWS[split_label(row["tensor"]).quantity].metric
+            expected[row["step"]][metric] = row["mean"]
+    steps: dict[int, Row] = {}
+
+    def complete() -> bool:
+        steps.update(
+            (span["attributes"]["torch.step"], span["attributes"])
+            for span in apis.spans(stack.jaeger, "values")
+            if span["name"] == "torch.step"
+        )
+        return steps.keys() >= expected.keys()
+
+    eventually(complete)
+    assert len(expected) == 6
+    for step, values in expected.items():
+        assert values.items() <= steps[step].items()
+        losses = [row["mean"] for row in rows if (row["tensor"], row["step"]) == ("loss", step)]
+        assert steps[step]["torch.training.loss.values"] == str(losses).replace(" ", "")
+    # every step's loss is a sample, and so is every module's gradient norm
+    losses = 'torch_training_loss{job="values"}[1h]'
+    eventually(lambda: apis.series(stack.prometheus, losses))
+    ((_, shown),) = apis.series(stack.prometheus, losses)
+    assert shown == [values["torch.training.loss"] for values in expected.values()]
+    norms: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["tensor"] == "grad_norm":
+            norms[row["module"]].append(row["mean"])
+    found = apis.series(stack.prometheus, 'torch_training_gradient_norm{job="values"}[1h]')
+    assert {labels.get("torch_module", ""): values for labels, values in found} == norms
+
+
 def test_two_ranks_are_one_trace_in_jaeger_and_two_labels_in_prometheus(
     tmp_path: Path, stack: Stack
 ) -> None:
     run_ranks(tmp_path, EXAMPLES / "two_ranks.py", **stack.environment("ranks"))
-    expected = Counter({rank: len(lines(tmp_path / f"run.rank{rank}.jsonl")) for rank in range(2)})
+    expected = Counter(
+        {rank: len(activations(tmp_path / f"run.rank{rank}.jsonl")) for rank in range(2)}
+    )
     events_in_jaeger(stack, "ranks", expected.total())
     spans = apis.spans(stack.jaeger, "ranks")
     found: Counter[int] = Counter()
