@@ -88,6 +88,16 @@ finish()
     }
 
 
+def test_a_list_of_values_has_the_last_hundred(tmp_path, receiver):
+    drive(tmp_path, TRAIN + """
+run_step(0, [train("loss", float(call), call=call) for call in range(250)], training=True)
+finish()
+""", **receiver.environment())  # fmt: skip
+    (step,) = receiver.spans("torch.step")
+    assert step["attributes"]["torch.training.loss"] == 249.0
+    assert step["attributes"]["torch.training.loss.values"] == [float(n) for n in range(150, 250)]
+
+
 def test_each_quantity_is_a_metric_with_its_unit_and_description(tmp_path, receiver):
     rows = [f'train("{name}", 1.0, step=step)' for name in ROWS]
     drive(tmp_path, TRAIN + f"""

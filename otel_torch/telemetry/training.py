@@ -15,6 +15,9 @@ from otel_torch.records import Batch, Record, Scope, Statistic
 from otel_torch.telemetry.attributes import TRAINING, to_attribute
 from otel_torch.training_quantities import PHASE, RATES, ROWS, SCOPE_ATTRIBUTES, split_label
 
+# of one quantity on a span: a whole training may run in one step of the program
+_MOST_VALUES = 100
+
 
 def split_batch(batch: Batch) -> tuple[Batch, Batch]:
     """Return the records of activations, and those of a training under their metrics' names."""
@@ -38,7 +41,7 @@ def add_step_attributes(attributes: dict[str, Any], records: Sequence[Record]) -
     """Add the values of whole models to the attributes of their step's scope.
 
     An attribute has the metric's name. Of several values, those of several backward passes for
-    example, it has the last one, of several groups that of the first; `<name>.values` has all.
+    example, it has the last one, of several groups that of the first; `<name>.values` lists them.
 
     Args:
         records: as `split_batch` returns them.
@@ -51,7 +54,9 @@ def add_step_attributes(attributes: dict[str, Any], records: Sequence[Record]) -
         if key not in attributes:
             attributes[key] = value
             continue
-        attributes.setdefault(f"{key}.values", [attributes[key]]).append(value)
+        values = attributes.setdefault(f"{key}.values", [attributes[key]])
+        values.append(value)
+        del values[:-_MOST_VALUES]
         if split_label(record.tensor).group is None:
             attributes[key] = value
 
