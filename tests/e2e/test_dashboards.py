@@ -171,6 +171,14 @@ def test_an_alert_fires_for_what_it_is_for(sent: Stack, rule: dict[str, object])
     )
 
 
+def test_the_values_for_which_no_alert_fires_have_arrived(sent: Stack) -> None:
+    def counts() -> list[int]:
+        losses = 'torch_training_loss{job="dashboards-sound"}[3h]'
+        return [len(values) for _, values in apis.series(sent.prometheus, losses)]
+
+    eventually(lambda: counts() == [240] * 6)
+
+
 @pytest.mark.parametrize("query", documented("prometheus"))
 def test_what_the_page_about_prometheus_asks(sent: Stack, query: str) -> None:
     eventually(lambda: apis.series(sent.prometheus, query))
