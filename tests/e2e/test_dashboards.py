@@ -54,7 +54,7 @@ DEVICE_MEMORY = (
     + """
 scope = Scope("step", "torch.step", False, {"torch.step": 0, "torch.model": "Net"}, training=True)
 recorder.open(scope)
-scope.attributes |= {"torch.training.device_memory": 2**30, "torch.training.samples": 8, "torch.training.tokens": 64}
+scope.attributes["torch.training.device_memory"] = 2**30
 recorder.close(scope)
 finish()
 """
