@@ -241,7 +241,7 @@ class _Comparison:
         self._findings.start_forward(reference, port)
         parameters = self._parameters_of(Sides(reference, port))
         lookup = CacheLookup()
-        if not parameters.drift:  # plans hold the limits of equal parameters
+        if not (parameters.drift or parameters.apart):  # plans hold the limits of equal parameters
             lookup = self._plans.look_up(reference, port, noise)
         if not self._compare_by_plan(lookup):
             self._compare_in_full(lookup, reference, port, noise, parameters)
@@ -256,7 +256,11 @@ class _Comparison:
             self._findings.add_training(training.first)
             return ParameterState("wrong")
         if model in training.known:
-            return ParameterState("trained", training.drift_before(model, position))
+            drift, apart = (
+                training.drift_before(model, position),
+                training.apart_before(model, position),
+            )
+            return ParameterState("trained", drift, apart)
         return ParameterState("unknown" if self._updates.precede(forwards) else "loaded")
 
     def _compare_by_plan(self, lookup: CacheLookup) -> bool:
@@ -316,7 +320,7 @@ class _Comparison:
     ) -> None:
         rows = reference.rows, port.rows
         programs = Sides(*map(build_program, rows, self._plans.sketches))
-        comparer = self._comparer(programs, noise, parameters.drift)
+        comparer = self._comparer(programs, noise, parameters)
         alignment = align(*programs, self._match.modules, comparer)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
@@ -342,9 +346,10 @@ class _Comparison:
         self._retained.add(self._findings.add(alignment, judgment, self._diagnosis, takes_data))
 
     def _comparer(
-        self, programs: Sides[Program], noise: ForwardRows | None, drift: float
+        self, programs: Sides[Program], noise: ForwardRows | None, parameters: ParameterState
     ) -> Comparer:
-        comparer = Comparer(self._tolerance.with_drift(drift))
+        comparer = Comparer(self._tolerance.with_drift(parameters.drift))
+        parameters.add_to(comparer, programs.reference)
         for program, recording in zip(programs, self._recordings, strict=True):
             comparer.coarse.update(coarsest_dtypes(program, recording.dtypes))
         if noise is not None:

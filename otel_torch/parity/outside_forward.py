@@ -7,17 +7,19 @@ backward pass and an optimizer that are not compared: from then on, what differs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Role
+from otel_torch.parity.call_graph import Program, Role
 from otel_torch.parity.faults import Fault, Judgment, Location
 from otel_torch.parity.finding import OTHER_INPUTS, Cause, Finding
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.values import Comparer
 
 _Position = tuple[int | None, int | None]  # loop and step
 
@@ -30,10 +32,21 @@ class ParameterState:
         state: `loaded` before any update, `trained` by compared updates, `unknown` after others,
             `wrong` after a finding in training.
         drift: How far the two sides are apart by legal errors, relative L2.
+        apart: Module of the reference -> how far each element of its vectors may be apart, though
+            rounding alone trained them: it moves the module's output and nothing after it.
     """
 
     state: Literal["loaded", "trained", "unknown", "wrong"]
     drift: float = 0.0
+    apart: Mapping[str, float] = field(default_factory=dict)
+
+    def add_to(self, comparer: Comparer, reference: Program) -> None:
+        """Allow the outputs of modules what their own parameters make of them."""
+        for role in reference.roles:
+            apart = self.apart.get(role.call.module, 0.0)
+            size = role.value.row.get("l2")
+            if apart and role.side == "output" and isinstance(size, float) and size > 0:
+                comparer.apart[role.value] = apart * math.sqrt(role.value.numel) / size
 
 
 class Updates:

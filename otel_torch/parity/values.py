@@ -66,6 +66,7 @@ class Comparer:
         coarse: The coarsest dtype that took part in making a value.
         noise_dtypes: Likewise, of the reference's values under noise.
         reordered: Values of the reference that the port, by the user's map, lays out differently.
+        apart: Legal errors of values, relative, by the parameters of the modules that made them.
     """
 
     tolerance: Tolerance
@@ -73,6 +74,7 @@ class Comparer:
     coarse: dict[TensorValue, str] = field(default_factory=dict)
     noise_dtypes: dict[TensorValue, str] = field(default_factory=dict)
     reordered: set[TensorValue] = field(default_factory=set)
+    apart: dict[TensorValue, float] = field(default_factory=dict)
     _relations: dict[tuple[TensorValue, TensorValue], Relation] = field(default_factory=dict)
 
     def relation(self, reference: TensorValue, port: TensorValue) -> Relation:
@@ -92,7 +94,7 @@ class Comparer:
         """Return the largest error at which the two are equal."""
         if reference.is_integer and port.is_integer:
             return 0.0
-        base = self.tolerance.base(self._dtypes(reference, port))
+        base = self.tolerance.base(self._dtypes(reference, port)) + self.apart.get(reference, 0.0)
         floor = self.floors.get(reference)
         if floor is None:
             return base

@@ -55,10 +55,21 @@ class TrainingReport:
     same_batch: set[Position] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     _drift: dict[str, dict[Position, float]] = field(default_factory=dict)
+    _apart: dict[str, dict[Position, dict[str, float]]] = field(default_factory=dict)
 
     def add_drift(self, model: str, position: Position, drift: float) -> None:
         """Note how far the parameters of a model are apart after a step."""
         self._drift.setdefault(model, {})[position] = drift
+
+    def add_apart(self, model: str, position: Position, modules: dict[str, float]) -> None:
+        """Note how far vectors without influence are apart after a step, RMS, by their modules."""
+        self._apart.setdefault(model, {})[position] = modules
+
+    def apart_before(self, model: str, position: Position) -> dict[str, float]:
+        """Return how far vectors without influence are apart before a step, likewise."""
+        apart = self._apart.get(model, {})
+        latest = max((at for at in apart if at < position), default=None)
+        return {} if latest is None else apart[latest]
 
     def drift_before(self, model: str, position: Position) -> float:
         """Return how far the parameters are apart before a step, relative L2, by legal errors."""
@@ -212,14 +223,22 @@ class _TrainingComparison:
         report.known.add(model)
         report.first = judge_updates(context, compared)
         alone = {pair.trained for pair in gradients if pair.limit >= NOISE_ALONE}
+        alone |= {pair.trained for pair in compared if pair.limit >= NOISE_ALONE}
         report.add_drift(model, steps.reference.position, _drift(compared, alone))
+        apart = {
+            key.module: pair.gap / math.sqrt(max(pair.numel, 1))
+            for pair in compared
+            if pair.trained in alone and pair.is_vector
+            for key in pair.trained.keys.reference
+        }
+        report.add_apart(model, steps.reference.position, apart)
 
 
 def _drift(updates: Sequence[UpdatePair], alone: set[TrainedPair | None]) -> float:
     """Return how far the parameters are apart, relative L2.
 
     Args:
-        alone: Parameters whose gradients are rounding alone: they have no influence.
+        alone: Parameters whose gradients may be rounding alone: they have no influence.
     """
     counted = [pair for pair in updates if pair.state != "unknown" and pair.trained not in alone]
     size = math.sqrt(sum(pair.norm**2 for pair in counted))

@@ -107,7 +107,7 @@ class GradientComparison:
         tables = self._steps.map(lambda step: step.parameter_gradients)
         largest = max((part.l2 for part in tables.reference.values()), default=0.0)
         contributions = self._contributions()
-        times = _times_of_modules(self._steps.reference)
+        times = _times_of_parameters(self._steps.reference)
         compared = []
         for number, trained in enumerate(pairs):
             reference, port = trained.of(tables)
@@ -120,7 +120,7 @@ class GradientComparison:
                 noise = trained.of(Sides(self._noise.parameter_gradients, {})).reference
             pair = self._compare(reference, port, noise, floor, trained.in_order)
             pair.trained = trained
-            pair.time = _time_of(owner, times), -number  # of one module, the last one first
+            pair.time = times.get(owner, math.inf), -number  # of one module, the last one first
             compared.append(pair)
         return sorted(compared, key=lambda pair: pair.time)
 
@@ -229,18 +229,13 @@ def _dtypes(steps: Sides[RecordedStep]) -> list[str]:
     ]
 
 
-def _times_of_modules(step: RecordedStep) -> dict[str, float]:
-    """Return when the backward pass last had the gradient of an output of each module."""
-    return {key.module: float(time) for time, key in enumerate(step.gradients)}
+def _times_of_parameters(step: RecordedStep) -> dict[str, float]:
+    """Return when the gradients of the parameters of each module are computed: after its output's.
 
-
-def _time_of(module: str, times: dict[str, float]) -> float:
-    """Return when the gradients of a module's parameters are computed: after those of its output.
-
-    A module that has no recorded output, such as one whose parameters its parent uses, counts as
-    the innermost module around it that has one.
+    Not of a module with others inside, whose parameters may be used before or after these.
     """
-    for name in (module, *enclosing_names(module)):
-        if name in times:
-            return times[name] + 0.5
-    return math.inf
+    times: dict[str, float] = {}
+    for time, key in enumerate(step.gradients):
+        times.setdefault(key.module, time + 0.5)
+    outer = {name for module in times for name in enclosing_names(module)}
+    return {module: time for module, time in times.items() if module not in outer}

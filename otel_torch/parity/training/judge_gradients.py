@@ -220,7 +220,7 @@ def _first_finding(
 ) -> Finding:
     """Return the finding for the first wrong gradient of the backward pass."""
     wrong = [pair for pair in parameters if pair.state != "right"]
-    first = min(wrong, key=lambda pair: pair.time)
+    first = min(_unexplained(wrong, outputs), key=lambda pair: pair.time)
     clipping = _clipping_of_values(wrong)
     if clipping is not None:
         place = whole_model("param_grad")
@@ -234,6 +234,21 @@ def _first_finding(
         deviation = _deviation(first)
         return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, None, deviation)
     return _parameter_finding(context, first, bool(outputs))
+
+
+def _unexplained(
+    wrong: Sequence[GradientPair], outputs: Sequence[GradientPair]
+) -> Sequence[GradientPair]:
+    """Return the wrong gradients of parameters whose modules have right gradients of outputs."""
+    modules = {
+        pair.keys.reference.module for pair in outputs if pair.keys and pair.state != "right"
+    }
+    unexplained = [
+        pair
+        for pair in wrong
+        if pair.trained and pair.trained.keys.reference[0].module not in modules
+    ]
+    return unexplained or wrong
 
 
 def _output_finding(
@@ -250,13 +265,16 @@ def _output_finding(
         places = pair.keys.map(lambda key: output_place(key._replace(module="")))
         return context.finding("backward", places, _OTHER_START, cause, deviation)
     right = [other for other in outputs if other.state == "right" and other.time < pair.time]
-    is_beside = has_other_path(pair, right)
     keys = pair.keys
+    users = {use.module for use in uses.reference.of(keys.reference)}
+    is_beside = has_other_path(pair, right, users)
     if pair.state == "missing":
         keys = _where_it_ends(pair, outputs, uses.reference)
-    places = Sides(
-        uses.reference.maker(keys.reference, is_beside), uses.port.maker(keys.port, is_beside)
-    )
+        places = keys.map(output_place)
+    else:
+        places = Sides(
+            uses.reference.maker(keys.reference, is_beside), uses.port.maker(keys.port, is_beside)
+        )
     if places.reference.side != places.port.side:  # code that only one program has is suspected
         places = keys.map(output_place)
     module = places.port.module or context.steps.port.model

@@ -65,6 +65,11 @@ class RecordedTensor:
         return self.record.numel if isinstance(self.record.numel, int) else 0
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, empty where it is not recorded."""
+        return self.record.shape if isinstance(self.record.shape, tuple) else ()
+
+    @property
     def l2(self) -> float:
         """Its norm, NaN where it is not recorded."""
         return _number(self.record.l2)

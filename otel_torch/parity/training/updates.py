@@ -28,6 +28,8 @@ from otel_torch.recording.row_schema import record_of
 # the error of a change: relative to it, by its gradient (as it is, and by the root of its error),
 # and by the rounding of the parameter, in half units of the last place
 _LEGAL, _BY_GRADIENT, _BY_SIGNS, _ROUNDINGS = 1e-5, 3.0, 4.0, 6.0
+# likewise of a vector, of which any part may be rounding alone
+_VECTOR = 1.5
 # order-blind statistics tell a parameter within this part of its norm
 _BY_STATISTICS = 1e-5
 
@@ -42,6 +44,7 @@ class UpdatePair:
         state: `missing` if an optimizer updates it on one side only.
         error, limit: Of the changes, relative L2; NaN where unknown.
         gap, norm: The L2 distance of the parameters after the step, and the reference's norm.
+        is_vector, numel: Whether it has one dimension, and its elements in the port.
         changes: Whether the reference changes it by more than rounding.
         factor: By what the port's change is the reference's times a number, or None.
     """
@@ -52,6 +55,8 @@ class UpdatePair:
     limit: float = math.nan
     gap: float = math.nan
     norm: float = math.nan
+    is_vector: bool = False
+    numel: int = 0
     changes: bool = True
     factor: float | None = None
 
@@ -98,37 +103,46 @@ class UpdateComparison:
                 compared.append(UpdatePair(trained, "missing"))
             elif None not in tensors and None not in before:
                 groups = context.groups_of(trained.names)
-                relative = _relative_limit(groups, gradient_errors.get(trained, 0.0))
-                compared.append(_compare(trained, before, tensors, relative))
+                error = gradient_errors.get(trained, 0.0)
+                pair = UpdatePair(trained, "unknown")
+                pair.numel = sum(tensor.numel for tensor in tensors.port or ())
+                pair.is_vector = any(len(tensor.shape) < 2 for tensor in tensors.reference or ())
+                relative = _relative_limit(groups, error, pair.is_vector)
+                _compare(pair, before, tensors, relative)
+                compared.append(pair)
         for known, updated in zip(self._before, after, strict=True):
             known.update(updated)
         return compared
 
 
-def _relative_limit(groups: Sides[OptimizerGroup | None], gradient_error: float) -> float:
+def _relative_limit(
+    groups: Sides[OptimizerGroup | None], gradient_error: float, is_vector: bool
+) -> float:
     """Return the legal error of a change, by the error of the gradient that it is made of.
 
-    Where the settings differ, what an adaptive optimizer makes of tiny gradients is no excuse.
+    A part of a vector may have no gradient but rounding: the bias of the keys in a fused one. Where
+    the settings differ, what an adaptive optimizer makes of tiny gradients is no excuse.
     """
     limit = _LEGAL + _BY_GRADIENT * gradient_error
     is_adaptive = groups.reference is None or groups.reference.is_adaptive
-    if is_adaptive and not any(setting_differences(groups)):
-        limit += _BY_SIGNS * math.sqrt(gradient_error)
+    if is_adaptive and gradient_error and not any(setting_differences(groups)):
+        limit += _VECTOR if is_vector else _BY_SIGNS * math.sqrt(gradient_error)
     return limit
 
 
 def _compare(
-    trained: TrainedPair,
+    pair: UpdatePair,
     before: Sides[list[RecordedTensor] | None],
     after: Sides[list[RecordedTensor] | None],
     relative_limit: float,
-) -> UpdatePair:
+) -> None:
+    """Compare a parameter before and after a step, and fill in what was found."""
     reference, port = after
     assert reference is not None and port is not None
-    pair = UpdatePair(trained, "unknown", norm=norm_of(reference))
+    trained, pair.norm = pair.trained, norm_of(reference)
     gap = distance(reference, port, trained.in_order)
     if gap is None or math.isnan(pair.norm):
-        return pair
+        return
     pair.gap = gap
     dtypes = [tensor.record.dtype for side in (reference, port) for tensor in side]
     absolute = _ROUNDINGS * half_ulp(dtypes) * pair.norm
@@ -147,7 +161,6 @@ def _compare(
         is_unchanged = float(np.linalg.norm(changes.port)) <= absolute
         pair.factor = factor_of(changes.reference, changes.port, 2 * pair.limit)
         pair.factor = 0.0 if is_unchanged else pair.factor
-    return pair
 
 
 def _change(
