@@ -33,12 +33,14 @@ class Clean:
 CLEAN: dict[str, Clean] = {}
 
 
-def clean(setup: str, ranks: int = 1, **environment: str) -> Callable[[Change], Change]:
+def clean(
+    setup: str, ranks: int = 1, table: dict[str, Clean] = CLEAN, **environment: str
+) -> Callable[[Change], Change]:
     """Add a legal change to the table."""
 
     def add(plant: Change) -> Change:
         name = plant.__name__
-        CLEAN[name] = Clean(name, setup, plant, ranks, environment)
+        table[name] = Clean(name, setup, plant, ranks, environment)
         return plant
 
     return add

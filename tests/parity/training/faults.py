@@ -47,13 +47,18 @@ ROOT = ("",)
 
 
 def fault(
-    setup: str, phases: str, *modules: str, step: int = 0, words: str = ""
+    setup: str,
+    phases: str,
+    *modules: str,
+    step: int = 0,
+    words: str = "",
+    table: dict[str, Fault] = FAULTS,
 ) -> Callable[[Change], Change]:
     """Add a fault to the table; without modules it is the root's."""
 
     def add(plant: Change) -> Change:
         name = plant.__name__
-        FAULTS[name] = Fault(
+        table[name] = Fault(
             name, setup, plant, tuple(phases.split()), modules or ROOT, step, tuple(words.split())
         )
         return plant

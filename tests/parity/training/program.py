@@ -1,6 +1,6 @@
 """One side of a comparison: a training of a few steps.
 
-    python program.py SETUP [FAULT|CHANGE]
+    python program.py SETUP [FAULT|CHANGE|CHANGE+FAULT]
 
 Nothing here records anything.
 """
@@ -16,13 +16,16 @@ import torch.distributed as dist  # noqa: E402
 
 from tests.parity.training.clean import CLEAN  # noqa: E402
 from tests.parity.training.faults import FAULTS  # noqa: E402
+from tests.parity.training.kept_back import CLEAN_KEPT_BACK, KEPT_BACK  # noqa: E402
 from tests.parity.training.setups import prepared  # noqa: E402
 
 
 def main(setup: str, planted: str = "") -> None:
     training = prepared(setup)
     if planted:
-        (FAULTS | CLEAN)[planted].plant(training)
+        cases = FAULTS | CLEAN | KEPT_BACK | CLEAN_KEPT_BACK
+        for name in planted.split("+"):
+            cases[name].plant(training)
     training.run()
     if dist.is_initialized():
         dist.destroy_process_group()

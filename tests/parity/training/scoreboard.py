@@ -1,7 +1,7 @@
 """Score how often `otel-torch diff` names a planted fault of a training, and is silent about legal
 changes.
 
-    python -m tests.parity.training.scoreboard [--only WORD] [--keep FOLDER]
+    python -m tests.parity.training.scoreboard [--only WORD] [--keep FOLDER] [--kept-back]
 
 Each side is an unmodified program in a child process that environment variables switch on.
 """
@@ -19,12 +19,17 @@ import otel_torch
 from otel_torch.parity.finding import Finding, Report
 from tests.parity.training.clean import CLEAN, Clean
 from tests.parity.training.faults import FAULTS, Fault
+from tests.parity.training.kept_back import CLEAN_KEPT_BACK, KEPT_BACK
 from tests.parity.training.setups import SETUPS
 from tests.support import run_python, run_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
 # Best first. `unexplained`: the right place without the reason. `near`: the right phase and step.
 OUTCOMES = ("exact", "unexplained", "near", "missed", "wrong")
+Case = Fault | Clean
+TUNED: dict[str, Case] = {**FAULTS, **CLEAN}
+AFTERWARDS: dict[str, Case] = {**KEPT_BACK, **CLEAN_KEPT_BACK}
+CASES = TUNED | AFTERWARDS
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -38,7 +43,7 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        return self.name in CLEAN
+        return isinstance(CASES[self.name], Clean)
 
 
 class Recorder:
@@ -47,7 +52,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def compare(self, case: Fault | Clean) -> Report:
+    def compare(self, case: Case) -> Report:
         """Compare the training of a case with that of its setup."""
         setup = SETUPS[case.setup]
         reference = self._record(setup.ranks, {}, case.setup)
@@ -71,7 +76,7 @@ class Recorder:
         return recording
 
 
-def outcome(case: Fault | Clean, first: Finding | None) -> str:
+def outcome(case: Case, first: Finding | None) -> str:
     """Return how right the first finding is; nothing is right for a legal change."""
     if isinstance(case, Clean):
         return "exact" if first is None else "wrong"
@@ -97,7 +102,7 @@ def _phase(finding: Finding) -> str | None:
     return "loss" if finding.phase == "backward" and is_of_root and is_gradient else finding.phase
 
 
-def score(case: Fault | Clean, recorder: Recorder) -> Score:
+def score(case: Case, recorder: Recorder) -> Score:
     """Record a case and compare its two sides. An error of the comparison is an outcome, too."""
     report = recorder.compare(case)
     first = report.first
@@ -114,7 +119,7 @@ def describe(finding: Finding) -> str:
     return f"{place}: {' '.join(finding.explanation.split())[:160]}"
 
 
-def expected(case: Fault | Clean) -> str:
+def expected(case: Case) -> str:
     """Return what has to be said, as a line."""
     if isinstance(case, Clean):
         return "nothing"
@@ -124,10 +129,9 @@ def expected(case: Fault | Clean) -> str:
 
 def table(scores: Sequence[Score]) -> list[str]:
     """Return a line for each case."""
-    cases = {**FAULTS, **CLEAN}
     name_width = max(len(score.name) for score in scores)
     return [
-        f"{score.name:<{name_width}}  {score.outcome:<11}  {expected(cases[score.name])}"
+        f"{score.name:<{name_width}}  {score.outcome:<11}  {expected(CASES[score.name])}"
         + (f"\n{'':<{name_width}}               said: {score.said}" if score.said else "")
         for score in scores
     ]
@@ -149,10 +153,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="Score comparisons of trainings.")
     arguments.add_argument("--only", default="", help="only cases with this in their name")
     arguments.add_argument("--keep", type=Path, help="keep the recordings in this folder")
+    arguments.add_argument("--kept-back", action="store_true", help="those not used for the rules")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         recorder = Recorder(options.keep or Path(temporary))
-        cases = {**FAULTS, **CLEAN}
+        cases = AFTERWARDS if options.kept_back else TUNED
         scores = [score(case, recorder) for name, case in cases.items() if options.only in name]
     print(*table(scores), "", *totals(scores), sep="\n")
 
