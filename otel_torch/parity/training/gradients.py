@@ -148,6 +148,8 @@ class GradientComparison:
             matched: Module of the reference -> module of the port.
         """
         reference, port = self._steps
+        if not all(_gradients_inside(step) for step in self._steps):
+            return []  # of a compiled graph only what it returns has a gradient
         largest = max((gradient.l2 for gradient in reference.gradients.values()), default=0.0)
         counterparts = pair_outputs(self._steps, matched)
         compared = []
@@ -217,6 +219,11 @@ def grow(pairs: Sequence[GradientPair]) -> None:
     counted = np.where(limit < NOISE_ALONE, error, 0.0)
     for index, grown in grow_limits(np.where(right, counted, error), limit, right, ~right):
         known[index].limit, known[index].state = grown, "right"
+
+
+def _gradients_inside(step: RecordedStep) -> bool:
+    """Return whether the gradients of outputs other than the model's are recorded."""
+    return any(key.module for key in step.gradients)
 
 
 def _dtypes(steps: Sides[RecordedStep]) -> list[str]:

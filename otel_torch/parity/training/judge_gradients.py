@@ -38,6 +38,8 @@ from otel_torch.parity.training.tensors import norm_of
 
 # losses that differ by less are equal, and so are the factors of the terms of a sum
 _SAME_LOSS, _ONE_SCALE = 1e-4, 1e-2
+# how many factors are tried
+_MOST_FACTORS = 8
 
 _OTHER_LOSS = (
     "The outputs of the model match, and what the loss makes of them does not: it is computed, "
@@ -87,12 +89,15 @@ def judge_gradients(
     grow(outputs)
     factor = _common_factor(known)
     unscaled = known if factor is None else [pair.divided_by(factor) for pair in known]
-    is_scaled = factor is not None and all(pair.state == "right" for pair in unscaled)
-    if factor is not None and is_scaled:
+    if factor is not None and all(pair.state == "right" for pair in unscaled):
         finding = _scaled_finding(context, factor, known, outputs)
+    elif factor is not None and any(_is_off_by(factor, pair) for pair in outputs):
+        unscaled = known  # the backward pass itself is off by the factor, from some place on
+        finding = _first_finding(context, known, outputs)
     else:
         finding = _first_finding(context, unscaled, outputs)
-    return GradientVerdict(parameters, finding, is_scaled, len(known) + len(outputs))
+    same_batch = any(pair.state == "right" and pair.is_telling for pair in unscaled)
+    return GradientVerdict(parameters, finding, same_batch, len(known) + len(outputs))
 
 
 def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
@@ -109,20 +114,28 @@ def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
 
 
 def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
-    """Return the factor by which most gradients are off, None if they are not off by one.
+    """Return the factor that explains more gradients than 1 does, None if there is none.
 
     Clipping by the total norm scales all gradients if a single one is wrong.
     """
-    factors = [pair.factor for pair in pairs if pair.state == "wrong" and pair.is_telling]
-    known = sorted(factor for factor in factors if factor is not None)
-    alike = max(
-        ([f for f in known if _is_near(f, factor)] for factor in known), key=len, default=[]
-    )
-    right = sum(pair.state == "right" and pair.is_telling for pair in pairs)
-    if len(alike) < 2 or len(alike) <= right:
-        return None
-    factor = alike[len(alike) // 2]
-    return factor or None
+    telling = [pair for pair in pairs if pair.is_telling]
+
+    def explained(factor: float) -> int:
+        return sum(pair.divided_by(factor).state == "right" for pair in telling)
+
+    candidates: list[float] = []
+    for pair in telling:
+        factor = pair.factor if pair.state == "wrong" else None
+        if factor and not any(_is_near(factor, other) for other in candidates):
+            candidates.append(factor)
+    best = max(candidates[:_MOST_FACTORS], key=explained, default=1.0)
+    return best if explained(best) > max(1, explained(1.0)) else None
+
+
+def _is_off_by(factor: float, pair: GradientPair) -> bool:
+    """Return whether a gradient is the reference's times a number."""
+    found = pair.factor if pair.state == "wrong" else None
+    return found is not None and _is_near(found, factor)
 
 
 def _scaled_finding(

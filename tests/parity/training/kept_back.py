@@ -70,6 +70,23 @@ def unet_last_gradient_clamped(training: Training) -> None:
     )
 
 
+@fault("net", "backward", "head", "norm")
+def gradient_scaled_behind_the_head(training: Training) -> None:
+    training.model.head.register_full_backward_hook(
+        lambda module, inputs, outputs: (inputs[0] * 1.5,)
+    )
+
+
+@fault("net-clipped", "backward", "blocks.2.act", "blocks.2.up")
+def clipped_and_a_wrong_backward(training: Training) -> None:
+    training.model.blocks[2].act.factor = 1.05
+
+
+@fault("net-clipped", "backward", "head")
+def clipped_and_a_wrong_head(training: Training) -> None:
+    training.model.head.weight.register_hook(lambda gradient: gradient * 1.2)
+
+
 @fault("net-accumulated", "backward")
 def cleared_between_passes(training: Training) -> None:
     backward = training.backward
