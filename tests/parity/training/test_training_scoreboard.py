@@ -11,12 +11,21 @@ pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
 
 from tests.parity.scoreboard import Summary
-from tests.parity.training.clean import CLEAN, Clean
-from tests.parity.training.faults import FAULTS, Fault
-from tests.parity.training.scoreboard import OUTCOMES, Recorder, Score, score, table, totals
+from tests.parity.training.clean import CLEAN
+from tests.parity.training.faults import FAULTS
+from tests.parity.training.scoreboard import (
+    CASES,
+    OUTCOMES,
+    Case,
+    Recorder,
+    Score,
+    score,
+    table,
+    totals,
+)
 
 # What is not named exactly yet, and how far it is: no case may become worse.
-NOT_EXACT: dict[str, str] = {}
+NOT_EXACT = {"clip_of_matrices_alone": "near"}
 # one of each phase, and a legal change, so that `make test` sees a difference
 QUICK = ("backward_by_a_factor", "loss_summed", "eps_of_another_size", "optimizer_fused")
 
@@ -28,7 +37,7 @@ class Board:
         self._recorder = Recorder(folder)
         self.scores: list[Score] = []
 
-    def score(self, case: Fault | Clean) -> Score:
+    def score(self, case: Case) -> Score:
         self.scores.append(score(case, self._recorder))
         return self.scores[-1]
 
@@ -47,10 +56,10 @@ def board(
     "case",
     [
         pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.scoreboard)
-        for name, case in {**FAULTS, **CLEAN}.items()
+        for name, case in CASES.items()
     ],
 )
-def test_a_training_is_judged_no_worse_than_known(board: Board, case: Fault | Clean) -> None:
+def test_a_training_is_judged_no_worse_than_known(board: Board, case: Case) -> None:
     scored = board.score(case)
     known = NOT_EXACT.get(case.name, "exact")
     assert OUTCOMES.index(scored.outcome) <= OUTCOMES.index(known), scored.said
@@ -59,4 +68,4 @@ def test_a_training_is_judged_no_worse_than_known(board: Board, case: Fault | Cl
 def test_the_corpus_is_large_enough() -> None:
     assert len(FAULTS) >= 30
     assert len(CLEAN) >= 10
-    assert NOT_EXACT.keys() <= FAULTS.keys() | CLEAN.keys()
+    assert NOT_EXACT.keys() <= CASES.keys()
