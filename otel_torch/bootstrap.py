@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from otel_torch.sources.isolation import Isolation
     from otel_torch.sources.nonfinite_watch import NonFiniteWatch
     from otel_torch.sources.operations import Operations
+    from otel_torch.sources.training_health import TrainingHealth
 
 # Frameworks with a module in `frameworks/`. HOOKS there maps an import to what follows it.
 FRAMEWORKS = ("deepspeed", "diffusers", "fastvideo", "lightning", "transformers", "vllm")
@@ -169,6 +170,7 @@ class RunningSession:
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         operations = self._make_operations(events)
+        training_health = self._make_training_health(events)
         cadence = self.step_tracker.cadence
         self.nonfinite_origin = NonFiniteOrigin(
             self.session,
@@ -189,7 +191,7 @@ class RunningSession:
             nonfinite_watch=nonfinite_watch,
         )
         ranges = _RecordFunctionRanges() if settings.regions.patterns else None
-        optional = (self.isolation, jitter, operations, nonfinite_watch, ranges)
+        optional = (self.isolation, jitter, operations, training_health, nonfinite_watch, ranges)
         self.sources: list[Source] = [
             self.step_tracker,
             self.registry,
@@ -269,6 +271,14 @@ class RunningSession:
         from otel_torch.sources.operations import Operations
 
         return Operations(self.settings.operations, self.activations.recorder_for, events)
+
+    def _make_training_health(self, events: RunEvents) -> TrainingHealth | None:
+        if not self.settings.training:
+            return None
+        from otel_torch.sources.training_health import TrainingHealth
+
+        selection, optimizers = self.activations.selection, self.step_tracker.training.optimizers
+        return TrainingHealth(self.session, self.registry, selection, optimizers, events)
 
     def _make_nonfinite_watch(self, events: RunEvents) -> NonFiniteWatch | None:
         if self.step_tracker.cadence is None:

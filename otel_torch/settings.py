@@ -350,6 +350,13 @@ class Settings:
         "records everything that `otel-torch diff` needs: inputs, outputs, parameters and their "
         "sketches. `training` adds gradients and updates to that.",
     )
+    training: bool = _setting(
+        "OTEL_TORCH_TRAINING",
+        _switch,
+        "on",
+        "Record the health of a training, as rows of phase `train`: loss, learning rate, gradient "
+        "norm, update ratio and more; see [training.md](training.md).",
+    )
     steps: NumberSet = _setting(
         "OTEL_TORCH_STEPS",
         NumberSet.parse,

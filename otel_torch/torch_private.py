@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar
 
@@ -341,3 +341,48 @@ def version_of(tensor: torch.Tensor) -> int | None:
     It does not in inference mode.
     """
     return None if tensor.is_inference() else int(tensor._version)
+
+
+def norms_of_each(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the L2 norm of each tensor, in `dtype`: in few launches, where torch has that."""
+    fused = getattr(torch, "_foreach_norm", None)
+    if fused is not None:
+        try:
+            return list(fused(list(tensors), 2, dtype=dtype))
+        except (TypeError, RuntimeError, NotImplementedError):
+            pass  # a device or a dtype that it does not take
+    return [torch.linalg.vector_norm(tensor, 2, dtype=dtype) for tensor in tensors]
+
+
+def scale_of(scaler: Any) -> torch.Tensor | None:
+    """Return the scale of a gradient scaler, on its device; None before its first use."""
+    scale = getattr(scaler, "_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None
+
+
+def clipping_functions() -> list[tuple[Any, str]]:
+    """Return (owner, name) of the functions that scale gradients to a norm that they are given.
+
+    `clip_grad_norm_` calls the first one, by whatever name a program has imported it.
+    """
+    functions = [
+        (torch.nn.utils.clip_grad, "_clip_grads_with_norm_"),
+        (torch.nn.utils, "clip_grads_with_norm_"),
+    ]
+    return [(owner, name) for owner, name in functions if hasattr(owner, name)]
+
+
+def is_sharded_by_fsdp1(module: torch.nn.Module) -> bool:
+    """Return whether a wrapper's parameters are plain tensors that hold a part of the values."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrapper = getattr(fsdp, "FullyShardedDataParallel", None)
+    if wrapper is None or not isinstance(module, wrapper):
+        return False
+    strategy = getattr(module, "sharding_strategy", None)
+    return has_other_ranks() and getattr(strategy, "name", "") != "NO_SHARD"
+
+
+def number_of_operation(node: Any) -> int | None:
+    """Return the number that autograd has given a node of its graph; None if it has none."""
+    number = getattr(node, "_sequence_nr", None)
+    return None if number is None else int(number())

@@ -167,6 +167,8 @@ class ActiveSteps:
                 active.region.end_ns = active.stopped_ns
             entry.close_region(active.region, error)
             self._recorder.close(active.scope, error)
+            for notify in self._events.step_ended:
+                notify(active)
             if self._cadence is not None:
                 self._cadence.end()
 

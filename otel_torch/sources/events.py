@@ -7,16 +7,19 @@ before all of them, and subscribes or emits there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from otel_torch.sources.active_steps import ActiveStep
+    from otel_torch.sources.forwards import Inputs
     from otel_torch.sources.modules import Model, ModuleSite
     from otel_torch.sources.tensor_reader import RecordedCall
     from otel_torch.sources.training_steps import TrainingStep
+    from otel_torch.sources.updates import OptimizerStep
 
     # model, ids of the parameters that are about to change, the training step, by what their
     # gradients are still multiplied
@@ -43,8 +46,16 @@ class RunEvents:
         nonfinite_call: an input or output of the call that this thread is in has a NaN or Inf.
         program_resumes: an outermost forward, a backward pass or an optimizer's step has ended
             and is recorded. What a subscriber raises, the program gets.
-        gradients_ready: an optimizer is about to step: the gradients of this model are complete.
-        updated: an optimizer has stepped: this model has its new parameters.
+        training_forward: a forward with gradients of a model that is trained is about to run.
+        backward_starting: a backward pass from these tensors is about to run.
+        backward_ended: it has ended.
+        optimizer_stepping: an optimizer is about to step, or to evaluate its closure.
+        gradients_ready: the gradients with which it steps are complete, for this model. With a
+            closure, it has evaluated that once more.
+        optimizer_stepped: it has stepped; the training step goes on.
+        optimizer_skipped: a gradient scaler has skipped the step because of a NaN or Inf.
+        updated: this model has the new parameters of an optimizer's step.
+        step_ended: a step has ended, and its scope is closed.
         step_flushed: the pending tensors were flushed, at the end of a step or between steps. Only
             emitted under OTEL_TORCH_BUDGET.
     """
@@ -56,8 +67,15 @@ class RunEvents:
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
     nonfinite_call: list[NonFiniteCall] = field(default_factory=list)
     program_resumes: list[Callable[[], None]] = field(default_factory=list)
+    training_forward: list[Callable[[ActiveStep, Inputs], None]] = field(default_factory=list)
+    backward_starting: list[Callable[[Sequence[Tensor]], None]] = field(default_factory=list)
+    backward_ended: list[Callable[[], None]] = field(default_factory=list)
+    optimizer_stepping: list[Callable[[OptimizerStep], None]] = field(default_factory=list)
     gradients_ready: list[GradientsReady] = field(default_factory=list)
+    optimizer_stepped: list[Callable[[OptimizerStep], None]] = field(default_factory=list)
+    optimizer_skipped: list[Callable[[OptimizerStep], None]] = field(default_factory=list)
     updated: list[Updated] = field(default_factory=list)
+    step_ended: list[Callable[[ActiveStep], None]] = field(default_factory=list)
     step_flushed: list[Callable[[], None]] = field(default_factory=list)
 
     def resume_program(self, error: BaseException | None = None) -> None:

@@ -83,7 +83,7 @@ class StepTracker(Source):
     """
 
     def __init__(self, settings: Settings, recorder: Recorder, events: RunEvents) -> None:
-        self._steps = settings.steps
+        self._steps, self._events = settings.steps, events
         self.cadence = Cadence(settings.budget) if settings.budget is not None else None
         self.denoising = Denoising()
         self.pending_forward = PendingForward()
@@ -185,6 +185,9 @@ class StepTracker(Source):
             position, phase = self._position(forward), self.training.phase(forward)
             active, is_new = self._enter(position, model)
             self.training.note(forward, phase, active)
+            if active.trains and phase == "forward" and forward.optimizers is not None:
+                for notify in self._events.training_forward:
+                    notify(active, inputs)
             context = ForwardContext(
                 position.step,
                 position.loop,

@@ -25,6 +25,7 @@ from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.table import derive
 from otel_torch.torch_private import unobserved
+from otel_torch.training_quantities import PHASE
 
 Row = Sequence[float] | None
 
@@ -117,6 +118,10 @@ class TensorReader:
         self.parity = "parity" in settings.capture
         required = PARITY_STATISTICS if self.parity else ()
         self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
+        # by phase, where it has others
+        self._stats = {PHASE: tuple(dict.fromkeys((*self.stats, "mean")))}
+        if self.parity:
+            self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self.stats, "row_sketch"))
         self.identities = IdentityRegistry()
         # called with the records of a flush and their rows
         self.observers: list[Callable[[list[Record], list[Row]], None]] = []
@@ -133,10 +138,8 @@ class TensorReader:
         if identity is not None and not self.identities.assign_number(identity, measurement, row):
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)
-        elif tensor.call.phase in PARAMETER_PHASES and self.parity:
-            names = (*self.stats, "row_sketch")
         else:
-            names = self.stats
+            names = self._stats.get(tensor.call.phase, self.stats)
         return tensor.as_record(derive(names, row, measurement))
 
 

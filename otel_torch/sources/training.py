@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,11 @@ from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.modules import Model, ModelRegistry
 from otel_torch.sources.optimizer_facts import OptimizerFacts
+from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
 from otel_torch.sources.training_steps import TrainingStep
-from otel_torch.sources.updates import Update
+from otel_torch.sources.updates import OptimizerStep, Update
 
 
 class Training(Source):
@@ -45,37 +46,25 @@ class Training(Source):
         self.facts = OptimizerFacts(step_tracker.training.optimizers)
         self._scaler: GradScaler | None = None  # whose step is running
         self._scaled_steps = self._skipped_steps = 0
-        self._scopes: dict[int, Scope | None] = {}  # the open region of each stepping optimizer
-        self._restore: list[Callable[[], None]] = []
+        # by optimizer that is stepping: its open region, and what it does
+        self._scopes: dict[int, Scope | None] = {}
+        self._steps: dict[int, OptimizerStep] = {}
+        self._replacements = Replacements()
 
     def install(self) -> None:
         """Watch from here on, including optimizers that exist already."""
-        self._replace(Optimizer, "__init__", self._wrap_init)
-        self._replace(Optimizer, "load_state_dict", self._wrap_load)
-        self._replace(GradScaler, "step", self._wrap_scaled_step)
-        self._replace(torch.autograd, "backward", self._wrap_backward)
+        replace = self._replacements.replace
+        replace(Optimizer, "__init__", self._wrap_init)
+        replace(Optimizer, "load_state_dict", self._wrap_load)
+        replace(GradScaler, "step", self._wrap_scaled_step)
+        replace(torch.autograd, "backward", self._wrap_backward)
         for function in (entry.open_region, entry.close_region):
             torch_private.keep_out_of_frames(function)
-        self._restore += [
-            register_optimizer_step_pre_hook(self._before_step).remove,
-            register_optimizer_step_post_hook(self._after_step).remove,
-        ]
+        self._replacements.on_restore(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._replacements.on_restore(register_optimizer_step_post_hook(self._after_step).remove)
         for item in gc.get_objects():
             if issubclass(type(item), Optimizer):
                 self._step_tracker.training.optimizers.found(item)
-
-    def _replace(
-        self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
-        original = getattr(owner, name)
-        replacement = functools.wraps(original)(wrap(original))
-        setattr(owner, name, replacement)
-
-        def restore() -> None:
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-
-        self._restore.append(restore)
 
     def _wrap_init(self, make: Callable[..., None]) -> Callable[..., None]:
         optimizers = self._step_tracker.training.optimizers
@@ -103,12 +92,14 @@ class Training(Source):
             self._scaler = scaler if scaler.is_enabled() else None
             try:
                 result = scaled_step(scaler, optimizer, *args, **kwargs)
+                if before is not None:
+                    self._scaled_steps += 1
+                    if optimizers.completed(optimizer) == before:
+                        self._skipped_steps += 1
+                        self._emit(self._events.optimizer_skipped, self._step_of(optimizer))
+                return result
             finally:
                 self._scaler = None
-            if before is not None:
-                self._scaled_steps += 1
-                self._skipped_steps += optimizers.completed(optimizer) == before
-            return result
 
         return step
 
@@ -116,6 +107,7 @@ class Training(Source):
         def traced_backward(*args: Any, **kwargs: Any) -> None:
             if torch.compiler.is_compiling():
                 return backward(*args, **kwargs)
+            self._before_backward(args, kwargs)
             scope = entry.open_region("training_backward")
             try:
                 backward(*args, **kwargs)
@@ -141,8 +133,7 @@ class Training(Source):
 
     def uninstall(self) -> None:
         """Stop watching."""
-        while self._restore:
-            self._restore.pop()()
+        self._replacements.restore()
 
     @torch_private.keep_out_of_frames
     def _before_step(
@@ -151,30 +142,43 @@ class Training(Source):
         """Report the gradients of this step now, or after each evaluation of its closure."""
         _leave_graph()
         self._scopes[id(optimizer)] = entry.open_region("training_optimizer", lexical=False)
-        report = functools.partial(self._report_gradients, optimizer)
+        self._steps[id(optimizer)] = step = self._step_of(optimizer)
+        self._emit(self._events.optimizer_stepping, step)
+
+        def report() -> None:  # the closure may have called more models
+            self._report_gradients(self._step_of(optimizer))
+
         if len(args) > 1 and callable(args[1]):
             return (args[0], _followed_by(report, args[1]), *args[2:]), kwargs
         if callable(closure := kwargs.get("closure")):
             return args, kwargs | {"closure": _followed_by(report, closure)}
-        report()
+        self._report_gradients(step)
         return None
 
-    def _report_gradients(self, optimizer: Optimizer) -> None:
-        """Emit `gradients_ready` for every model: their gradients are complete now."""
-        try:
-            self._emit_gradients_ready(optimizer)
-        except Exception as error:
-            say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
+    @staticmethod
+    def _emit(subscribers: Sequence[Callable[[OptimizerStep], None]], step: OptimizerStep) -> None:
+        for notify in subscribers:
+            try:
+                notify(step)
+            except Exception as error:
+                say_once(f"an optimizer step is not recorded: {type(error).__name__}: {error}")
 
-    def _emit_gradients_ready(self, optimizer: Optimizer) -> None:
+    def _step_of(self, optimizer: Optimizer) -> OptimizerStep:
+        try:
+            updates = self._updates_by(optimizer)
+        except Exception as error:
+            say_once(f"an optimizer step is not recorded: {type(error).__name__}: {error}")
+            updates = []
+        return OptimizerStep(optimizer, updates, self._scaler)
+
+    def _updates_by(self, optimizer: Optimizer) -> list[Update]:
+        """Return what a step of the optimizer changes, without what the budget skips."""
         tracker = self._step_tracker
-        tracker.training.optimizers.stepping(optimizer)
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
+        optimizers = tracker.training.optimizers
+        optimizers.stepping(optimizer)
         models = list(self._registry.models)[::-1]
         # a parameter that several models hold belongs to the one that this optimizer trains most of
-        updated = {
-            model: tracker.training.optimizers.updated_by(optimizer, model) for model in models
-        }
+        updated = {model: optimizers.updated_by(optimizer, model) for model in models}
         models.sort(key=lambda model: len(updated[model] & model.parameter_ids()), reverse=True)
         reported: frozenset[int] = frozenset()
         updates = []
@@ -184,28 +188,57 @@ class Training(Source):
                 continue  # the budget skips this step
             parameters = updated[model] - reported
             if not parameters.isdisjoint(model.parameter_ids()):
-                step = self._notify(model, parameters, scale)
+                step = tracker.training.step_of(model, tracker.loop)
                 updates.append(Update(model, parameters, step))
                 reported |= model.parameter_ids()
-        self.facts.add(optimizer, updates, self._scaler)
-        tracker.updates.begin(optimizer, updates)
+        return updates
+
+    def _report_gradients(self, optimizer_step: OptimizerStep) -> None:
+        """Emit `gradients_ready` for every model: their gradients are complete now."""
+        optimizer, updates = optimizer_step.optimizer, optimizer_step.updates
+        try:
+            scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it itself
+            for model, parameters, step in updates:
+                self._notify(model, parameters, step, scale)
+            self.facts.add(optimizer, updates, optimizer_step.scaler)
+            self._step_tracker.updates.begin(optimizer, updates)
+        except Exception as error:
+            say_once(f"the gradients of a step are not recorded: {type(error).__name__}: {error}")
 
     def _notify(
-        self, model: Model, parameters: frozenset[int], scale: Tensor | None = None
-    ) -> TrainingStep:
-        step = self._step_tracker.training.step_of(model, self._step_tracker.loop)
+        self,
+        model: Model,
+        parameters: frozenset[int],
+        step: TrainingStep,
+        scale: Tensor | None = None,
+    ) -> None:
         for notify in self._events.gradients_ready:
             notify(model, parameters, step, scale)
-        return step
+
+    @torch_private.keep_out_of_frames
+    def _before_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Emit `backward_starting`, unless another backward pass makes this one."""
+        try:
+            if torch_private.graph_task_id() == -1:
+                roots = args[0] if args else kwargs["tensors"]
+                roots = (roots,) if isinstance(roots, Tensor) else tuple(roots)
+                for notify in self._events.backward_starting:
+                    notify(roots)
+        except Exception as error:
+            say_once(f"the start of a backward pass is not recorded: {error}")
 
     @torch_private.keep_out_of_frames
     def _after_backward(self) -> None:
         """Emit `gradients_ready` for the models that the program updates without an optimizer."""
         try:
-            updated = self._step_tracker.training.backward_ended()
-            for model in updated:
-                self._notify(model, model.parameter_ids())
-            self._step_tracker.training.flush_late_gradients()
+            if torch_private.graph_task_id() == -1:
+                for notify in self._events.backward_ended:
+                    notify()
+            training = self._step_tracker.training
+            for model in training.backward_ended():
+                step = training.step_of(model, self._step_tracker.loop)
+                self._notify(model, model.parameter_ids(), step)
+            training.flush_late_gradients()
         except Exception as error:
             say_once(f"a backward pass is not counted: {type(error).__name__}: {error}")
 
@@ -215,6 +248,9 @@ class Training(Source):
     ) -> None:
         _leave_graph()
         entry.close_region(self._scopes.pop(id(optimizer), None))
+        step = self._steps.pop(id(optimizer), None)
+        if step is not None:
+            self._emit(self._events.optimizer_stepped, step)
         try:
             self._step_tracker.updates.end(optimizer)
             self._step_tracker.training.optimizer_stepped(optimizer)

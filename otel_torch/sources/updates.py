@@ -7,6 +7,8 @@ latest before the next forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_torch.process.console import say_once
@@ -14,6 +16,9 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.training_steps import TrainingStep
 
 if TYPE_CHECKING:
+    from torch.amp import GradScaler
+    from torch.optim import Optimizer
+
     from otel_torch.sources.modules import Model
 
 
@@ -31,16 +36,29 @@ class Update(NamedTuple):
         return held.isdisjoint(self.model.parameter_ids())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerStep:
+    """One step of an optimizer.
+
+    updates: what it changes; of models under OTEL_TORCH_BUDGET, those whose step is recorded.
+    scaler: the gradient scaler that makes the step, if one does.
+    """
+
+    optimizer: Optimizer
+    updates: Sequence[Update]
+    scaler: GradScaler | None
+
+
 class UpdateEvents:
     """Emits `updated` once for each model that a step of an optimizer has changed."""
 
     def __init__(self, events: RunEvents) -> None:
         self._subscribers = events.updated
-        self._begun: dict[int, list[Update]] = {}  # by the id of the optimizer
+        self._begun: dict[int, Sequence[Update]] = {}  # by the id of the optimizer
         self._copied: list[Update] = []
         events.forward_starting.append(self.emit_copied)
 
-    def begin(self, optimizer: Any, updates: list[Update]) -> None:
+    def begin(self, optimizer: Any, updates: Sequence[Update]) -> None:
         """Keep what the optimizer is about to change; a closure may say so several times."""
         if self._subscribers:
             self.emit_copied()

@@ -87,6 +87,14 @@ def unwrap(tensor: Tensor) -> Unwrapped:
     return Unwrapped(_if_readable(tensor), numel, shape, in_order=True)
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Return whether other ranks have parts of a distributed tensor that this one has not."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is None or not isinstance(tensor, distributed.DTensor):
+        return False
+    return not all(placement.is_replicate() for placement in tensor.placements)
+
+
 def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
     """Return the local part of a DTensor, and whether its position is known.
 
@@ -101,7 +109,7 @@ def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
             partial = True
         elif not placement.is_replicate() and type(placement) is not distributed.Shard:
             return None, False  # strided shards, or a mean or maximum over the ranks
-    if all(placement.is_replicate() for placement in tensor.placements):
+    if not is_part(tensor):
         return None, True
     offset = shard_offset(tensor)
     if offset is None:

@@ -1,0 +1,102 @@
+"""Watches how a program clips gradients by their norm, so that nobody computes that norm twice.
+
+`clip_grad_norm_` is imported by name in many programs. All of its copies call one function of its
+module with the norm, which is also what programs call that compute the norm themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+from otel_torch import torch_private
+from otel_torch.process.console import say_once
+from otel_torch.sources.replacements import Replacements
+from otel_torch.statistics.norms import whole_values
+
+
+@dataclass(slots=True, eq=False)
+class Clip:
+    """One call that has clipped gradients.
+
+    parameter_ids: `id` of each parameter. norm: their norm before, shape (); None if only all ranks
+    together know it. is_l2: whether it is an L2 norm. max_norm: what it was clipped to. scale: by
+    what the gradients were still multiplied. is_recorded: whether a row has the norm.
+    """
+
+    parameter_ids: frozenset[int]
+    norm: Tensor | None
+    is_l2: bool
+    max_norm: float
+    scale: Tensor | None
+    is_recorded: bool = False
+
+    def factor(self) -> Tensor | None:
+        """Return by what the gradients were multiplied, shape ()."""
+        if self.norm is None:
+            return None
+        return (self.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
+
+
+class ClipWatch:
+    """The clips since the last backward pass.
+
+    scale: by what a gradient scaler has multiplied the gradients, until it divides them by it.
+    """
+
+    def __init__(self) -> None:
+        self._clips: list[Clip] = []
+        self._norm_type = 2.0
+        self.scale: Tensor | None = None
+
+    def install(self, replacements: Replacements) -> None:
+        """Watch every function that clips by a norm."""
+        for owner, name in torch_private.clipping_functions():
+            replacements.replace(owner, name, self._wrap_clip)
+        if hasattr(clip_grad, "_get_total_norm"):
+            replacements.replace(clip_grad, "_get_total_norm", self._wrap_norm)
+
+    def _wrap_norm(self, get_norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kw: Any) -> Tensor:
+            if not torch.compiler.is_compiling():
+                self._norm_type = float(norm_type)
+            return get_norm(tensors, norm_type, *args, **kw)
+
+        return get_total_norm
+
+    def _wrap_clip(self, clip: Callable[..., None]) -> Callable[..., None]:
+        def clip_grads_with_norm_(
+            parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any
+        ) -> None:
+            if not torch.compiler.is_compiling():
+                parameters = self._note(parameters, max_norm, total_norm)
+            return clip(parameters, max_norm, total_norm, *args, **kwargs)
+
+        return clip_grads_with_norm_
+
+    def _note(self, parameters: Any, max_norm: float, total_norm: Tensor) -> Any:
+        """Note a clip, and return the parameters, of which the caller may pass an iterator."""
+        try:
+            if not isinstance(parameters, Tensor):
+                parameters = list(parameters)
+            clipped = [parameters] if isinstance(parameters, Tensor) else parameters
+            ids, norm = frozenset(map(id, clipped)), whole_values(total_norm)
+            is_l2 = self._norm_type == 2.0
+            self._clips.append(Clip(ids, norm, is_l2, float(max_norm), self.scale))
+        except Exception as error:
+            say_once(f"a gradient norm is not recorded: {type(error).__name__}: {error}")
+        self._norm_type = 2.0
+        return parameters
+
+    def forget(self) -> None:
+        """Forget all clips: a backward pass changes the gradients."""
+        self._clips.clear()
+
+    def of(self, parameter_ids: frozenset[int]) -> list[Clip]:
+        """Return the clips of any of the parameters, in order."""
+        return [clip for clip in self._clips if not clip.parameter_ids.isdisjoint(parameter_ids)]

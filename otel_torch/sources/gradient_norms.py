@@ -1,0 +1,131 @@
+"""The norms of the gradients with which an optimizer steps, in total and by module.
+
+Where the program clips by norm, the total is the norm that it has computed; else one fused pass
+over the gradients computes it. Gradients that were clipped are multiplied back for the norms of
+modules, so that all norms are those before clipping.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from otel_torch import torch_private
+from otel_torch.sources.gradient_clipping import Clip, ClipWatch
+from otel_torch.sources.modules import Model
+from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, say_incomplete
+from otel_torch.sources.parameter_data import gradient_of
+from otel_torch.sources.training_rows import TrainingRows
+from otel_torch.sources.training_steps import TrainingStep
+from otel_torch.statistics.norms import squared_norms, sums_of_parts, widest
+
+
+class GradientNorms:
+    """Records gradient norms for one session."""
+
+    def __init__(self, rows: TrainingRows, owners: ParameterOwners, clips: ClipWatch) -> None:
+        self._rows, self._owners, self._clips = rows, owners, clips
+
+    @torch_private.unobserved
+    def record(
+        self,
+        model: Model,
+        parameter_ids: frozenset[int],
+        step: TrainingStep,
+        scale: Tensor | None,
+        are_elsewhere: bool,
+    ) -> None:
+        """Record the norms of the gradients of the parameters.
+
+        Args:
+            scale: by what the gradients are multiplied until the optimizer divides by it.
+            are_elsewhere: whether other ranks may have gradients that this one has not.
+        """
+        parameter_ids &= model.parameter_ids()
+        clips = self._clips.of(parameter_ids)
+        whole = self._clip_of_all(model, parameter_ids, clips)
+        labels: list[tuple[str, str]] = []
+        numbers: list[Tensor] = []
+        if whole is not None and not whole.is_recorded:
+            labels, numbers = _labels("grad_norm", "grad_norm_clipped"), _norms_of(whole, scale)
+        if whole is None or self._rows.are_detailed(step):
+            owned = self._owners.tensors(model, parameter_ids, gradient_of)
+            if are_elsewhere and len(owned.tensors) < len(parameter_ids):
+                owned = owned._replace(is_complete=False)
+            if not owned.is_complete:
+                say_incomplete(model, "gradient norm")
+            elif owned.tensors:
+                self._add_measured(owned, clips, scale, step, whole is None, labels, numbers)
+        if whole is not None:
+            whole.is_recorded = True
+        if numbers:
+            self._rows.add_numbers(model, step, labels, torch.stack(numbers))
+
+    def _clip_of_all(
+        self, model: Model, parameter_ids: frozenset[int], clips: list[Clip]
+    ) -> Clip | None:
+        """Return the only clip of the parameters, if it has the L2 norm of all of them."""
+        if len(clips) != 1 or clips[0].norm is None or not clips[0].is_l2:
+            return None
+        left = parameter_ids - clips[0].parameter_ids
+        if left and self._owners.tensors(model, left, gradient_of).tensors:
+            return None
+        return clips[0]
+
+    def _add_measured(
+        self,
+        owned: OwnedTensors,
+        clips: list[Clip],
+        scale: Tensor | None,
+        step: TrainingStep,
+        has_total: bool,
+        labels: list[tuple[str, str]],
+        numbers: list[Tensor],
+    ) -> None:
+        """Measure the gradients, and add what this tells to the labels and their numbers."""
+        clipped = squared_norms(owned.tensors)
+        if scale is not None:
+            clipped = clipped / scale.to(clipped.device, clipped.dtype).square()
+        squares = _before_clipping(clipped, owned, clips)
+        if has_total:
+            labels += _labels("grad_norm")
+            numbers.append(squares.sum().sqrt())
+            if clips:
+                labels += _labels("grad_norm_clipped")
+                numbers.append(clipped.sum().sqrt())
+        if self._rows.are_detailed(step):
+            by_module = sums_of_parts(squares, [count for _, count in owned.modules]).sqrt()
+            for index, (module, _) in enumerate(owned.modules):
+                if module and self._rows.has_module(module):
+                    labels.append((module, "grad_norm"))
+                    numbers.append(by_module[index])
+
+
+def _labels(*names: str) -> list[tuple[str, str]]:
+    return [("", name) for name in names]
+
+
+def _norms_of(clip: Clip, scale: Tensor | None) -> list[Tensor]:
+    """Return the norm before and after clipping."""
+    norm, factor = clip.norm, clip.factor()
+    assert norm is not None and factor is not None
+    scale = clip.scale if scale is None else scale
+    wide = norm.to(widest(norm.device))
+    before = wide if scale is None else wide / scale.to(norm.device)
+    return [before, before * factor]
+
+
+def _before_clipping(squares: Tensor, owned: OwnedTensors, clips: list[Clip]) -> Tensor:
+    """Return the sums of squares as they were before the program clipped the gradients."""
+    for clip in clips:
+        factor = clip.factor()
+        if factor is None:
+            continue
+        original = squares / factor.to(squares.device, squares.dtype, non_blocking=True).square()
+        is_clipped = [key in clip.parameter_ids for key in owned.parameter_ids]
+        if all(is_clipped):
+            squares = original
+        else:
+            mask = torch.tensor(is_clipped, device="cpu").to(squares.device, non_blocking=True)
+            squares = torch.where(mask, original, squares)
+    return squares
