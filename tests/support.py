@@ -4,7 +4,6 @@ list.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pty
@@ -112,14 +111,11 @@ def work_of(run: Callable[[], Any]) -> Counter[str]:
         elif event == "c_call":
             calls[function.__qualname__] += 1
 
-    gc.collect()  # not while calls are counted: it calls back for modules of earlier tests
-    gc.disable()
     sys.setprofile(count)
     try:
         run()
     finally:
         sys.setprofile(None)
-        gc.enable()
     return calls
 
 

@@ -127,6 +127,9 @@ class PendingLosses:
 
     def take(self, model: Model) -> list[PendingLoss]:
         """Return the losses of a model that is about to be updated, in order."""
+        # an optimizer may step inside of the backward pass
+        self._pending += self._running
+        self._running = []
         taken = [loss for loss in self._pending if loss.reached is None or model in loss.reached]
         for loss in taken:
             self._pending.remove(loss)
