@@ -170,7 +170,7 @@ class RunningSession:
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
         operations = self._make_operations(events)
-        training_health = self._make_training_health(events)
+        self.training_health = self._make_training_health(events)
         cadence = self.step_tracker.cadence
         self.nonfinite_origin = NonFiniteOrigin(
             self.session,
@@ -191,7 +191,14 @@ class RunningSession:
             nonfinite_watch=nonfinite_watch,
         )
         ranges = _RecordFunctionRanges() if settings.regions.patterns else None
-        optional = (self.isolation, jitter, operations, training_health, nonfinite_watch, ranges)
+        optional = (
+            self.isolation,
+            jitter,
+            operations,
+            self.training_health,
+            nonfinite_watch,
+            ranges,
+        )
         self.sources: list[Source] = [
             self.step_tracker,
             self.registry,
@@ -341,6 +348,9 @@ class RunningSession:
             metadata["optimizers"] = optimizers
         if self.registry.models.forgotten:
             metadata["models_forgotten"] = self.registry.models.forgotten
+        health = self.training_health
+        if health is not None and (throughput := health.throughput.describe()):
+            metadata["training"] = throughput
         if self.isolation is not None:
             metadata["isolated"] = self.isolation.describe()
         if self.step_tracker.cadence is not None:

@@ -49,7 +49,7 @@ def test_forwards_count_when_nothing_else_says_the_step() -> None:
 
 
 def test_an_optimizer_makes_the_step_and_accumulation_makes_calls() -> None:
-    with recording() as sink:
+    with recording(training="0") as sink:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters())
         train(net, optimizer, passes=2)
@@ -78,7 +78,7 @@ def test_two_optimizers_of_a_gan_keep_their_own_steps() -> None:
     class Generator(Net):
         pass
 
-    with recording() as sink:
+    with recording(training="0") as sink:
         generator, critic = Generator(), Net()
         first, second = (
             torch.optim.SGD(generator.parameters()),
@@ -95,7 +95,7 @@ def test_two_optimizers_of_a_gan_keep_their_own_steps() -> None:
 def test_an_optimizer_made_before_the_session_counts_from_the_session_on() -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters())
-    with recording() as sink:
+    with recording(training="0") as sink:
         train(net, optimizer)
         train(net, optimizer)
     assert sink.rows("step", module="body") == [0, 1]
@@ -179,7 +179,7 @@ def test_recomputation_is_labelled_and_counts_for_itself(reentrant: bool) -> Non
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return checkpoint(self.body, x, use_reentrant=reentrant)
 
-    with recording() as sink:
+    with recording(training="0") as sink:
         net = Checkpointed()
         optimizer = torch.optim.SGD(net.parameters())
         for _ in range(2):
@@ -216,7 +216,7 @@ def test_a_step_is_one_scope_and_its_records_come_before_it_closes(
     monkeypatch.setattr(
         recorder, "FLUSH_INTERVAL_S", math.inf
     )  # a slow start would have the first step handed on in parts
-    with recording() as sink:
+    with recording(training="0") as sink:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters())
         train(net, optimizer, passes=2)

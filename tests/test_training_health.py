@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support import ListSink, recording
+from tests.support import ListSink, metadata, recording
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
 
@@ -368,3 +369,29 @@ def test_modules_have_rows_in_the_first_steps_and_every_tenth() -> None:
     assert sink.rows("step", phase="train", tensor="grad_norm", module="0") == detailed
     assert sink.rows("step", phase="train", tensor="update_ratio", module="") == detailed
     assert sink.rows("step", phase="train", tensor="grad_norm", module="") == [*range(25)]
+
+
+def test_a_step_counts_its_samples_and_tokens(tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, input_ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return scale * self.table(input_ids)
+
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recording(jsonl=str(tmp_path / "run.jsonl")) as sink:
+        for _ in range(3):
+            for _ in range(2):
+                model(input_ids=torch.ones(4, 5, dtype=torch.int64)).mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(torch.ones(4, 5, dtype=torch.int64))
+    trained = [scope.attributes for scope in sink.closed if scope.kind == "step"][:3]
+    assert [step["torch.training.samples"] for step in trained] == [8, 8, 8]
+    assert [step["torch.training.tokens"] for step in trained] == [40, 40, 40]
+    summary = metadata(tmp_path / "run.jsonl")["training"]["Words"]
+    assert summary["steps"] == 3
+    assert summary["tokens_per_s"] == pytest.approx(5 * summary["samples_per_s"])

@@ -68,6 +68,16 @@ class OptimizerEntry(msgspec.Struct):
     frozen: list[str] = []
 
 
+class TrainingSummary(msgspec.Struct):
+    """What the training steps of a model took; medians."""
+
+    steps: Integer = 0
+    step_s: Seconds = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    device_memory: int | None = None
+
+
 class LostItems(msgspec.Struct):
     """Items that did not arrive."""
 
@@ -127,6 +137,7 @@ class Metadata(msgspec.Struct):
     models: dict[str, ModelFacts] = {}
     models_forgotten: Integer = 0
     optimizers: list[OptimizerEntry] = []
+    training: dict[str, TrainingSummary] = {}
     environment: dict[str, Any] = {}
     settings: dict[str, str] = {}
     start: str | None = None

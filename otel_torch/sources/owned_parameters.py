@@ -32,7 +32,7 @@ class OwnedTensors(NamedTuple):
     is_complete: bool
 
 
-class _Owner(NamedTuple):
+class _OwningModule(NamedTuple):
     """A module with some of its parameters, by their names there."""
 
     name: str
@@ -47,7 +47,9 @@ class ParameterOwners:
     """
 
     def __init__(self) -> None:
-        self._owners: weakref.WeakKeyDictionary[Model, dict[object, tuple[list[_Owner], bool]]]
+        self._owners: weakref.WeakKeyDictionary[
+            Model, dict[object, tuple[list[_OwningModule], bool]]
+        ]
         self._owners = weakref.WeakKeyDictionary()
 
     def tensors(
@@ -80,7 +82,9 @@ class ParameterOwners:
                 collected.modules.append((owner.name, count))
         return collected
 
-    def _owners_of(self, model: Model, parameter_ids: frozenset[int]) -> tuple[list[_Owner], bool]:
+    def _owners_of(
+        self, model: Model, parameter_ids: frozenset[int]
+    ) -> tuple[list[_OwningModule], bool]:
         """Return the owners, and whether this process has all of each parameter they hold."""
         known = self._owners.setdefault(model, {})
         state = len(model.sites), parameter_ids
@@ -91,7 +95,7 @@ class ParameterOwners:
         return known[state]
 
 
-def _find_owners(model: Model, parameter_ids: frozenset[int]) -> tuple[list[_Owner], bool]:
+def _find_owners(model: Model, parameter_ids: frozenset[int]) -> tuple[list[_OwningModule], bool]:
     owners, has_all, seen = [], True, set[int]()
     for site in list(model.sites.values()):
         module = site.module()
@@ -104,7 +108,7 @@ def _find_owners(model: Model, parameter_ids: frozenset[int]) -> tuple[list[_Own
                 seen.add(id(parameter))
                 keys.append(key)
         if keys:
-            owners.append(_Owner(site.names[0][0], weakref.ref(module), keys))
+            owners.append(_OwningModule(site.names[0][0], weakref.ref(module), keys))
     return owners, has_all
 
 

@@ -33,6 +33,7 @@ from otel_torch.sources.parameter_updates import ParameterUpdates
 from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
+from otel_torch.sources.throughput import Throughput
 from otel_torch.sources.training_rows import TrainingRows
 from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep
@@ -75,6 +76,7 @@ class TrainingHealth(Source):
         self._gradient_norms = GradientNorms(self._rows, owners, self._clips)
         self._parameter_updates = ParameterUpdates(self._rows, owners)
         self._first_groups = FirstGroups()
+        self.throughput = Throughput(events)
         self._held: frozenset[int] = frozenset()  # the parameters of the optimizer that steps
         self._replacements = Replacements()
         events.backward_starting.append(_guarded(self._on_backward_starting))
