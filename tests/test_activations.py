@@ -320,7 +320,8 @@ def test_a_causal_language_model_that_trains_and_generates_has_unique_keys() -> 
         (0, 0, "forward"), (0, 1, "forward"), (1, 0, "eval"), (1, 1, "eval"), (1, 2, "eval"),
         (1, 0, "forward"), (1, 1, "forward"), (2, 0, "eval"), (2, 1, "eval"), (2, 2, "eval"),
     ]  # fmt: skip
-    assert {"forward", "eval", "backward", "attach", "recompute"} == set(sink.rows("phase"))
+    phases = {"forward", "eval", "backward", "attach", "recompute", "train"}
+    assert phases == set(sink.rows("phase"))
     assert "grad.loss" in sink.rows("tensor") and "param_grad.weight" in sink.rows("tensor")
 
 

@@ -340,7 +340,7 @@ def test_an_error_inside_measuring_never_reaches_the_program(
         raise RuntimeError("boom in measuring")
 
     monkeypatch.setattr(tensor_measurer, "measure", broken)
-    with recording(capture=EVERYTHING) as sink:
+    with recording(capture=EVERYTHING, training="0") as sink:
         running = session.current()
         assert running is not None
         train()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from otel_torch import torch_private
+from otel_torch.sources.active_steps import ActiveStep
+from otel_torch.sources.forwards import Inputs
 from otel_torch.sources.modules import Model
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.norms import measure_numbers
 
 # losses that no optimizer step takes, such as those of a saliency map
 _MAX_PENDING = 1000
+# models that are trained in turns, such as a generator and its critics
+_MAX_TRAINED = 16
 # how many operations may follow `GradScaler.scale`: `(scaler.scale(loss) / 4).backward()`
 _MAX_OPERATIONS = 4
 
@@ -36,14 +40,10 @@ class PendingLoss:
 
 
 class PendingLosses:
-    """The losses of one session that no optimizer step has taken yet.
+    """The losses of one session that no optimizer step has taken yet."""
 
-    Args:
-        trained_models: returns the models that an optimizer trains.
-    """
-
-    def __init__(self, trained_models: Callable[[], Sequence[Model]]) -> None:
-        self._trained_models = trained_models
+    def __init__(self) -> None:
+        self._trained: list[weakref.ref[Model]] = []  # that ran last, the newest at the end
         self._pending: deque[PendingLoss] = deque(maxlen=_MAX_PENDING)
         self._running: list[PendingLoss] = []  # of the backward pass that runs
         self._before: list[tuple[Model, list[object]]] = []
@@ -84,14 +84,21 @@ class PendingLosses:
 
     # -- backward passes
 
+    def forward_starting(self, active: ActiveStep, inputs: Inputs) -> None:
+        """Note a model whose gradients a backward pass may change."""
+        model = active.model
+        if isinstance(model, Model) and not (self._trained and self._trained[-1]() is model):
+            others = [other for other in self._trained if other() not in (None, model)]
+            self._trained = [*others[1 - _MAX_TRAINED :], weakref.ref(model)]
+
     @torch_private.unseen_by_function_modes
     def backward_starting(self, roots: Iterable[Tensor]) -> None:
         """Measure the roots of one element; others are no losses."""
         self._running = [PendingLoss(self._measure(root)) for root in roots if _is_loss(root)]
         self._before = []
         if self._running:
-            models = self._trained_models()
-            self._before = [(model, self._gradients(model)) for model in models]
+            models = [reference() for reference in self._trained]
+            self._before = [(model, self._gradients(model)) for model in models if model]
 
     @torch_private.unseen_by_function_modes
     def backward_ended(self) -> None:

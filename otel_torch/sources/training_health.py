@@ -26,7 +26,7 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradient_clipping import ClipWatch
 from otel_torch.sources.gradient_norms import GradientNorms
 from otel_torch.sources.losses import PendingLosses
-from otel_torch.sources.modules import Model, ModelRegistry
+from otel_torch.sources.modules import Model
 from otel_torch.sources.optimizers import Optimizers, optimized_parameters
 from otel_torch.sources.owned_parameters import ParameterOwners
 from otel_torch.sources.parameter_updates import ParameterUpdates
@@ -64,14 +64,12 @@ class TrainingHealth(Source):
     def __init__(
         self,
         session: Session,
-        registry: ModelRegistry,
         selection: ModuleSelection,
         optimizers: Optimizers,
         events: RunEvents,
     ) -> None:
-        self._registry, self._optimizers = registry, optimizers
         self._rows = TrainingRows(session, selection, optimizers)
-        self._losses, self._clips = PendingLosses(self._trained_models), ClipWatch()
+        self._losses, self._clips = PendingLosses(), ClipWatch()
         owners = ParameterOwners()
         self._gradient_norms = GradientNorms(self._rows, owners, self._clips)
         self._parameter_updates = ParameterUpdates(self._rows, owners)
@@ -79,6 +77,7 @@ class TrainingHealth(Source):
         self.throughput = Throughput(events)
         self._held: frozenset[int] = frozenset()  # the parameters of the optimizer that steps
         self._replacements = Replacements()
+        events.training_forward.append(_guarded(self._losses.forward_starting))
         events.backward_starting.append(_guarded(self._on_backward_starting))
         events.backward_ended.append(_guarded(self._losses.backward_ended))
         events.optimizer_stepping.append(_guarded(self._on_optimizer_stepping))
@@ -95,9 +94,6 @@ class TrainingHealth(Source):
     def uninstall(self) -> None:
         """Stop watching."""
         self._replacements.restore()
-
-    def _trained_models(self) -> list[Model]:
-        return [model for model in self._registry.models if self._optimizers.training(model)]
 
     # -- the gradient scaler
 
