@@ -46,8 +46,8 @@ BACKWARD = {
     "untied": ("backward", 0, "head", "param_grad.weight", "untied"),
 }
 CLIPPING = {
-    "clipped": ("backward", 0, "", "param_grad", "scaled"),
-    "clipped to another norm": ("backward", 0, "", "param_grad", "scaled"),
+    "clipped": ("update", 0, "", "param_grad", "clip"),
+    "clipped to another norm": ("update", 0, "", "param_grad", "clip"),
 }
 LOSS = {
     "loss": ("loss", 0, "", "loss", "scaled"),
