@@ -82,7 +82,11 @@ def plot(frame: pandas.DataFrame, path: str) -> None:
 def main() -> None:
     # record the run: two calls around it, or environment variables without any
     otel_torch.start(
-        jsonl="training.jsonl", modules=LAYERS, stats="std", capture="outputs,gradients"
+        jsonl="training.jsonl",
+        modules=LAYERS,
+        stats="std",
+        capture="outputs,gradients",
+        training=False,
     )
     torch.manual_seed(0)
     model = make_model()
