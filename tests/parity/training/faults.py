@@ -31,6 +31,7 @@ class Fault:
             wrong parameter; the root where all parameters are off alike.
         step: of the reference, where the fault first shows.
         words: what the explanation has to contain; `|` separates alternatives.
+        ranks: processes of the port, if more than of its setup.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Fault:
     modules: tuple[str, ...]
     step: int
     words: tuple[str, ...]
+    ranks: int = 1
 
 
 FAULTS: dict[str, Fault] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch.nn import functional as F
 
 from tests.parity.training import clean as clean_table
 from tests.parity.training import faults as fault_table
-from tests.parity.training.clean import Clean
+from tests.parity.training.clean import CLEAN, Clean
 from tests.parity.training.families import token_batches
-from tests.parity.training.faults import Fault
+from tests.parity.training.faults import FAULTS, Fault
 from tests.parity.training.setups import join_group
 from tests.parity.training.trainer import Training
 
@@ -363,3 +364,64 @@ def stepped_from_master_weights(training: Training) -> None:
 @clean("unet-clipped")
 def unet_deep_copied(training: Training) -> None:
     training.model = training.network = copy.deepcopy(training.model)
+
+
+# ---- faults beside legal changes
+
+
+def _beside(change: Clean, planted: Fault) -> Fault:
+    """Return a fault in a port that is legally different besides."""
+
+    def plant(training: Training) -> None:
+        change.plant(training)
+        planted.plant(training)
+
+    name = f"{change.name}+{planted.name}"
+    return replace(planted, name=name, setup=change.setup, plant=plant, ranks=change.ranks)
+
+
+BESIDE = {
+    "another_attention_kernel": (
+        "llama_norms_decay",
+        "hook_scales_an_activations_gradient",
+        "keys_detached",
+    ),
+    "accumulated_in_fewer_passes": (
+        "backward_by_a_factor",
+        "eps_of_another_size",
+        "accumulation_not_divided",
+    ),
+    "split_over_ranks": (
+        "eps_of_another_size",
+        "backward_transposed",
+        "residual_detached",
+        "loss_summed",
+    ),
+    "sharded": (
+        "norms_decay",
+        "backward_transposed",
+        "betas_of_another_size",
+        "rate_of_another_size",
+    ),
+    "llama_recomputed": (
+        "keys_detached",
+        "warmup_missing",
+        "llama_norm_with_a_careless_backward",
+    ),
+    "unet_recomputed": ("convolutions_gradient_flipped", "clip_by_value"),
+    "optimizer_in_a_loop": ("betas_of_another_size", "clip_missing"),
+    "optimizer_fused": ("schedule_one_step_ahead",),
+    "compiled": ("backward_of_other_sign", "eps_of_another_size"),
+    "rows_in_another_order": ("backward_by_a_factor", "eps_of_another_size"),
+}
+
+
+def _all_beside() -> dict[str, Fault]:
+    changes, faults = CLEAN | CLEAN_KEPT_BACK, FAULTS | KEPT_BACK
+    planted = [
+        _beside(changes[key], faults[name]) for key, names in BESIDE.items() for name in names
+    ]
+    return {fault.name: fault for fault in planted}
+
+
+KEPT_BACK |= _all_beside()

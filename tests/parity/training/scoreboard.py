@@ -56,9 +56,8 @@ class Recorder:
         """Compare the training of a case with that of its setup."""
         setup = SETUPS[case.setup]
         reference = self._record(setup.ranks, {}, case.setup)
-        is_clean = isinstance(case, Clean)
-        ranks = max(setup.ranks, case.ranks) if is_clean else setup.ranks
-        environment = case.environment if is_clean else {}
+        ranks = max(setup.ranks, case.ranks)
+        environment = case.environment if isinstance(case, Clean) else {}
         return otel_torch.diff(reference, self._record(ranks, environment, case.setup, case.name))
 
     def _record(self, ranks: int, environment: Mapping[str, str], *arguments: str) -> Path:

@@ -25,7 +25,11 @@ from tests.parity.training.scoreboard import (
 )
 
 # What is not named exactly yet, and how far it is: no case may become worse.
-NOT_EXACT = {"clip_of_matrices_alone": "near"}
+NOT_EXACT = {
+    "clip_of_matrices_alone": "near",
+    "split_over_ranks+residual_detached": "near",
+    "split_over_ranks+loss_summed": "wrong",
+}
 # one of each phase, and a legal change, so that `make test` sees a difference
 QUICK = ("backward_by_a_factor", "loss_summed", "eps_of_another_size", "optimizer_fused")
 
