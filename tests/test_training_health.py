@@ -395,3 +395,38 @@ def test_a_step_counts_its_samples_and_tokens(tmp_path: Path) -> None:
     summary = metadata(tmp_path / "run.jsonl")["training"]["Words"]
     assert summary["steps"] == 3
     assert summary["tokens_per_s"] == pytest.approx(5 * summary["samples_per_s"])
+
+
+def test_a_model_that_first_runs_in_a_closure_has_all_rows_at_its_first_step() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    sizes, ratios = [], []
+    with recording() as sink:
+        for _ in range(2):
+            before = copies(model)
+            optimizer.step(closure)
+            changes = [new - old for new, old in zip(copies(model), before, strict=True)]
+            sizes.append(norm(before))
+            ratios.append(norm(changes) / norm(before))
+    assert values(sink, "lr[0]") == [0.1, 0.1]
+    assert values(sink, "param_norm") == pytest.approx(sizes)
+    assert values(sink, "update_ratio") == pytest.approx(ratios)
+
+
+def test_a_limit_that_is_infinite_clips_nothing() -> None:
+    """Programs ask `clip_grad_norm_` for the norm alone."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recording() as sink:
+        loss_of(model).backward()
+        expected = nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()
+        optimizer.step()
+    assert values(sink, "grad_norm") == [expected]
+    assert not values(sink, "grad_norm_clipped")

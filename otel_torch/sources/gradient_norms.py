@@ -7,6 +7,8 @@ modules, so that all norms are those before clipping.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,13 +49,14 @@ class GradientNorms:
         labels: list[tuple[str, str]] = []
         numbers: list[Tensor] = []
         if whole is not None and not whole.is_recorded:
-            labels, numbers = _labels("grad_norm", "grad_norm_clipped"), _norms_of(whole, scale)
+            numbers = _norms_of(whole, scale)
+            labels = _labels("grad_norm", "grad_norm_clipped")[: len(numbers)]
         if whole is None or self._rows.are_detailed(step):
             owned = self._owners.tensors(model, parameter_ids, gradient_of)
             if are_elsewhere and len(owned.tensors) < len(parameter_ids):
                 owned = owned._replace(is_complete=False)
             if not owned.is_complete:
-                say_incomplete(model, "gradient norm")
+                say_incomplete(model, "gradient norm" + " by module" * (whole is not None))
             elif owned.tensors:
                 self._add_measured(owned, clips, scale, step, whole is None, labels, numbers)
         if whole is not None:
@@ -106,13 +109,13 @@ def _labels(*names: str) -> list[tuple[str, str]]:
 
 
 def _norms_of(clip: Clip, scale: Tensor | None) -> list[Tensor]:
-    """Return the norm before and after clipping."""
+    """Return the norm before and after clipping; one where the limit is infinite."""
     norm, factor = clip.norm, clip.factor()
     assert norm is not None and factor is not None
     scale = clip.scale if scale is None else scale
     wide = norm.to(widest(norm.device))
     before = wide if scale is None else wide / scale.to(norm.device)
-    return [before, before * factor]
+    return [before, before * factor] if math.isfinite(clip.max_norm) else [before]
 
 
 def _before_clipping(squares: Tensor, owned: OwnedTensors, clips: list[Clip]) -> Tensor:

@@ -36,13 +36,14 @@ class ParameterUpdates:
 
     def __init__(self, rows: TrainingRows, owners: ParameterOwners) -> None:
         self._rows, self._owners = rows, owners
-        self._before: dict[int, list[_Before]] = {}  # by optimizer that is stepping
+        # by optimizer that is stepping, and model
+        self._before: dict[int, dict[Model, _Before]] = {}
 
     @torch_private.unobserved
     def starting(self, optimizer_step: OptimizerStep) -> None:
         """Measure the parameters that an optimizer is about to change."""
         held = optimized_parameters(optimizer_step.optimizer)
-        self._before[id(optimizer_step.optimizer)] = measured = []
+        measured = self._before.setdefault(id(optimizer_step.optimizer), {})
         for model, parameter_ids, step in optimizer_step.updates:
             if not (self._rows.are_wanted(model, step) and self._rows.are_detailed(step)):
                 continue
@@ -52,12 +53,12 @@ class ParameterUpdates:
                 say_incomplete(model, "norm and update ratio")
             elif owned.tensors:
                 squares, samples = squared_norms(owned.tensors), Samples(owned.tensors)
-                measured.append(_Before(model, step, owned, squares, samples))
+                measured[model] = _Before(model, step, owned, squares, samples)
 
     @torch_private.unobserved
     def ended(self, optimizer_step: OptimizerStep) -> None:
         """Record what an optimizer has changed."""
-        for before in self._before.pop(id(optimizer_step.optimizer), ()):
+        for before in self._before.pop(id(optimizer_step.optimizer), {}).values():
             changes = before.samples.squared_changes(before.owned.tensors)
             if changes is not None:
                 self._record(before, changes)

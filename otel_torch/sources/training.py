@@ -6,6 +6,7 @@ step of its models.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Sequence
@@ -145,8 +146,8 @@ class Training(Source):
         self._steps[id(optimizer)] = step = self._step_of(optimizer)
         self._emit(self._events.optimizer_stepping, step)
 
-        def report() -> None:  # the closure may have called more models
-            self._report_gradients(self._step_of(optimizer))
+        def report() -> None:
+            self._report_gradients(self._after_closure(optimizer))
 
         if len(args) > 1 and callable(args[1]):
             return (args[0], _followed_by(report, args[1]), *args[2:]), kwargs
@@ -154,6 +155,19 @@ class Training(Source):
             return args, kwargs | {"closure": _followed_by(report, closure)}
         self._report_gradients(step)
         return None
+
+    def _after_closure(self, optimizer: Optimizer) -> OptimizerStep:
+        """Return the running step, and emit `optimizer_stepping` for models first called in it."""
+        step = self._step_of(optimizer)
+        begun = self._steps.get(id(optimizer), step).updates
+        known = {update.model for update in begun}
+        found = [update for update in step.updates if update.model not in known]
+        if found:
+            new = dataclasses.replace(step, updates=found)
+            self._emit(self._events.optimizer_stepping, new)
+            both = dataclasses.replace(step, updates=[*begun, *found])
+            self._steps[id(optimizer)] = both
+        return step
 
     @staticmethod
     def _emit(subscribers: Sequence[Callable[[OptimizerStep], None]], step: OptimizerStep) -> None:
