@@ -6,6 +6,8 @@ have the gradients, unscaled and clipped, and the parameters have none.
 
 from __future__ import annotations
 
+import math
+import weakref
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,9 +16,12 @@ from torch import Tensor
 
 from otel_torch.frameworks import training_loops
 from otel_torch.frameworks.patches import Patches
-from otel_torch.sources import parameter_data
+from otel_torch.sources import gradient_clipping, parameter_data
+from otel_torch.sources.gradient_clipping import Clip
 
 _patches = Patches()
+# those whose optimizer has the gradients, clipped; the parameters have none
+_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _step(engine: Any) -> int:
@@ -27,6 +32,19 @@ def _follow(engine: Any) -> None:
     optimizer = engine.basic_optimizer
     if optimizer is not None:
         training_loops.follow(engine, [optimizer], _step, engine.module.parameters())
+    if engine.zero_optimization():
+        _engines.add(engine)
+
+
+def _clip(parameter_ids: frozenset[int]) -> Clip | None:
+    """Return how ZeRO's optimizer has clipped the gradients with which it steps."""
+    for engine in list(_engines):
+        ids = frozenset(map(id, engine.module.parameters()))
+        norm = getattr(engine.optimizer, "_global_grad_norm", None)
+        if norm is not None and not ids.isdisjoint(parameter_ids):
+            limit = engine.optimizer.clip_grad or math.inf
+            return Clip(ids, torch.as_tensor(norm), True, limit, scale=None)
+    return None
 
 
 def _value(parameter: Any) -> Tensor | None:
@@ -78,6 +96,7 @@ def _watch_engine(module: ModuleType) -> None:
     parameter_data.value_sources.append(_value)
     parameter_data.gradient_sources.append(_gradient)
     parameter_data.part_tests.append(_is_spread)
+    gradient_clipping.clip_sources.append(_clip)
     _patches.after(module.DeepSpeedEngine, "__init__", _follow)
     _patches.after(module.DeepSpeedEngine, "step", lambda engine: training_loops.copied_back())
 
@@ -89,6 +108,7 @@ def uninstall() -> None:
         (parameter_data.value_sources, _value),
         (parameter_data.gradient_sources, _gradient),
         (parameter_data.part_tests, _is_spread),
+        (gradient_clipping.clip_sources, _clip),
     )
     for functions, function in added:
         if function in functions:

@@ -43,6 +43,11 @@ class Clip:
         return (self.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
 
 
+# Asked for parameters that are about to be updated, where no function of torch has clipped them: a
+# framework's clip of them by code of its own, with the norm of all ranks.
+clip_sources: list[Callable[[frozenset[int]], Clip | None]] = []
+
+
 class ClipWatch:
     """The clips since the last backward pass.
 
@@ -99,4 +104,9 @@ class ClipWatch:
 
     def of(self, parameter_ids: frozenset[int]) -> list[Clip]:
         """Return the clips of any of the parameters, in order."""
-        return [clip for clip in self._clips if not clip.parameter_ids.isdisjoint(parameter_ids)]
+        clips = [c for c in self._clips if not c.parameter_ids.isdisjoint(parameter_ids)]
+        if not clips:
+            said = (source(parameter_ids) for source in clip_sources)
+            clips = [clip for clip in said if clip is not None]
+            self._clips += clips
+        return clips
