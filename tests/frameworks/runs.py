@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.interpreters import run_script
 from tests.support import checked, environment, lines, metadata
@@ -78,6 +81,37 @@ def _run(folder: Path, program: str, ranks: int, variables: dict[str, str]) -> A
 def _checks(output: str) -> list[str]:
     """Return the lines to compare; ranks print in any order."""
     return sorted(line for line in output.splitlines() if line.startswith("CHECK"))
+
+
+def check_logged(run: Recorded, *, rel: float = 1e-5) -> set[str]:
+    """Compare what the program reports of its training with the rows of rank 0.
+
+    Args:
+        rel: relative error that is allowed.
+
+    Returns:
+        the quantities that were compared, such as `loss`; `Net/loss` where the program says of
+        which model.
+    """
+    logged: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in run.output.splitlines():
+        if line.startswith("CHECK logged "):
+            *_, quantity, step, value = line.split()
+            logged[quantity, int(step)].append(float.fromhex(value))
+    recorded: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in run.rows:
+        if row["phase"] == "train" and row["module"] == "":
+            for quantity in (row["tensor"], f"{row['model']}/{row['tensor']}"):
+                recorded[quantity, row["step"]].append(float(row["mean"]))
+    for place, values in logged.items():
+        # a framework reports the sum of the losses of all backward passes of a step
+        assert sum(recorded[place]) == pytest.approx(sum(values), rel=rel), (place, values)
+    for quantity in {quantity for quantity, _ in logged}:
+        steps = [
+            {step for name, step in places if name == quantity} for places in (logged, recorded)
+        ]
+        assert steps[0] == steps[1], quantity
+    return {quantity for quantity, _ in logged}
 
 
 def distinct(rows: Iterable[Row], *fields: str) -> list[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.runs import Recorded, distinct, record
+from tests.frameworks.runs import Recorded, check_logged, distinct, record
 from tests.support import lines
 
 pytestmark = pytest.mark.frameworks
@@ -83,6 +83,7 @@ def test_deepspeed_at_every_stage_of_zero(tmp_path: Path, stage: str) -> None:
     gradients = [row for row in run.rows if row["tensor"] == "param_grad.weight"]
     assert [row["shape"] for row in gradients] == shapes * 3
     assert distinct(gradients, "step") == [0, 1, 2]
+    assert check_logged(run) == {"loss", "lr[0]", "grad_norm"}
 
 
 @pytest.mark.parametrize(("stage", "recorded", "lost"), [("1", 9, 3), ("3", 0, 16)])
@@ -102,6 +103,7 @@ def test_what_zero_spreads_over_ranks_is_counted(
         if row["tensor"].startswith("param_grad.")
     ]
     assert len(set(gradients)) == len(gradients) == recorded
+    assert check_logged(run) == {"loss", "lr[0]", "grad_norm"}
     for rank in (0, 1):
         (loss,) = run.metadata(rank)["lost"]
         assert (loss["reason"], loss["count"]) == ("spread_over_ranks", lost)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.runs import distinct, record
+from tests.frameworks.runs import check_logged, distinct, record
 
 pytestmark = pytest.mark.frameworks
 
@@ -29,6 +29,7 @@ EXPECTED = {
     },
 }
 
+LOGGED = {"image_classifier.py": {"loss", "lr[0]", "grad_norm"}}
 TRAINED = {"image_classifier.py": {"ResNet"}, "soft_actor_critic.py": {"SACPolicy"}}
 
 
@@ -41,6 +42,7 @@ def test_every_model_has_the_steps_of_its_loop(program: str, tmp_path: Path) -> 
         for key in distinct(rows, "model", "phase")
     }
     assert steps == EXPECTED[program]
+    assert check_logged(run) == LOGGED.get(program, set())
     gradients = [row for row in run.rows if row["tensor"].startswith("param_grad.")]
     trained = {row["model"] for row in gradients}
     assert trained == TRAINED.get(program, set())
@@ -53,6 +55,8 @@ def test_activations_that_all_detectors_share_belong_to_the_one_that_runs(tmp_pa
     trained = {row["model"] for row in run.rows if row["tensor"].startswith("param_grad.")}
     assert trained == {"DetectionModel#2"}  # the first is the one that training replaces
     first = [row for row in run.rows if row["model"] == "DetectionModel"]
+    rates = {f"lr[{group}]" for group in range(4)}
+    assert check_logged(run) == rates | {"grad_norm"}
     assert distinct(first, "phase", "step", "loop") == [("attach", 0, 0), ("forward", 0, 0)]
     shared = [row for row in run.rows if row["module"].endswith("model.0.act")]
     assert {"DetectionModel#2", "DetectionModel#3"} <= {row["model"] for row in shared}

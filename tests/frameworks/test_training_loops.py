@@ -1,5 +1,5 @@
-"""Training loops that count their own optimizer steps: each model has the step, phase, name and
-gradients that its program says.
+"""Training loops that count their own optimizer steps: each model has the step, phase, name, gradients,
+loss, rate and norm that its program says.
 """
 
 from __future__ import annotations
@@ -9,35 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.runs import distinct, record
+from tests.frameworks.runs import check_logged, distinct, record
 
 pytestmark = pytest.mark.frameworks
 
 
+LOGS = frozenset({"loss", "lr[0]", "grad_norm"})
+NOTHING: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class Loop:
-    """What a program does: its model, its optimizer steps, and the steps it evaluates at."""
+    """What a program does: its model, its optimizer steps, and the steps it evaluates at.
+
+    calls: forwards per step: accumulation. recomputes: by activation checkpointing. logs: what it
+    reports of each step. says: lines per rank on stderr.
+    """
 
     program: str
     model: str
     steps: int
     evaluated_at: tuple[int, ...] = ()
-    calls: int = 1  # forwards per step: accumulation
+    calls: int = 1
     ranks: int = 1
-    recomputes: bool = False  # activation checkpointing
+    recomputes: bool = False
+    logs: frozenset[str] = LOGS
+    says: int = 1
 
 
 LOOPS = (
     Loop("trainer.py", "LlamaForCausalLM", 6, (2, 4, 6), calls=2, recomputes=True),
+    Loop("lora_trainer.py", "LlamaForCausalLM", 3, calls=2, recomputes=True),
     Loop("sft.py", "LlamaForCausalLM", 3, recomputes=True),
     Loop("sentence_encoder.py", "MultipleNegativesRankingLoss", 3, (3,)),
     Loop("accelerate_loop.py", "Sequential", 8, (4, 8), calls=2),
     Loop("accelerate_loop.py", "Sequential", 4, (2, 4), calls=2, ranks=2),
-    Loop("sharded.py", "Net", 3, ranks=2, recomputes=True),
-    Loop("grad_scaler.py", "GPT", 5, (0, 2, 4), calls=2),
-    Loop("graph_network.py", "Net", 4, (1, 2, 3, 4)),
-    Loop("ppo.py", "ActorCriticPolicy", 8, (0, 4)),
-    Loop("detector.py", "FasterRCNN", 2, (2,)),
+    Loop("lightning_ranks.py", "Regression", 2, (0, 2), calls=2, ranks=2),
+    Loop("sharded.py", "Net", 3, ranks=2, recomputes=True, says=3),  # what a rank cannot know
+    Loop("grad_scaler.py", "GPT", 5, (0, 2, 4), calls=2, logs=LOGS | {"loss_scale"}),
+    Loop("graph_network.py", "Net", 4, (1, 2, 3, 4), logs=NOTHING),
+    Loop("ppo.py", "ActorCriticPolicy", 8, (0, 4), logs=NOTHING),
+    Loop("detector.py", "FasterRCNN", 2, (2,), logs=NOTHING),
 )
 
 
@@ -57,4 +69,14 @@ def test_a_loop_is_recorded_by_its_own_steps(loop: Loop, tmp_path: Path) -> None
     assert distinct(recomputed, "step") == list(range(loop.steps) if loop.recomputes else [])
     assert not any("module." in row["module"] for row in run.rows)
     assert len(run.ranks) == loop.ranks
-    assert len(run.messages) == loop.ranks, run.messages
+    assert len(run.messages) == loop.ranks * loop.says, run.messages
+    assert check_logged(run) == loop.logs
+
+
+def test_each_model_of_a_loop_has_its_own_losses_rates_and_norms(tmp_path: Path) -> None:
+    """A closure for LBFGS, flat fp32 master weights, a GAN with an EMA copy."""
+    run = record(tmp_path, "plain_loops.py")
+    assert check_logged(run) == {"Fit/loss", "Fit/lr[0]"} | {
+        f"{model}/{quantity}" for model in ("Half", "Generator", "Critic") for quantity in LOGS
+    }
+    assert len(run.messages) == 1, run.messages

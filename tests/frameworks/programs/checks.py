@@ -14,6 +14,11 @@ def check(*values: object) -> None:
     os.write(1, (" ".join(map(str, ("CHECK", *values))) + "\n").encode())
 
 
+def logged(quantity: str, step: int, value: float | torch.Tensor) -> None:
+    """Print what the framework reports of a training step: its loss, a rate, a norm."""
+    check("logged", quantity, step, exact(value))
+
+
 def exact(value: float | torch.Tensor) -> str:
     """Return all bits of a number."""
     return float(value).hex()

@@ -6,7 +6,7 @@ import os
 
 import deepspeed
 import torch
-from checks import check, digest, exact, leave
+from checks import check, digest, exact, leave, logged
 from torch import nn
 
 rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -30,7 +30,13 @@ for micro_step in range(6):
     x = torch.randn(4, 8, generator=generator).bfloat16()
     loss = engine(x).float().square().mean()
     engine.backward(loss)
+    step, rate = engine.global_steps, engine.get_lr()[0]
+    if rank == 0:
+        logged("loss", step, loss / 2)
     engine.step()
+    if engine.global_steps > step and rank == 0:
+        logged("lr[0]", step, rate)
+        logged("grad_norm", step, engine.get_global_grad_norm())
     check("step", rank, engine.global_steps, exact(loss))
     if micro_step == 3:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """A script in the style of nanoGPT: autocast, GradScaler, accumulation, clipping, estimates."""
 
 import torch
-from checks import check, digest, exact, random_number
+from checks import check, digest, exact, logged, random_number
 from torch import nn
 from torch.nn import functional
 
@@ -53,11 +53,14 @@ for iteration in range(5):
         batch = data[8 * micro_step : 8 * micro_step + 8]
         with torch.autocast("cpu", torch.bfloat16):
             _, loss = model(batch[:, :-1], batch[:, 1:])
+        logged("loss", iteration, loss / 2)
         scaler.scale(loss / 2).backward()
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    logged("lr[0]", iteration, optimizer.param_groups[0]["lr"])
+    logged("grad_norm", iteration, norm)
+    logged("loss_scale", iteration, scaler.get_scale())
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    check(iteration, exact(loss), exact(norm))
 check("final", digest(model), random_number())

@@ -3,11 +3,11 @@
 import numpy
 import timm
 import torch
-from checks import check, digest, exact, random_number
+from checks import check, digest, exact, logged, random_number
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3
+from timm.utils import ModelEmaV3, dispatch_clip_grad
 from torch import nn
 
 torch.manual_seed(0)
@@ -24,7 +24,13 @@ for epoch in range(2):
         inputs, targets = mixup(images.clone(), labels.clone())
         loss = train_loss(model(inputs), targets) / 2
         loss.backward()
+        step = 2 * epoch + batch // 2
+        logged("loss", step, loss)
         if batch % 2:
+            logged("lr[0]", step, optimizer.param_groups[0]["lr"])
+            gradients = [parameter.grad for parameter in model.parameters()]
+            logged("grad_norm", step, nn.utils.get_total_norm(gradients))
+            dispatch_clip_grad(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             average.update(model)

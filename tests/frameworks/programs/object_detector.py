@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import numpy
-from checks import check, digest, random_number
+import torch
+from checks import check, digest, logged, random_number
 from PIL import Image
 from ultralytics import YOLO, settings
 
@@ -19,7 +20,29 @@ for part in ("train", "val"):
 Path("data.yaml").write_text(
     f"path: {Path('data').resolve()}\ntrain: images/train\nval: images/val\nnames: {{0: thing}}\n"
 )
+
+
+def watch(trainer) -> None:
+    """Print what each batch and each step of the optimizer has."""
+    steps = 0
+    optimizer_step = trainer.optimizer_step
+
+    def step() -> None:
+        nonlocal steps
+        groups = trainer.optimizer.param_groups
+        for index, group in enumerate(groups):
+            logged(f"lr[{index}]", steps, group["lr"])
+        gradients = [parameter.grad for group in groups for parameter in group["params"]]
+        used = [gradient for gradient in gradients if gradient is not None]
+        logged("grad_norm", steps, torch.nn.utils.get_total_norm(used))
+        optimizer_step()
+        steps += 1
+
+    trainer.optimizer_step = step
+
+
 model = YOLO("yolo11n.yaml")
+model.add_callback("on_train_start", watch)
 model.train(
     data="data.yaml",
     epochs=2,

@@ -11,6 +11,7 @@ from sentence_transformers import (
     losses,
     models,
 )
+from trainer_logs import PrintLogs
 from transformers import BertConfig, BertModel, BertTokenizerFast, set_seed
 
 set_seed(0)
@@ -38,9 +39,11 @@ trainer = SentenceTransformerTrainer(
         report_to=[],
         use_cpu=True,
         save_strategy="no",
+        logging_steps=1,
         disable_tqdm=True,
     ),
     train_dataset=pairs,
+    callbacks=[PrintLogs()],
     loss=losses.MultipleNegativesRankingLoss(model),
 )
 trainer.train()

@@ -1,9 +1,10 @@
 """Fine-tunes with TRL's SFTTrainer."""
 
 import torch
-from checks import check, digest, exact, random_number
+from checks import check, digest, random_number
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
+from trainer_logs import PrintLogs
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
@@ -35,12 +36,10 @@ trainer = SFTTrainer(
         disable_tqdm=True,
     ),
     train_dataset=Dataset.from_list([{"text": " ".join(words[i:] + words[:i])} for i in range(8)]),
+    callbacks=[PrintLogs()],
     processing_class=PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     ),
 )
 trainer.train()
-for entry in trainer.state.log_history:
-    if "loss" in entry:
-        check(entry["step"], exact(entry["loss"]))
 check("final", digest(trainer.model), random_number(), torch.get_num_threads())

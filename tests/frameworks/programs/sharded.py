@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from checks import check, digest, exact, leave
+from checks import check, digest, exact, leave, logged
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,9 +35,14 @@ inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank
 for step in range(3):
     loss = model(inputs).square().mean()
     loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor()
+    if dist.get_rank() == 0:
+        logged("loss", step, loss)
+        logged("lr[0]", step, optimizer.param_groups[0]["lr"])
+        logged("grad_norm", step, norm)
     optimizer.step()
     optimizer.zero_grad()
-    check(dist.get_rank(), step, exact(loss))
+    check(dist.get_rank(), step, exact(loss), exact(norm))
 check("final", dist.get_rank(), digest(model))
 dist.destroy_process_group()
 leave()

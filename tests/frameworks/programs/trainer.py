@@ -2,11 +2,11 @@
 
 import torch
 from checks import check, digest, exact, random_number
+from trainer_logs import PrintLogs
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
@@ -22,12 +22,6 @@ class Tokens(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
-
-
-class Print(TrainerCallback):
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        values = {name: exact(value) for name, value in logs.items() if "loss" in name}
-        check(state.global_step, values)
 
 
 set_seed(0)
@@ -61,7 +55,10 @@ trainer = Trainer(
     ),
     train_dataset=Tokens(64, seed=1),
     eval_dataset=Tokens(8, seed=2),
-    callbacks=[Print()],
+    callbacks=[PrintLogs()],
 )
 trainer.train()
+for entry in trainer.state.log_history:
+    if "eval_loss" in entry:
+        check("evaluated", entry["step"], exact(entry["eval_loss"]))
 check("final", digest(trainer.model), random_number())
