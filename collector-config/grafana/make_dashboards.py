@@ -469,7 +469,7 @@ TRAINING_BOARD = Board(
                 "L2 norm of what the optimizer changed, over that of the module's parameters.",
             ),
         ),
-        "NaN and Inf, loss scale, dead units": (
+        "NaN and Inf, loss scale": (
             Panel(
                 "NaN and Inf",
                 "stat",
@@ -494,19 +494,6 @@ TRAINING_BOARD = Board(
                 ),
                 "Of the gradient scaler. A scale that falls to 1 and below means that every step overflows.",
                 width=12,
-            ),
-            Panel(
-                "Dead units",
-                "timeseries",
-                (
-                    Query(
-                        by("torch_module", f"{TRAINING}dead_units_ratio", MODEL_MODULES, "max"),
-                        "{{torch_module}}",
-                    ),
-                ),
-                "Share of zeros behind a ReLU and its like.",
-                width=24,
-                unit="percentunit",
             ),
         ),
         "Speed and memory": (
