@@ -361,7 +361,8 @@ def test_a_compiled_training_step_is_recorded() -> None:
         for _ in range(3):
             step(X)
     by_key(sink.records)
-    assert Counter(sink.rows("step")) == {0: 10, 1: 10, 2: 10}
+    assert Counter(sink.rows("step", phase="forward")) == {0: 10, 1: 10, 2: 10}
+    assert Counter(sink.rows("step", tensor="grad_norm", module="")) == {0: 1, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize("way", [whole, regional], ids=lambda way: way.__name__)

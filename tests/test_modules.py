@@ -360,7 +360,7 @@ def test_a_model_whose_owner_is_gone_is_a_model_again() -> None:
 @pytest.mark.parametrize("kind", [torch.Tensor.detach, nn.Parameter], ids=["tensor", "parameter"])
 def test_a_functional_call_before_training_shifts_no_step(kind) -> None:
     """It runs the model with other tensors as its parameters."""
-    with recording() as sink:
+    with recording(training="0") as sink:
         net = nn.Linear(3, 1)
         others = {name: kind(torch.zeros_like(value)) for name, value in net.named_parameters()}
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
