@@ -16,21 +16,20 @@ from otel_torch.parity.report.text import render_text
 from tests.contradictions import contradictions
 from tests.support import PROGRAMS, run_python
 
-Record = Callable[[str], Path]
+Record = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """Return a function that runs a training and returns its recording, made once."""
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, ...], Path] = {}
 
-    def run(kind: str) -> Path:
-        if kind not in made:
+    def run(*arguments: str, program: str = "train_two_ways.py") -> Path:
+        if (program, *arguments) not in made:
             folder = tmp_path_factory.mktemp("run")
-            program = PROGRAMS / "train_two_ways.py"
-            run_python(folder, program, kind, OTEL_TORCH_CAPTURE="training")
-            made[kind] = folder / "run.jsonl"
-        return made[kind]
+            run_python(folder, PROGRAMS / program, *arguments, OTEL_TORCH_CAPTURE="training")
+            made[program, *arguments] = folder / "run.jsonl"
+        return made[program, *arguments]
 
     return run
 
@@ -105,3 +104,38 @@ def test_a_training_that_computes_the_same_matches(record: Record, kind: str) ->
     report = compare(record("reference"), record(kind))
     assert report.verdict == "match" and report.introduced == []
     assert report.pairs > 400
+
+
+# -- a port with other names, a fused projection and another attention
+# --------------------------------------------------------------------------------------------------
+
+# fault: phase, step, module of the port, tensor, kind of the cause
+PORTED = {
+    "norm": ("backward", 0, "layers.1.norm_b", "grad_in[0]", None),
+    "values": ("backward", 0, "layers.1.qkv", "param_grad.bias", None),
+    "embedding": ("backward", 0, "wte", "grad", "no_gradient"),
+    "part of the batch": ("backward", 1, "", "param_grad", None),
+    "projection": ("update", 0, "layers.0.qkv", "param.weight", "not_held"),
+    "decay": ("update", 0, "wte", "param.weight", "weight_decay"),
+    "epsilon": ("forward", 2, "layers.1.norm_b", "out", None),
+}
+
+
+@pytest.mark.parametrize("fault", PORTED)
+def test_the_first_fault_is_named_in_the_ports_terms(record: Record, fault: str) -> None:
+    program = "train_a_port.py"
+    report = compare(record("reference", program=program), record("port", fault, program=program))
+    first = report.first
+    assert report.verdict == "diverged" and first is not None
+    cause = None if first.cause is None else first.cause.kind
+    found = first.phase, first.step, first.port_module, first.port_tensor
+    assert found == PORTED[fault][:4]
+    if first.phase != "forward":
+        assert cause == PORTED[fault][4]
+    assert contradictions(report) == []
+
+
+def test_a_port_with_other_rounding_trains_alike(record: Record) -> None:
+    program = "train_a_port.py"
+    report = compare(record("reference", program=program), record("port", program=program))
+    assert report.verdict == "match" and report.harmless == []

@@ -84,7 +84,7 @@ def judge_gradients(
     grow(parameters)
     known = [pair for pair in parameters if not _is_left_to_updates(context, pair)]
     if all(pair.state == "right" for pair in known):
-        return GradientVerdict(parameters, None, bool(known), len(known))
+        return GradientVerdict(parameters, _loss_behind_clipping(context), bool(known), len(known))
     outputs = comparison.of_outputs(context.matched)
     grow(outputs)
     factor = _common_factor(known)
@@ -170,6 +170,24 @@ def _scaled_finding(
     text = f"the gradients of all parameters are {times(factor)} the reference's in the port"
     cause = Cause("scaled", True, text)
     return context.finding("backward", whole_model("param_grad"), _OTHER_SUM, cause, deviation)
+
+
+def _loss_behind_clipping(context: StepContext) -> Finding | None:
+    """Return the finding where the loss and the norm of the gradients are off by one factor.
+
+    Gradients that are clipped to the same norm are equal all the same.
+    """
+    norms = context.steps.map(lambda step: step.scalar("grad_norm"))
+    loss_factor = _loss_factor(context.steps)
+    if not norms.reference or not norms.port or loss_factor is None:
+        return None
+    factor = norms.port / norms.reference
+    if _is_near(factor, 1.0) or not _is_near(loss_factor, factor):
+        return None
+    text = f"the loss is {times(loss_factor)} the reference's in the port"
+    cause = Cause("scaled", True, f"{text}, and so are the gradients before clipping")
+    deviation = Deviation(abs(loss_factor - 1), _SAME_LOSS)
+    return context.finding("loss", whole_model("loss", "output"), _OTHER_LOSS, cause, deviation)
 
 
 def _clipping(steps: Sides[RecordedStep]) -> Cause | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from otel_torch.parity.finding import Cause, Finding
-from otel_torch.parity.training.optimizers import SettingDifference, setting_differences
+from otel_torch.parity.training.optimizers import SettingDifference
 from otel_torch.parity.training.step_context import (
     ONE_FACTOR,
     Deviation,
@@ -21,12 +20,6 @@ from otel_torch.parity.training.updates import UpdatePair
 _ONE_RATE = 0.01
 # the share of an optimizer's parameters that are off if all are off alike
 _ALL = 0.9
-# settings that change from step to step, by the rows of training health
-_SCHEDULED = (
-    ("lr", "learning_rate", "learning rate"),
-    ("weight_decay", "weight_decay", "weight decay"),
-)
-
 # a cause, and the wrong updates that it explains
 _Explanation = tuple[Cause, list[UpdatePair]] | None
 
@@ -109,28 +102,6 @@ def _not_held_text(context: StepContext, pair: UpdatePair) -> str:
     return f"no optimizer of the {side} updates {name.partition(':')[2]}"
 
 
-def _other_schedule(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
-    """The learning rate or weight decay of this very step differs."""
-    for quantity, kind, words in _SCHEDULED:
-        by_pair = [(pair, _scheduled(context, pair, quantity)) for pair in wrong]
-        for _, values in by_pair:
-            if values is not None and not math.isclose(*values, rel_tol=1e-6, abs_tol=1e-12):
-                text = SettingDifference(kind, words, *values).text
-                alike = [pair for pair, others in by_pair if others == values]
-                return Cause(kind, True, f"{text}, at this step"), alike
-    return None
-
-
-def _scheduled(context: StepContext, pair: UpdatePair, quantity: str) -> tuple[float, float] | None:
-    """Return the value of a setting at this step, on both sides, None where it is not recorded."""
-    groups = context.groups_of(pair.trained.names)
-    if groups.reference is None or groups.port is None:
-        return None
-    reference = context.steps.reference.scalar(f"{quantity}[{groups.reference.label}]")
-    port = context.steps.port.scalar(f"{quantity}[{groups.port.label}]")
-    return None if reference is None or port is None else (reference, port)
-
-
 def _other_settings(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
     for pair in wrong:
         differences = _differences(context, pair)
@@ -142,7 +113,7 @@ def _other_settings(context: StepContext, wrong: list[UpdatePair]) -> _Explanati
 
 
 def _differences(context: StepContext, pair: UpdatePair) -> list[SettingDifference]:
-    return list(setting_differences(context.groups_of(pair.trained.names)))
+    return context.setting_differences(pair.trained.names)
 
 
 def _unchanged(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
@@ -180,7 +151,6 @@ def _other_state(context: StepContext, wrong: list[UpdatePair]) -> _Explanation:
 
 _EXPLANATIONS: tuple[Callable[[StepContext, list[UpdatePair]], _Explanation], ...] = (
     _not_held,
-    _other_schedule,
     _other_settings,
     _unchanged,
     _scaled,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from otel_torch.parity.sides import Sides
@@ -13,6 +14,8 @@ _WITHOUT_EFFECT = frozenset(
     {"foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "initial_lr"}
     | {"name", "param_names"}
 )
+# settings that a schedule changes, and that have a row in each step
+_SCHEDULED = ("lr", "weight_decay")
 # what a cause calls a setting, and its kind
 _KINDS = {
     "lr": ("learning_rate", "learning rate"),
@@ -47,6 +50,7 @@ class OptimizerGroup:
         label: What the rows of its learning rate name it: `lr[LABEL]`.
         first_step: The first step with these settings.
         is_loaded: Whether its state was loaded before that step.
+        knows_rate: Whether the learning rate is that of the step in question.
     """
 
     optimizer: int
@@ -55,6 +59,7 @@ class OptimizerGroup:
     first_step: int
     is_loaded: bool
     settings: dict[str, Any]
+    knows_rate: bool = False
 
     @property
     def is_adaptive(self) -> bool:
@@ -106,18 +111,36 @@ class OptimizerTable:
         return next(reversed(begun or groups), None)
 
 
-def setting_differences(groups: Sides[OptimizerGroup | None]) -> Iterator[SettingDifference]:
-    """Yield what differs between the optimizers and settings of a parameter, by the metadata."""
+def with_schedule(group: OptimizerGroup, scalar: Callable[[str], float | None]) -> OptimizerGroup:
+    """Return a group with the scheduled settings of one step, as far as they are recorded.
+
+    Args:
+        scalar: Returns the value of a row of the step, such as `lr[0]`, or None.
+    """
+    values = {name: scalar(f"{name}[{group.label}]") for name in _SCHEDULED}
+    known = {name: value for name, value in values.items() if value is not None}
+    known_rate = group.knows_rate or "lr" in known
+    return replace(group, settings=group.settings | known, knows_rate=known_rate)
+
+
+def setting_differences(groups: Sides[OptimizerGroup]) -> Iterator[SettingDifference]:
+    """Yield what differs between the optimizers and settings of a parameter."""
     reference, port = groups
-    if reference is None or port is None:
-        return
     if reference.cls != port.cls:
         yield SettingDifference("optimizer", "class", reference.cls, port.cls)
     for name, first in reference.settings.items():
         # another class, or version, has other settings
         second = port.settings.get(name, first)
-        if name == "lr" and reference.first_step != port.first_step:
+        if name in _WITHOUT_EFFECT or _are_equal(first, second):
+            continue
+        knows_rates = reference.knows_rate and port.knows_rate
+        if name == "lr" and reference.first_step != port.first_step and not knows_rates:
             continue  # a schedule may have changed it by then
-        if first != second and name not in _WITHOUT_EFFECT:
-            kind, words = _KINDS.get(name, ("optimizer_setting", name))
-            yield SettingDifference(kind, words, first, second)
+        kind, words = _KINDS.get(name, ("optimizer_setting", name))
+        yield SettingDifference(kind, words, first, second)
+
+
+def _are_equal(reference: Any, port: Any) -> bool:
+    """Return whether two settings are equal; a row has a rounded number."""
+    numbers = isinstance(reference, float) and isinstance(port, float)
+    return math.isclose(reference, port, rel_tol=1e-6) if numbers else reference == port

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from otel_torch.parity.finding import Cause, Finding, Kind, Side
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.training.optimizers import OptimizerGroup, OptimizerTable
+from otel_torch.parity.training.optimizers import (
+    OptimizerGroup,
+    OptimizerTable,
+    SettingDifference,
+    setting_differences,
+    with_schedule,
+)
 from otel_torch.parity.training.steps import RecordedStep
 
 # how far factors of several tensors may differ and still be one, and a factor from a whole number
@@ -52,6 +58,21 @@ class StepContext:
             self.optimizers.reference.group_of(names.reference, self.steps.reference.step),
             self.optimizers.port.group_of(names.port, self.steps.port.step),
         )
+
+    def setting_differences(self, names: Sides[str]) -> list[SettingDifference]:
+        """Return what differs between the settings that a parameter is updated with in this step.
+
+        The metadata has the settings of an optimizer's first step; those that a schedule changes
+        are in the rows of the step, if the run recorded them.
+        """
+        groups = self.groups_of(names)
+        if groups.reference is None or groups.port is None:
+            return []
+        current = Sides(
+            with_schedule(groups.reference, self.steps.reference.scalar),
+            with_schedule(groups.port, self.steps.port.scalar),
+        )
+        return list(setting_differences(current))
 
     def is_held_on_one_side(self, names: Sides[str]) -> bool:
         """Return whether, by the metadata, optimizers hold a parameter on one side only."""

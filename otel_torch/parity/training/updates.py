@@ -18,7 +18,6 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter, Sketch
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import half_ulp
-from otel_torch.parity.training.optimizers import OptimizerGroup, setting_differences
 from otel_torch.parity.training.parameters import TrainedPair
 from otel_torch.parity.training.step_context import StepContext
 from otel_torch.parity.training.steps import ParameterKey, RecordedTensor
@@ -102,12 +101,12 @@ class UpdateComparison:
             if (tensors.reference is None) != (tensors.port is None):
                 compared.append(UpdatePair(trained, "missing"))
             elif None not in tensors and None not in before:
-                groups = context.groups_of(trained.names)
                 error = gradient_errors.get(trained, 0.0)
                 pair = UpdatePair(trained, "unknown")
                 pair.numel = sum(tensor.numel for tensor in tensors.port or ())
                 pair.is_vector = any(len(tensor.shape) < 2 for tensor in tensors.reference or ())
-                relative = _relative_limit(groups, error, pair.is_vector)
+                is_excused = _is_adaptive(context, trained)
+                relative = _relative_limit(error, pair.is_vector, is_excused)
                 _compare(pair, before, tensors, relative)
                 compared.append(pair)
         for known, updated in zip(self._before, after, strict=True):
@@ -115,17 +114,20 @@ class UpdateComparison:
         return compared
 
 
-def _relative_limit(
-    groups: Sides[OptimizerGroup | None], gradient_error: float, is_vector: bool
-) -> float:
+def _is_adaptive(context: StepContext, trained: TrainedPair) -> bool:
+    """Return whether a tiny gradient may be updated by much, and no setting differs instead."""
+    group = context.groups_of(trained.names).reference
+    is_adaptive = group is None or group.is_adaptive
+    return is_adaptive and not context.setting_differences(trained.names)
+
+
+def _relative_limit(gradient_error: float, is_vector: bool, is_adaptive: bool) -> float:
     """Return the legal error of a change, by the error of the gradient that it is made of.
 
-    A part of a vector may have no gradient but rounding: the bias of the keys in a fused one. Where
-    the settings differ, what an adaptive optimizer makes of tiny gradients is no excuse.
+    A part of a vector may have no gradient but rounding: the bias of the keys in a fused one.
     """
     limit = _LEGAL + _BY_GRADIENT * gradient_error
-    is_adaptive = groups.reference is None or groups.reference.is_adaptive
-    if is_adaptive and gradient_error and not any(setting_differences(groups)):
+    if is_adaptive and gradient_error:
         limit += _VECTOR if is_vector else _BY_SIGNS * math.sqrt(gradient_error)
     return limit
 
