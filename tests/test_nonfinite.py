@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_torch.cli.main import main
-from tests.support import PROGRAMS, metadata, run_python
+from tests.support import PROGRAMS, metadata, run_python, run_ranks
 
 PROGRAM = PROGRAMS / "make_nonfinite.py"
 
@@ -26,7 +26,31 @@ FORWARD = {
     "nan_in_data": ("input", ["first NaN: step 3, the input in[0] of Net has it"]),
     "checkpoint": ("weights", ["step 0, 'weight' of 'block.down' of Net has it", "checkpoint"]),
     "unseen_row": ("weights", ["step 2, 'weight' of 'emb' of Language", "before the first update"]),
+    "checkpointed": ("glue", ["step 0, the code of Block produced it, in front of 'down'"]),
+    "compiled": ("module", ["'block.down' of Net or the code in front", "not known whether"]),
+    "autocast": ("module", ["first Inf: step 0, 'big' of Net", "torch.float16 ends at 65504"]),
     "raises": ("module", ["first NaN: step 0, 'check' of Net produced it from finite inputs"]),
+}
+TRAINING = {
+    "log_of_zero_in_loss": (
+        "loss",
+        ["first -Inf: step 0, the loss has it", "behind Net from finite"],
+    ),
+    "custom_backward": ("backward", ["step 0, the backward of 'custom'", "'inp' and 'block.up'"]),
+    "root_of_zero": ("backward", ["step 0, the backward of 'norm2'", "that of 'inp' is not"]),
+    "clipped": ("backward", ["step 0, the backward pass of Net", "clipping has spread it"]),
+    "late": ("backward", ["step 12, the backward of 'custom'"]),
+    "own_backward": ("backward", ["step 0, 'scale' of Net produced it in its backward"]),
+    "adam_without_eps": (
+        "update",
+        ["step 0, Adam (lr 0.001, eps 0) put it into 'weight' of 'block.unused'"],
+    ),
+    "rate_explodes": ("update", ["the update after step 0 by SGD (lr 1e+30) made", "too large"]),
+    "masked_label": ("module", ["first -Inf: step 0, 'hide' of", "the loss has it, too"]),
+    "scaler_at_its_limit": (
+        "backward",
+        ["the backward of 'custom'", "18 steps in a row", "to 0.5"],
+    ),
 }
 QUIET = (
     "clean_scaler",
@@ -44,11 +68,11 @@ def said(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if "first " in line and ": step " in line]
 
 
-@pytest.mark.parametrize("case", FORWARD)
+@pytest.mark.parametrize("case", [*FORWARD, *TRAINING])
 def test_a_mistake_is_named_at_once_at_the_end_and_in_the_metadata(
     case: str, tmp_path: Path
 ) -> None:
-    producer, parts = FORWARD[case]
+    producer, parts = (FORWARD | TRAINING)[case]
     done = run_python(tmp_path, PROGRAM, case, check=case != "raises")
     at_once, at_the_end = said(done.stderr)
     assert [part for part in parts if part not in at_once] == [], at_once
@@ -98,6 +122,55 @@ def test_it_is_found_whatever_is_recorded(
 ) -> None:
     line = said(run_python(tmp_path, PROGRAM, "exp_in_glue", **variables).stderr)[0]
     assert [part for part in parts if part not in line] == [], line
+
+
+def test_a_budget_looks_closer_in_the_steps_that_follow(tmp_path: Path) -> None:
+    done = run_python(tmp_path, PROGRAM, "skipped_by_a_budget", OTEL_TORCH_BUDGET="0.001")
+    first, closer, _ = said(done.stderr)
+    assert "first NaN: step 25, something inside Net or its input: that step was not" in first
+    assert "first NaN: step 26, the input in[0] of Net has it" in closer
+    assert closer.endswith("seen first at step 25, which was not recorded")
+
+
+def test_without_the_rows_of_training_the_next_forward_tells_of_the_update(tmp_path: Path) -> None:
+    done = run_python(tmp_path, PROGRAM, "custom_backward", OTEL_TORCH_TRAINING="off")
+    assert "first NaN: step 1, the update after step 0 by SGD (lr 0.01) put it" in done.stderr
+
+
+def test_detecting_anomalies_works_as_without_recording(tmp_path: Path) -> None:
+    ends = [
+        run_python(
+            tmp_path, PROGRAM, "anomaly", check=False, OTEL_TORCH_ENABLED=enabled
+        ).stderr.splitlines()[-1]
+        for enabled in ("0", "1")
+    ]
+    assert [end for end in ends if "returned nan values in its 0th output" in end] != []
+    assert ends[0] in ends[1] or "records in" in ends[1]
+
+
+def test_every_rank_says_its_own(tmp_path: Path) -> None:
+    program = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    x = torch.ones(3, 4)
+    if step == 1 and dist.get_rank() == 1:
+        x[0, 0] = float("nan")
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+    lines = said(run_ranks(tmp_path, program).stderr)
+    own = [line for line in lines if "the input in[0] of Sequential has it" in line]
+    other = [line for line in lines if "or another rank did" in line]
+    assert all(line.startswith("otel_torch[rank 1]: ") for line in own)
+    assert all(line.startswith("otel_torch[rank 0]: ") for line in other)
+    assert own and other
 
 
 def test_stop_ends_the_program_behind_the_forward_with_everything_written(tmp_path: Path) -> None:

@@ -103,7 +103,6 @@ class Activations(Source):
         self._selected_count = 0
         self._compiled_call = events.compiled_call
         self._nonfinite_call = events.nonfinite_call
-        self._recorder = session.recorder
         ParameterObserver(session, self.selection, self._measurer, events)
         events.forward_ended.append(self.report_silent_parts)
 
@@ -238,15 +237,13 @@ class Activations(Source):
             if tensors and (self._outputs or entering):
                 names = self._parameter_names_of(site) if entering else None
                 # compiled code reuses memory freely, so that no tensor can be recognized by it
-                if self._measurer.add(call, tensors, names, recognize=False):
-                    self._recorder.hurry()
+                self._measurer.add(call, tensors, names, recognize=False)
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
 
     def _report_nonfinite(
         self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]
     ) -> None:
-        self._recorder.hurry()
         for notify in self._nonfinite_call:
             notify(call, tensors)
 

@@ -68,7 +68,7 @@ def examine_running_calls(outputs: Iterable[Tensor]) -> list[EnclosingCall]:
         inputs = tuple(
             Examined(label, "unknown", 0.0)
             if _memory(tensor) in written and _was_written(tensor)
-            else _examine(label, tensor)
+            else examine(label, tensor)
             for label, tensor in walk_inputs(args, kwargs)
             if tensor.is_floating_point() or tensor.is_complex()
         )
@@ -79,7 +79,7 @@ def examine_running_calls(outputs: Iterable[Tensor]) -> list[EnclosingCall]:
 @unobserved
 def examine_weights(module: nn.Module, recurse: bool) -> list[Examined]:
     """Return the parameters and buffers of a module on a CPU, and of what it contains."""
-    return [_examine(name, tensor) for name, tensor in _weights(module, recurse)]
+    return [examine(name, tensor) for name, tensor in _weights(module, recurse)]
 
 
 def _weights(module: nn.Module, recurse: bool) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +90,8 @@ def _weights(module: nn.Module, recurse: bool) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _examine(name: str, tensor: Tensor) -> Examined:
+def examine(name: str, tensor: Tensor) -> Examined:
+    """Return what a tensor is, if it is on a CPU."""
     row = measure(tensor, RANGE).row if tensor.is_cpu else None
     if row is None or isinstance(row, Tensor):
         return Examined(name, "unknown" if tensor.numel() else "finite", 0.0)

@@ -1,22 +1,24 @@
 """Finds who produced the first NaN or Inf of a run, and says so at once.
 
-A hook that sees one on a CPU examines the inputs of the calls that are running
+In a forward, a hook that sees one on a CPU examines the inputs of the calls that are running
 (`nonfinite_evidence.py`). The end of the outermost forward then flushes, and the flush brings all
 records in order of execution: the first that matters (`nonfinite_suspects.py`) is the origin. On a
 device the numbers are known only then, so that nothing waits for it, and the inputs are known only
-if they are recorded.
+if they are recorded. Behind the forward, the rows of phase `train` tell (`nonfinite_training.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.records import Record
 from otel_torch.session import Session
@@ -26,30 +28,42 @@ from otel_torch.sources.nonfinite_error import NonFiniteError
 from otel_torch.sources.nonfinite_evidence import (
     EnclosingCall,
     Examined,
+    examine,
     examine_running_calls,
     examine_weights,
 )
-from otel_torch.sources.nonfinite_judge import LastUpdate, Scene, judge
+from otel_torch.sources.nonfinite_history import RecentRecords
+from otel_torch.sources.nonfinite_judge import LastUpdate, Scene, Verdict, judge
 from otel_torch.sources.nonfinite_report import UNRECORDED, Origin, named, number, place
 from otel_torch.sources.nonfinite_suspects import (
     Row,
     comes_out,
+    first_that_comes_out,
     first_that_matters,
     is_alarming,
     is_nonfinite,
 )
+from otel_torch.sources.nonfinite_training import (
+    examine_gradients,
+    judge_backward,
+    judge_training,
+    modules_in_order,
+    training_faults,
+)
 from otel_torch.sources.source import Source
 from otel_torch.sources.tensor_reader import RecordedCall
-from otel_torch.statistics.row_layout import NONFINITE, largest_magnitude, nonfinite_kind
+from otel_torch.sources.updates import OptimizerStep
+from otel_torch.statistics.row_layout import NONFINITE, nonfinite_kind
 
 if TYPE_CHECKING:
     from otel_torch.sources.operations import Operations
 
-# how many records of earlier steps are kept, to tell how a value grew
-_HISTORY = 5000
-_TREND = 3  # steps
 # how many calls of a step are examined: what follows a NaN has it, too
 _EXAMINED = 16
+# how many calls of a module are examined: one that goes on having Inf has it on purpose
+_LOOKS = 8
+# so many skipped steps in a row, with a scale below 1, are no search for the right scale
+_FEW_SKIPS = 3
 # producers that are code inside a model
 _COMPUTED = ("module", "glue")
 
@@ -88,12 +102,17 @@ class NonFiniteOrigin(Source):
         self._session, self._report, self._operations = session, report, operations
         self.origin: Origin | None = None
         self._error: NonFiniteError | None = None
+        self._looks: Counter[tuple[str, str]] = Counter()  # by model and module
         self._evidence: dict[_Call, list[EnclosingCall]] = {}
-        self._history: deque[tuple[list[Record], list[Row]]] = deque()
+        self._history = RecentRecords()
         self._optimizer = "an optimizer"
+        self._trained: dict[str, weakref.ref[Model]] = {}
+        self._skips = 0  # how many steps a gradient scaler has skipped in a row
         self._first_weights: dict[str, dict[str, Examined]] = {}  # by model
         events.nonfinite_call.append(self.examine)
         events.gradients_ready.append(self._before_update)
+        events.optimizer_stepping.append(self._on_stepping)
+        events.optimizer_skipped.append(self._on_skipped)
         events.program_resumes.append(self.stop_program)
 
     def finish(self) -> None:
@@ -110,9 +129,17 @@ class NonFiniteOrigin(Source):
 
     def examine(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:
         """Examine the running calls: a tensor of the innermost one has a NaN or Inf."""
-        if self._is_over:
+        self._looks[call.model, call.module] += 1
+        if self._is_over or self._looks[call.model, call.module] > _LOOKS:
             return
-        key = _Call.of(call)
+        try:
+            self._examine(_Call.of(call), tensors)
+        except Exception as error:
+            say_once(f"a NaN or Inf was not followed: {type(error).__name__}: {error}")
+
+    def _examine(self, key: _Call, tensors: list[tuple[str, Tensor]]) -> None:
+        if any(examine(label, tensor).kind in ("NaN", "Inf") for label, tensor in tensors):
+            self._session.recorder.hurry()
         newest = next(reversed(self._evidence), None)
         if newest is not None and (newest.step, newest.loop) != (key.step, key.loop):
             self._evidence.clear()
@@ -123,9 +150,36 @@ class NonFiniteOrigin(Source):
     def _before_update(self, model: Model, *_: Any) -> None:
         """Keep the sizes of a model's weights before its first update."""
         root = model.root()
+        self._trained[model.name] = weakref.ref(model)
         if not self._is_over and model.name not in self._first_weights and root is not None:
             weights = examine_weights(root, recurse=True)
             self._first_weights[model.name] = {weight.name: weight for weight in weights}
+
+    def _on_stepping(self, optimizer_step: OptimizerStep) -> None:
+        self._optimizer, self._skips = _describe(optimizer_step.optimizer), 0
+
+    def _on_skipped(self, optimizer_step: OptimizerStep) -> None:
+        """Look at a gradient scaler that skips every step: no scale makes the gradients finite."""
+        self._skips += 1
+        scale = torch_private.scale_of(optimizer_step.scaler)
+        if self._is_over or self._skips < _FEW_SKIPS or scale is None or not scale.is_cpu:
+            return
+        if (value := float(scale)) < 1 and optimizer_step.updates:
+            model, _, (step, loop, *_) = optimizer_step.updates[0]
+            module, text = judge_backward(
+                model.name, self._order_of(model), examine_gradients(model)
+            )
+            details = (
+                f"GradScaler has skipped {self._skips} steps in a row, "
+                f"its scale has fallen to {number(value)}",
+            )
+            where = model.name, module, "grad_norm", loop, step, 0, "train"
+            self._found(Origin("NaN", "backward", *where, text=text, details=details))
+
+    def _order_of(self, model: Model) -> list[str]:
+        """Return a model's modules as they have run, or, if that is not known, as they are held."""
+        order = modules_in_order(record for record, _ in self._history.of_model(model.name))
+        return order or [site.names[0][0] for site in model.sites.values() if site.names]
 
     def observe(self, records: list[Record], rows: list[Row]) -> None:
         """Look at what a flush has read, in order of execution."""
@@ -137,11 +191,9 @@ class NonFiniteOrigin(Source):
             return
         try:
             bad = [i for i, row in enumerate(rows) if row is not None and row[NONFINITE]]
-            index = first_that_matters(records, rows, bad)
-            if index is None:
-                self._remember(records, rows)
-            else:
-                self._found(self._explain(records, rows, bad, index))
+            self._history.add(records, rows)
+            if bad and (origin := self._find(records, rows, bad)) is not None:
+                self._found(origin)
         except Exception as error:
             say_once(f"a NaN or Inf was not followed: {type(error).__name__}: {error}")
 
@@ -159,30 +211,65 @@ class NonFiniteOrigin(Source):
             kind = nonfinite_kind(row) or ""
             self._found(Origin(kind, UNRECORDED, call.model, "", label, **where, text=text))
 
-    def _remember(self, records: list[Record], rows: list[Row]) -> None:
-        self._history.append((records, rows))
-        while sum(len(kept) for kept, _ in self._history) > _HISTORY:
-            self._history.popleft()
-
     # -- what is found
+
+    def _find(self, records: list[Record], rows: list[Row], bad: list[int]) -> Origin | None:
+        forward = first_that_matters(records, rows, bad)
+        for index in training_faults(records, bad):
+            if forward is not None and forward < index:
+                break
+            record = records[index]
+            step = self._of_step(record)
+            if record.tensor == "loss" and (origin := self._masked_origin(step)) is not None:
+                return origin
+            trained, first = self._trained.get(record.model), self._first_weights.get(record.model)
+            verdict = judge_training(
+                step,
+                record,
+                None if trained is None else trained(),
+                self._optimizer,
+                first or {},
+            )
+            if verdict is not None:
+                details = [*self._history.trend(record), *self._other_ranks(verdict)]
+                return _origin(record, rows[index], verdict, details)
+        return None if forward is None else self._explain(records, rows, bad, forward)
+
+    def _other_ranks(self, verdict: Verdict) -> list[str]:
+        """Return that gradients may be those of other ranks, too."""
+        if verdict.producer == "backward" and self._session.job.world_size > 1:
+            return ["or another rank did: what each says of itself tells"]
+        return []
+
+    def _masked_origin(self, step: list[tuple[Record, Row]]) -> Origin | None:
+        """Return the origin of a bad loss whose model has -Inf among its outputs, if it has."""
+        records, rows = [record for record, _ in step], [row for _, row in step]
+        bad = [index for index, row in enumerate(rows) if is_nonfinite(row)]
+        index = first_that_comes_out(records, rows, bad)
+        if index is None:
+            return None
+        origin = self._explain(records, rows, bad, index)
+        return replace(origin, details=(*origin.details, "the loss has it, too"))
+
+    def _of_step(self, record: Record) -> list[tuple[Record, Row]]:
+        """Return the records of a record's step, a part of which may have been flushed before."""
+        step = record.loop, record.step
+        return [
+            (other, row)
+            for other, row in self._history.of_model(record.model)
+            if (other.loop, other.step) == step
+        ]
 
     def _explain(
         self, records: list[Record], rows: list[Row], bad: list[int], index: int
     ) -> Origin:
         overflow = self._first_overflow(records, rows, [i for i in bad if i < index])
         index = index if overflow is None else overflow
-        record, row = records[index], rows[index]
-        assert row is not None
+        record = records[index]
         verdict = judge(self._scene(records, index))
-        trend = self._trend(record) if verdict.producer in _COMPUTED else []
+        trend = self._history.trend(record) if verdict.producer in _COMPUTED else []
         masks = [] if overflow is not None else self._masks(records, rows, bad, index)
-        return Origin(
-            verdict.kind or nonfinite_kind(row) or "",
-            verdict.producer,
-            **place(record) | {"module": verdict.module},
-            text=verdict.text,
-            details=(*verdict.details, *trend, *masks),
-        )
+        return _origin(record, rows[index], verdict, [*trend, *masks])
 
     def _scene(self, records: list[Record], index: int) -> Scene:
         record, settings = records[index], self._session.settings
@@ -191,7 +278,8 @@ class NonFiniteOrigin(Source):
         prefix = f"{record.module}." if record.module else ""
         update = None
         if (first := self._first_weights.get(record.model)) is not None:
-            text = f"the update after step {record.step - 1} by {self._optimizer}"
+            when = f"after step {record.step - 1} " if record.step else ""
+            text = f"the update {when}by {self._optimizer}"
             update = LastUpdate(text, first)
         return Scene(
             record,
@@ -228,25 +316,11 @@ class NonFiniteOrigin(Source):
         self, records: list[Record], rows: list[Row], bad: list[int], index: int
     ) -> list[str]:
         """Return where -Inf came from, if a module had it before."""
-        for earlier in bad:
-            if earlier < index and comes_out(records, rows, earlier, is_nonfinite):
-                record = records[earlier]
-                return [f"-Inf since {record.tensor} of {record.module!r}"]
-        return []
-
-    def _trend(self, record: Record) -> list[str]:
-        """Return how large the tensor was in the last steps."""
-        sizes = {}
-        for records, rows in self._history:
-            for other, row in zip(records, rows, strict=True):
-                if row is not None and _tensor(other) == _tensor(record):
-                    sizes[other.loop, other.step] = largest_magnitude(row)
-        last = list(sizes.items())[-_TREND:]
-        if not last:
+        earlier = first_that_comes_out(records, rows, [other for other in bad if other < index])
+        if earlier is None:
             return []
-        steps = ", ".join(str(step) for (_, step), _ in last)
-        values = ", ".join(number(size) for _, size in last)
-        return [f"largest |{record.tensor}| at step{'s' * (len(last) > 1)} {steps}: {values}"]
+        record = records[earlier]
+        return [f"-Inf since {record.tensor} of {named(record.model, record.module)}"]
 
     def _found(self, origin: Origin) -> None:
         if self.origin is not None:
@@ -289,6 +363,17 @@ class NonFiniteOrigin(Source):
         if error is not None:
             self._session.recorder.drain(1.0)
             raise error
+
+
+def _origin(record: Record, row: Row, verdict: Verdict, details: Sequence[str]) -> Origin:
+    assert row is not None
+    return Origin(
+        verdict.kind or nonfinite_kind(row) or "",
+        verdict.producer,
+        **place(record) | {"module": verdict.module},
+        text=verdict.text,
+        details=(*verdict.details, *details),
+    )
 
 
 def _tensor(record: Record) -> tuple[str, str, str, str]:

@@ -195,6 +195,36 @@ def raises():
     infer(model)
 
 
+def checkpointed():
+    from torch.utils.checkpoint import checkpoint as again
+
+    block = Block(between=lambda h: (h * 1e4).exp())
+    train(Net(block=Layer(lambda h: again(block, h, use_reentrant=False)), inner=nn.Identity()))
+
+
+def compiled():
+    model = torch.compile(Net(block=Block(between=lambda h: (h * 1e4).exp())), backend="eager")
+    infer(model)
+
+
+def anomaly():
+    with torch.autograd.detect_anomaly(check_nan=True):
+        train(Net(custom=Layer(DividedGradient.apply)))
+
+
+def autocast():
+    model = Net(big=scaled(3e4))
+    with torch.autocast("cpu", torch.float16):
+        infer(model)
+
+
+def skipped_by_a_budget():
+    data = batches(40)
+    for x in data[25:]:
+        x[0] = math.nan
+    infer(Net(block=Block()), data)
+
+
 # -- mistakes behind the forward
 
 
@@ -208,6 +238,45 @@ def custom_backward():
 
 def root_of_zero():
     train(Net(norm2=Layer(lambda h: h + (h * 0).square().sum(-1, keepdim=True).sqrt())))
+
+
+def clipped():
+    model = Net(custom=Layer(DividedGradient.apply), block=Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in batches():
+        optimizer.zero_grad()
+        mean_square(model(x)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def late():
+    """In a step of which the rows of modules are not recorded."""
+    model = Net(custom=Layer(lambda h: h), block=Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, data=batches(12), optimizer=optimizer, steps=12)
+    model.custom.function = DividedGradient.apply
+    train(model, optimizer=optimizer)
+
+
+def own_backward():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8))
+
+        def forward(self, h):
+            return h + self.weight.sqrt()
+
+    train(Net(scale=Scale()))
+
+
+def masked_label():
+    model = Language()
+    model.hide = Layer(lambda logits: logits.masked_fill(torch.arange(16) > 9, -math.inf))
+    labels = torch.tensor([1, 2, 12])
+    model.forward = lambda tokens: model.hide(model.head(model.emb(tokens)))
+    train(model, lambda logits: F.cross_entropy(logits[0], labels), [torch.tensor([[1, 2, 3]])] * 6)
 
 
 def adam_without_eps():
@@ -262,8 +331,8 @@ def masked_scores():
 
 
 def inf_on_purpose():
-    inverse = Layer(lambda h: torch.where(h > 0, 1 / h.mul(0), math.inf))
-    guarded = nn.Sequential(inverse, Layer(lambda h: torch.where(h.isinf(), 0.0, h)))
+    distance = Layer(lambda h: torch.where(h > 0, h, math.inf))
+    guarded = nn.Sequential(distance, Layer(lambda h: torch.where(h.isinf(), 0.0, h)))
     train(Net(distance=guarded))
 
 
