@@ -3,8 +3,8 @@
 A copy of all parameters would take their memory once more, and a sketch before and after the step
 reads all of them twice and estimates a norm by 64 numbers, with an error of 9 %. A tensor of up to
 65,536 elements is kept whole here, so that its change is exact. Of a larger one 1,024 runs of 64
-elements are kept: for a dense update the error of the norm is about 1 %; where a step changes few
-rows of a large embedding, it is that of counting the changed rows among the 1,024.
+elements are kept: for a dense update the error of the norm is about 1 %, and it was 12 % where a
+step changed 2 % of the rows, or the last rows a thousand times more than the first.
 """
 
 from __future__ import annotations
