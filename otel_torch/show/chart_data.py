@@ -17,11 +17,11 @@ from otel_torch.show.grid import (
     Floats,
     Grid,
     Indices,
-    LoopStep,
     TensorSeries,
     combine,
     tensor_kind,
 )
+from otel_torch.show.loop_step import LoopStep
 
 MAX_ROWS = 120  # of a heat map
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from otel_torch.recording.rows import Row
 from otel_torch.records import FINGERPRINTS
 from otel_torch.settings import STATISTICS
+from otel_torch.show.loop_step import LoopStep
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -47,13 +48,6 @@ class TensorSeries(NamedTuple):
     tensor: str
     phase: str | None
     branch: str | None
-
-
-class LoopStep(NamedTuple):
-    """A step of a loop, as recorded."""
-
-    loop: int | None
-    number: int | None
 
 
 class NonfiniteRecords(NamedTuple):

@@ -24,6 +24,7 @@ from otel_torch.show.selection import (
     row_location,
     run_warnings,
 )
+from otel_torch.show.training_table import training_json
 
 SCHEMA = "otel_torch.show/1"
 
@@ -34,7 +35,7 @@ def print_overview(selection: Selection, as_json: bool, progress: Progress) -> i
     """Print the table, or one JSON object. Return 0, or 2 if nothing is selected."""
     with progress:
         overview = _read(selection, progress)
-    if not overview.lines:
+    if selection.is_empty:
         say(selection.nothing_selected())
         return 2
     try:
@@ -117,12 +118,15 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         """Return one JSON object; NaN and Inf are strings."""
+        training = self.selection.training
+        health = training_json(training, self.meta) if training.rows else None
         return {
             "schema": SCHEMA,
             "recording": self.selection.path,
             "records": self.selection.records,
             "meta": _json_safe(self.meta),
             "warnings": self.warnings,
+            **({"training": _json_safe(health)} if health else {}),
             "first_nonfinite": self.first_bad,
             "rows": [
                 {**_json_safe(line.row), "records": line.records, "finite": line.first_bad is None}
@@ -133,10 +137,12 @@ class Overview:
     def heading(self) -> str:
         """Return what was recorded, in one line."""
         selection, steps = self.selection, self.selection.seen_steps
-        parts = [
-            f"{selection.path}: {plural(selection.records, 'record')}, "
-            f"{plural(len(selection.seen_modules), 'module')}"
-        ]
+        parts = []
+        if selection.training.rows:
+            parts.append(f"{plural(selection.training.rows, 'value')} of a training")
+        if selection.records or not parts:
+            parts.append(plural(selection.records, "record"))
+            parts.append(plural(len(selection.seen_modules), "module"))
         if steps:
             first, last = min(steps), max(steps)
             parts.append(f"step {first}" if first == last else f"steps {first} to {last}")
@@ -144,12 +150,14 @@ class Overview:
             parts.append(f"run {self.meta['run_id']}")
         if "rank" in self.meta:
             parts.append(f"rank {self.meta['rank']} of {self.meta.get('world_size', '?')}")
-        return ", ".join(parts)
+        return f"{selection.path}: {', '.join(parts)}"
 
     def outcome(self) -> Outcome:
         """Return what matters most about the run."""
         if self.first_bad is None:
             kind, text = describe_outcome(self.meta, None)
+            if not self.selection.training.is_finite:
+                return Outcome(kind, text)
             return Outcome(kind, f"{text}, no NaN or Inf in what is shown")
         bad = sum(line.first_bad is not None for line in self.lines.values())
         lines = plural(len(self.lines), "record" if self.has_line_per_record else "tensor")

@@ -15,6 +15,8 @@ from otel_torch.settings import STATISTICS
 from otel_torch.show.combined import BOOKKEEPING, LOCATION, is_number
 from otel_torch.show.overview import Overview, TensorLine
 from otel_torch.show.selection import format_step, origin_of_nonfinite
+from otel_torch.show.training_table import training_lines
+from otel_torch.show.training_trouble import troubles
 
 _COMBINED = "each row: all records of a tensor, taken as one (one row per record: --step LIST)"
 _STYLES = {"fine": "green", "trouble": "red", "unknown": "yellow"}
@@ -38,8 +40,15 @@ def overview_lines(
         summary.append(paint(escape(f"! {origin}"), _STYLES["trouble"], color))
     summary += [paint(escape(outcome.text), _STYLES[outcome.kind], color)]
     summary += [paint(escape(f"! {text}"), "yellow", color) for text in overview.warnings]
+    training = overview.selection.training
+    summary += [paint(escape(f"! {text}"), "red", color) for text in troubles(training)]
     yield escape(overview.heading())
     yield from summary
+    if training.rows:
+        yield ""
+        yield from training_lines(training, overview.meta, color, terminal and terminal.columns)
+    if not overview.lines:
+        return
     if not overview.has_line_per_record:
         yield _COMBINED
     yield ""

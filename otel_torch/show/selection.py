@@ -13,6 +13,8 @@ from otel_torch.records import Losses
 from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import escape
 from otel_torch.settings import NumberSet
+from otel_torch.show.loop_step import LoopStep
+from otel_torch.show.training import PHASE, TrainingSeries
 
 _PROGRESS_INTERVAL = 4096  # records
 _NAMED_MODULES = 3
@@ -25,6 +27,8 @@ class Selection:
     Attributes:
         records: How many records were read, once `rows` has run.
         selected: How many of them were selected.
+        training: The health of a training. Its rows are no records of tensors: they are neither
+            yielded nor counted. `modules` does not leave out those of a whole model.
         seen_modules, seen_steps: The modules and steps of all records, selected or not.
     """
 
@@ -33,6 +37,7 @@ class Selection:
     steps: NumberSet | None = None
     records: int = 0
     selected: int = 0
+    training: TrainingSeries = field(default_factory=TrainingSeries)
     seen_modules: dict[str, None] = field(default_factory=dict)
     seen_steps: set[int] = field(default_factory=set)
 
@@ -44,20 +49,32 @@ class Selection:
         Raises:
             RecordingError: If the recording cannot be read.
         """
-        for row in iterate_rows(self.path, warn):
-            if self.records and not self.records % _PROGRESS_INTERVAL:
-                progress(f"{self.records:,} records read of {self.path}")
-            self.records += 1
+        for count, row in enumerate(iterate_rows(self.path, warn)):
+            if count and not count % _PROGRESS_INTERVAL:
+                progress(f"{count:,} records read of {self.path}")
             module, step = row["module"], row["step"]
-            self.seen_modules.setdefault(module)
             if step is not None:
                 self.seen_steps.add(step)
-            if self.modules is not None and not self.modules.search(module):
+            if row.get("phase") == PHASE:
+                if self._has_step(step) and (not module or self._has_module(module)):
+                    self.training.add(row)
                 continue
-            if self.steps is not None and (step is None or step not in self.steps):
-                continue
-            self.selected += 1
-            yield row
+            self.records += 1
+            self.seen_modules.setdefault(module)
+            if self._has_module(module) and self._has_step(step):
+                self.selected += 1
+                yield row
+
+    def _has_module(self, module: str) -> bool:
+        return self.modules is None or self.modules.search(module) is not None
+
+    def _has_step(self, step: int | None) -> bool:
+        return self.steps is None or (step is not None and step in self.steps)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show: no record, and no training without `modules`."""
+        return not self.selected and (self.modules is not None or not self.training.rows)
 
     def nothing_selected(self) -> str:
         """Return the message for an empty selection: what could have been selected instead."""
@@ -67,6 +84,8 @@ class Selection:
             names.append("...")
         hint = escape(near_name(self.modules.pattern, modules)) if self.modules else ""
         step_range = f" and steps {steps[0]} to {steps[-1]}" if steps else ""
+        if not self.records and steps:
+            return f"{self.path}: nothing is selected; it has the values of a training{step_range}"
         return (
             f"{self.path}: none of its {self.records} records is selected; "
             f"it has {len(modules)} modules ({', '.join(names)}){step_range}{hint}"
@@ -135,8 +154,7 @@ def format_step(row: Row) -> str:
     >>> format_step({"step": 3, "loop": 0}), format_step({"step": 3, "loop": 1})
     ('step 3', 'step 3 of loop 1')
     """
-    step = f"step {row.get('step')}"
-    return f"{step} of loop {row['loop']}" if row.get("loop") else step
+    return str(LoopStep(row.get("loop"), row.get("step")))
 
 
 def row_location(row: Row) -> str:

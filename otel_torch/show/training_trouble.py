@@ -1,0 +1,138 @@
+"""What points at trouble in a training, in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
+
+from otel_torch.rendering.words import plural
+from otel_torch.show.training import Series, TrainingSeries
+from otel_torch.training_quantities import ROWS
+
+WINDOW = 20  # values before a spike
+# A spike is so many times the median of the values before it, and twice the largest of them: a
+# loss that cycles, or that is noisy because it is small, has none.
+SPIKES = {"loss": 3.0, "grad_norm": 10.0}
+_ABOVE_LARGEST = 2.0
+VANISHED = 1e-7  # of the total
+_VANISHED_VALUES = 3  # at least so many at the end
+SCALE_WINDOW, SCALE_FALLS = 50, 5
+_MAX_MODULES = 5
+
+WORDS = {
+    "loss": "loss",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "grad_norm_clipped": "gradient norm, clipped",
+    "param_norm": "parameter norm",
+    "update_ratio": "update ratio",
+    "loss_scale": "loss scale",
+}
+
+
+def troubles(training: TrainingSeries) -> list[str]:
+    """Return a line for each trouble, those of a model together."""
+    models = training.models
+    return [
+        f"{model}: {line}" if len(models) > 1 else line
+        for model in models
+        for rule in _RULES
+        for line in rule(training, model)
+    ]
+
+
+def _nonfinite(training: TrainingSeries, model: str) -> Iterator[str]:
+    """Yield which quantities became NaN or infinite.
+
+    The gradients of a step that the gradient scaler skipped may be: it skipped it for that.
+    """
+    totals = training.totals(model)
+    skipped = totals.get("skipped", Series())
+    skipped_steps = {
+        step for step, value in zip(skipped.steps, skipped.values, strict=True) if value
+    }
+    for label in ROWS:
+        if label not in totals:
+            continue
+        series = totals[label]
+        bad = [
+            (step, value)
+            for step, value in zip(series.steps, series.values, strict=True)
+            if not math.isfinite(value) and not (label != "loss" and step in skipped_steps)
+        ]
+        if bad:
+            step, value = bad[0]
+            kind = "NaN" if math.isnan(value) else "infinite"
+            yield f"{WORDS.get(label, label)} became {kind} at {training.steps[step]}{_more(bad)}"
+
+
+def _spikes(training: TrainingSeries, model: str) -> Iterator[str]:
+    """Yield the first value that is far above those before it."""
+    totals = training.totals(model)
+    for label, factor in SPIKES.items():
+        series = totals.get(label, Series())
+        spikes = list(_far_above(series, factor))
+        if spikes:
+            step, ratio = spikes[0]
+            yield (
+                f"{WORDS[label]} spike at {training.steps[step]}: {ratio:.3g} times the median of "
+                f"the {WINDOW} steps before{_more(spikes)}"
+            )
+
+
+def _far_above(series: Series, factor: float) -> Iterator[tuple[int, float]]:
+    """Yield the step of each spike, and how many times the median before it is."""
+    values = series.values
+    for index in range(WINDOW, len(values)):
+        before = values[index - WINDOW : index]
+        value = values[index]
+        if not value > _ABOVE_LARGEST * max(before) or not all(map(math.isfinite, before)):
+            continue
+        middle = median(before)
+        if middle > 0 and math.isfinite(value) and value > factor * middle:
+            yield series.steps[index], value / middle
+
+
+def _vanished_gradients(training: TrainingSeries, model: str) -> Iterator[str]:
+    """Yield the modules whose gradient has become a negligible part of the total."""
+    total = training.totals(model).get("grad_norm", Series())
+    total_at = dict(zip(total.steps, total.values, strict=True))
+    lines = []
+    for module, series in training.modules(model, "grad_norm").items():
+        since, count = None, 0
+        for step, value in zip(reversed(series.steps), reversed(series.values), strict=True):
+            if not value < VANISHED * total_at.get(step, math.nan):
+                break
+            since, count = step, count + 1
+        if since is not None and count >= _VANISHED_VALUES:
+            lines.append(
+                f"gradient of `{module}` below {VANISHED:.0e} of the total "
+                f"from {training.steps[since]} on".replace("e-0", "e-")
+            )
+    yield from lines[:_MAX_MODULES]
+    if len(lines) > _MAX_MODULES:
+        yield f"the gradients of {plural(len(lines) - _MAX_MODULES, 'further module')}, too"
+
+
+def _scale_collapse(training: TrainingSeries, model: str) -> Iterator[str]:
+    """Yield that the loss scale keeps falling; while it is searched for at first, it may."""
+    values = training.totals(model).get("loss_scale", Series()).values
+    last = values[-SCALE_WINDOW - 1 :]
+    falls = sum(after < before for before, after in pairwise(last))
+    is_search = len(values) <= SCALE_WINDOW and not (values and values[-1] < 1)
+    if falls >= SCALE_FALLS and not is_search:
+        yield f"loss scale fell {falls} times in the last {len(last) - 1} steps"
+
+
+def _more(found: list[tuple[int, float]]) -> str:
+    return f", and in {plural(len(found) - 1, 'more step')}" if len(found) > 1 else ""
+
+
+_RULES: tuple[Callable[[TrainingSeries, str], Iterator[str]], ...] = (
+    _nonfinite,
+    _spikes,
+    _vanished_gradients,
+    _scale_collapse,
+)
