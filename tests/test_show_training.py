@@ -8,9 +8,12 @@ import math
 import pytest
 
 from otel_torch.show.training import TrainingSeries
+from otel_torch.show.training_page import MAX_POINTS, training_section
 from otel_torch.show.training_trouble import troubles
 from tests.support import run_python
+from tests.test_diff_report import HOSTILE
 from tests.test_show import recording, row, run  # noqa: F401  # a fixture
+from tests.test_show_page import data, page, text  # noqa: F401  # a fixture
 
 TRAIN = """
 import torch
@@ -199,3 +202,80 @@ def test_many_groups_are_left_out_and_counted(recording, capsys):
     assert run(recording(*rows)) == 0
     out = capsys.readouterr().out
     assert out.count("learning rate [") == 8 and "learning rate, 12 more groups" in out
+
+
+# -- the page
+
+
+def test_the_page_begins_with_curves_and_maps_of_the_training(trained, page):
+    drawn = page(trained)
+    words = text(drawn)
+    assert words.index("training of Sequential, 12 steps") < words.index("Module × step")
+    plots = json.loads(drawn.scripts[0])
+    losses = [point["middle"] for point in plots["training-loss"]["data"]["values"]]
+    read = recorded(trained, "loss")
+    means = [(first + second) / 2 for first, second in zip(read[::2], read[1::2], strict=True)]
+    assert losses == pytest.approx(means, rel=1e-3)
+    assert {point["name"] for point in plots["training-rate"]["data"]["values"]} == {
+        "lr[0]",
+        "lr[1]",
+    }
+    norms = plots["training-norms"]
+    assert norms["layer"][1]["encoding"]["y"]["scale"]["type"] == "log"
+    maps = data(drawn)["training"]
+    assert list(maps) == ["training-gradients", "training-updates"]
+    for each in maps.values():
+        assert each["rows"] == ["0", "2"] and each["columns"][:3] == ["0", "1", "2"]
+        assert all(cell is None or cell > 0 for cells in each["cells"] for cell in cells)
+    assert "training" not in str(data(drawn)["groups"])
+
+
+def test_a_page_of_a_training_alone_has_no_charts_of_activations(recording, page):
+    drawn = page(recording(*values("loss", [2.0, math.nan, 1.0])))
+    points = json.loads(drawn.scripts[0])["training-loss"]["data"]["values"]
+    assert [point["bad"] for point in points] == [False, True, False]
+    assert "loss became NaN at step 1" in text(drawn) and "no activations" in text(drawn)
+    assert "Module × step" not in text(drawn) and "training 3 values" in text(drawn)
+    assert "3 values of a training, 0 records" in drawn.said
+
+
+def test_a_page_without_training_has_no_such_section(recording, page):
+    drawn = page(recording(row()))
+    assert "Training" not in text(drawn) and data(drawn)["training"] == {}
+
+
+def test_loops_follow_each_other(recording, page):
+    drawn = page(recording(value("loss", 0, 1.0), value("loss", 0, 2.0, loop=1)))
+    points = json.loads(drawn.scripts[0])["training-loss"]["data"]["values"]
+    assert [point["at"] for point in points] == [0, 1]
+    assert "loop 1" in points[1]["text"]
+
+
+def test_the_section_is_bounded_and_keeps_the_extremes():
+    training = TrainingSeries()
+    for step in range(10_000):
+        training.add(value("loss", step, 50.0 if step == 7_001 else 1.0))
+        for group in range(12):
+            training.add(value(f"lr[{group}]", step, 1e-3))
+        for module in range(500) if step % 100 == 0 else ():
+            training.add(value("grad_norm", step, 1.0, f"layers.{module // 10}.{module % 10}"))
+    section = training_section(training, {})
+    points = section.plots["training-loss"]["data"]["values"]
+    assert len(points) <= MAX_POINTS and max(point["most"] for point in points) == 50.0
+    (drawn,) = section.maps.values()
+    assert len(drawn["rows"]) <= 120 and len(drawn["columns"]) <= 80
+    assert "4 further curves left out." in "".join(section.lines)
+    assert len(json.dumps([section.lines, section.plots, section.maps])) < 1e6
+
+
+def test_no_name_of_a_training_runs_in_a_page(recording, page):
+    rows = [
+        value(label, 0, 1.0, module, model=HOSTILE)
+        for label in ("loss", "grad_norm", f"lr[{HOSTILE}]")
+        for module in ("", HOSTILE)
+    ]
+    drawn = page(recording(*rows))
+    assert len(drawn.scripts) == 4
+    assert "alert(1)" in text(drawn) and "alert(1)" in drawn.scripts[0]
+    assert all(each.isprintable() or each == "\n" for each in "".join(drawn.texts))
+    assert "<" not in drawn.scripts[0] and "<" not in drawn.scripts[1]

@@ -47,7 +47,7 @@ def chart_data(grid: Grid) -> dict[str, Any]:
     for index, series in enumerate(grid.series):
         members_of.setdefault(_kind_name(tensor_kind(series.tensor)), []).append(index)
     kinds = [kind for kind in (*_KIND_NAMES.values(), _OTHER_KIND) if kind in members_of]
-    columns = [_column_name(steps) for steps in grid.columns]
+    columns = [column_name(steps) for steps in grid.columns]
     return {
         "columns": columns,
         "groups": {kind: _group(grid, members_of[kind], kind) for kind in kinds},
@@ -60,10 +60,10 @@ def _kind_name(kind: str) -> str:
     return _KIND_NAMES.get(kind, _OTHER_KIND)
 
 
-def _column_name(steps: Sequence[LoopStep]) -> str:
+def column_name(steps: Sequence[LoopStep]) -> str:
     """Return the name of a column.
 
-    >>> _column_name([LoopStep(0, 4)]), _column_name([LoopStep(1, 0), LoopStep(1, 1)])
+    >>> column_name([LoopStep(0, 4)]), column_name([LoopStep(1, 0), LoopStep(1, 1)])
     ('4', '0–1 (loop 1)')
     """
     first, last = steps[0], steps[-1]
@@ -80,7 +80,7 @@ def _group(grid: Grid, members: Sequence[int], kind: str) -> dict[str, Any]:
     """Return the rows of one kind of tensor, and the cells and quantiles of each statistic."""
     series = [grid.series[index] for index in members]
     bad = {position for position, index in enumerate(members) if index in grid.bad}
-    rows, note = _rows(series, bad)
+    rows, note = map_rows(series, bad)
     tensors_of_row = [
         np.array([members[position] for position in positions], dtype=np.int64)
         for positions in rows.values()
@@ -105,14 +105,14 @@ def _group(grid: Grid, members: Sequence[int], kind: str) -> dict[str, Any]:
 # -- rows
 
 
-def _rows(series: Sequence[TensorSeries], bad: set[int]) -> tuple[RowMembers, str]:
+def map_rows(series: Sequence[TensorSeries], bad: set[int]) -> tuple[RowMembers, str]:
     """Return the rows of a heat map, and a note about what was grouped or left out.
 
     Rows are grouped under shorter prefixes of their names. If the names share none, those with NaN
     or Inf are kept, then the first of the others.
 
     >>> series = [TensorSeries("M", name, "out", "forward", None) for name in ("a.0", "a.1")]
-    >>> _rows(series, set())
+    >>> map_rows(series, set())
     ({'a.0': [0], 'a.1': [1]}, '')
     """
     rows = _exact_rows(series)
@@ -176,6 +176,11 @@ def _join(parts: Sequence[str]) -> str:
 
 
 # -- values
+
+
+def map_cells(name: str, values: Floats, rows: RowMembers) -> list[list[float | str | None]]:
+    """Return the cells of a heat map. values: of shape (tensors, columns)."""
+    return [_cells(name, values[np.array(members)]) for members in rows.values()]
 
 
 def _cells(name: str, values: Floats) -> list[float | str | None]:

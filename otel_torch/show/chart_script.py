@@ -73,6 +73,20 @@ function heatText(group, row, column, statistic, value, heat) {
   }
   return lines.join("\\n");
 }
+function drawTrainingMap(id, {rows, columns, cells, title, template}) {
+  data.templates[id] = template;
+  data.lines[id] = "module";
+  const values = cells.flatMap((line, row) => line.map((value, column) => ({
+    row, module: rows[row], column, step: columns[column], heat: isBad(value) ? null : value,
+    bad: isBad(value), text: `${rows[row]}\\nstep ${columns[column]}\\n${title} ${text(value)}`
+  }))).filter(cell => cell.bad || cell.heat !== null);
+  const heats = values.map(value => value.heat).filter(heat => heat !== null);
+  draw(id, values, plot => {
+    const color = plot.layer[0].encoding.color;
+    Object.assign(color, {title, scale: colorScale(heats)});
+    if (!heats.length) delete plot.layer[0].encoding.color;
+  });
+}
 function drawHeat(group, statistic) {
   const isRelative = chosen.colour.value !== "value";
   const values = [];
@@ -153,7 +167,10 @@ function update() {
   } else for (const id of ["heat", "over-steps", "over-modules"]) draw(id, []);
   drawHistograms(group);
 }
-fill(chosen.tensors, Object.keys(data.groups));
-for (const select of Object.values(chosen)) select.addEventListener("change", update);
-update();
+for (const [id, map] of Object.entries(data.training)) drawTrainingMap(id, map);
+if (chosen.tensors) {
+  fill(chosen.tensors, Object.keys(data.groups));
+  for (const select of Object.values(chosen)) select.addEventListener("change", update);
+  update();
+}
 """

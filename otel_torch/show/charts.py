@@ -82,9 +82,9 @@ def _notes(grid: Grid) -> list[str]:
 
 def templates(columns: int) -> dict[str, Any]:
     """Return the plots by id, without values. columns: how many steps the grid has."""
-    width = {"width": {"step": 40}, "autosize": "pad"} if columns <= _FEW_COLUMNS else {}
+    width = _width(columns)
     return {
-        "heat": _heat_map(width),
+        "heat": heat_map(columns),
         "over-steps": _spread_over_modules_by_step(),
         "over-modules": _spread_over_steps_by_module(),
         "histogram-modules": _histogram_of_modules(),
@@ -92,7 +92,12 @@ def templates(columns: int) -> dict[str, Any]:
     }
 
 
-def _heat_map(width: dict[str, Any]) -> dict[str, Any]:
+def _width(columns: int) -> dict[str, Any]:
+    return {"width": {"step": 40}, "autosize": "pad"} if columns <= _FEW_COLUMNS else {}
+
+
+def heat_map(columns: int) -> dict[str, Any]:
+    """Return a map of modules by steps, without values."""
     x, y = grid_axes("step", "module", ("column", "row"))
     border = {"stroke": "var(--back)", "strokeWidth": 0.5}
     heat = {"field": "heat", "type": "quantitative"}
@@ -120,7 +125,9 @@ def _heat_map(width: dict[str, Any]) -> dict[str, Any]:
         },
         "encoding": {"x": x, "y": y},
     }
-    return plot_of([], **width, height={"step": 15}, layer=[finite_cells, bad_cells, crosses])
+    return plot_of(
+        [], **_width(columns), height={"step": 15}, layer=[finite_cells, bad_cells, crosses]
+    )
 
 
 def _quantile(name: str) -> dict[str, Any]:

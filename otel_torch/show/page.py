@@ -1,4 +1,5 @@
-"""A recording as one HTML page: NaN and Inf, a timeline, and every statistic of modules by steps.
+"""A recording as one HTML page: the health of a training, NaN and Inf, a timeline, and every
+statistic of modules by steps.
 
 For files without a server: a cluster without a collector, a colleague's run, a bug report.
 """
@@ -30,6 +31,7 @@ from otel_torch.show.selection import (
 )
 from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
+from otel_torch.show.training_page import training_section
 
 OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
 
@@ -69,31 +71,35 @@ def write_page(
     warnings: list[str] = []
     metadata = read_metadata(selection.path, warnings.append)
     grid = Grid.of(selection.rows(warnings.append, progress))
-    if not selection.selected:
+    if selection.is_empty:
         raise RecordingError(selection.nothing_selected())
     warnings += run_warnings(metadata)
     spans, span_count = _longest_spans(selection.path, metadata, given, warnings, progress)
     warnings = list(dict.fromkeys(warnings))
     progress(f"writing {path}")
+    training = training_section(selection.training, metadata)
     timeline_lines, plots = timeline(spans, span_count)
     body = [
         *_header(selection, grid, metadata, warnings),
+        *training.lines,
         *_nonfinite_section(grid, origin_of_nonfinite(metadata)),
         *timeline_lines,
         *_regions_section(metadata),
-        *charts_section(grid),
+        *(charts_section(grid) if grid.series else []),
     ]
     page = document(
         f"{Path(selection.path).name}: {selection.selected:,} records",
         body,
-        plots,
+        {**training.plots, **plots},
         style=_STYLE,
         script=SCRIPT,
-        data=chart_data(grid),
+        data={**chart_data(grid), "training": training.maps},
     )
     path.write_text(page, encoding="utf-8", newline="\n")
+    health = selection.training.rows
     summary = (
-        f"{path}: {selection.selected:,} records, {len(grid.series):,} tensors, "
+        f"{path}: {f'{health:,} values of a training, ' if health else ''}"
+        f"{selection.selected:,} records, {len(grid.series):,} tensors, "
         f"{span_count:,} spans, {len(page) / 1e6:.1f} MB"
     )
     return "\n".join(map(escape, [summary, *(f"! {warning}" for warning in warnings)]))
@@ -148,6 +154,8 @@ def _header(
 
 
 def _summary(grid: Grid) -> str:
+    if not grid.series:
+        return "no activations"
     tensors, bad = len(grid.series), len(grid.bad)
     summary = f"{plural(tensors, 'tensor')} over {plural(len(grid.steps), 'step')}"
     if not bad:
@@ -161,7 +169,9 @@ def _facts(selection: Selection, grid: Grid, metadata: dict[str, Any]) -> Iterab
     records = f"{selection.records:,} of {len(selection.seen_modules):,} modules"
     if selection.selected != selection.records:
         records += f", {selection.selected:,} of them shown"
-    yield "records", records
+    yield "records", records if selection.records else ""
+    health = selection.training.rows
+    yield "training", plural(health, "value") if health else ""
     yield "lost", describe_losses(metadata)
     yield "run", str(metadata.get("run_id", ""))
     if "rank" in metadata:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from otel_torch.rendering.table import Line, escape, format_table
@@ -49,11 +49,20 @@ def training_lines(
 ) -> Iterator[str]:
     """Yield a line about the time of each model's steps, and a table of its quantities."""
     for model in training.models:
-        yield escape(
-            ", ".join([f"training of {model or 'a model'}", *_speed(training, metadata, model)])
-        )
-        yield format_table(_HEADER, list(_table_lines(training, model)), color=color, width=width)
+        header, lines = table_of(training, model)
+        yield escape(title_of(training, metadata, model))
+        yield format_table(header, lines, color=color, width=width)
         yield ""
+
+
+def title_of(training: TrainingSeries, metadata: dict[str, Any], model: str) -> str:
+    """Return the name of a model, and how fast it was trained."""
+    return ", ".join([f"training of {model or 'a model'}", *_speed(training, metadata, model)])
+
+
+def table_of(training: TrainingSeries, model: str) -> tuple[Sequence[str], list[Line]]:
+    """Return the header of a model's table and its lines: one for each quantity and group."""
+    return _HEADER, list(_table_lines(training, model))
 
 
 def extent_of(series: Series, training: TrainingSeries) -> Extent:

@@ -9,6 +9,8 @@ import json
 import pytest
 
 from tests.pages.recorded import command
+from tests.support import run_python
+from tests.test_show_training import TRAIN, value
 
 pytestmark = pytest.mark.browser
 
@@ -58,6 +60,45 @@ def test_a_recording_is_drawn(page, recorded, dark):
     assert ink == ("rgb(228, 233, 242)" if dark else "rgb(28, 35, 48)"), (
         "the plots have the page's own colours"
     )
+
+
+@pytest.mark.parametrize("activations", ["0", "1"])
+def test_a_training_is_drawn(page, tmp_path, activations):
+    run_python(tmp_path, TRAIN, OTEL_TORCH_ACTIVATIONS=activations, OTEL_TORCH_JSONL="run.jsonl")
+    command(tmp_path, "show", "run.jsonl", "--html", "show.html")
+    page.open(tmp_path / "show.html")
+    silent(page, tmp_path / "show.html")
+    assert marks(page, "training-loss", "mark-symbol") == 12
+    assert marks(page, "training-rate", "mark-symbol") == 2 * 12
+    assert marks(page, "training-norms", "mark-symbol") > 3 * 12
+    for id in ("training-gradients", "training-updates"):
+        assert marks(page, id) == 2 * page.evaluate(f"data.training['{id}'].columns.length") > 0
+    assert marks(page, "heat") == (4 * 12 if activations == "1" else 0)
+
+
+def test_a_training_in_trouble_is_drawn(page, tmp_path):
+    rows = [
+        {**value(label, step, number, module), "model": model}
+        for model in ("G", "D")
+        for step in range(30)
+        for label, number, module in (
+            ("loss", "NaN" if step > 20 else -step, ""),
+            ("grad_norm", 0.0 if step % 2 else 1e9, ""),
+            ("grad_norm", "NaN" if step > 20 else 0.0, "constructor"),
+            ("update_ratio", "Infinity", "layer"),
+            ("loss_scale", 2.0**step, ""),
+        )
+    ]
+    recording = tmp_path / "run.jsonl"
+    recording.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command(tmp_path, "show", "run.jsonl", "--html", "show.html")
+    page.open(tmp_path / "show.html")
+    silent(page, tmp_path / "show.html")
+    assert "G: loss became NaN at step 21" in page.text()
+    assert marks(page, "training-loss", "mark-symbol") == 2 * 21
+    assert marks(page, "training-loss", "mark-rule") == 2 * 9
+    assert marks(page, "training-scale", "mark-symbol") == 2 * 30
+    assert marks(page, "training-gradients") == marks(page, "training-updates") == 2 * 30
 
 
 def test_what_is_not_finite_is_drawn_in_its_own_colour(page, recorded):
