@@ -14,7 +14,8 @@ from otel_torch.rendering.near_name import near_name
 from otel_torch.rendering.table import escape
 from otel_torch.settings import NumberSet
 from otel_torch.show.loop_step import LoopStep
-from otel_torch.show.training import PHASE, TrainingSeries
+from otel_torch.show.training import TrainingSeries
+from otel_torch.training_quantities import PHASE
 
 _PROGRESS_INTERVAL = 4096  # records
 _NAMED_MODULES = 3

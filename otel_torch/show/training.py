@@ -9,13 +9,13 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import count, repeat
 from typing import NamedTuple
 
 from otel_torch.recording.rows import Row
 from otel_torch.show.loop_step import LoopStep
-from otel_torch.training_quantities import PHASE, split_label
-
-__all__ = ["PHASE", "Series", "SeriesName", "TrainingSeries"]
+from otel_torch.training_quantities import split_label
 
 
 class SeriesName(NamedTuple):
@@ -109,12 +109,11 @@ class TrainingSeries:
             for name, series in self.series.items()
             if name.module and name.label in labels
         ]
-        values = sorted(
-            (
-                (step, index, position)
+        values = merge(
+            *(
+                zip(series.steps, repeat(index), count(), strict=False)
                 for index, (_, series) in enumerate(chosen)
-                for position, step in enumerate(series.steps)
-            ),
+            )
         )
         for step_index, index, position in values:
             name, series = chosen[index]
