@@ -23,8 +23,8 @@ from otel_torch.sources.modules import Model
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.norms import measure_numbers
 
-# losses that no optimizer step takes, such as those of a saliency map
-_MAX_PENDING = 1000
+# so many losses wait for an optimizer step; those of a saliency map wait in vain
+_MAX_PENDING = 256
 # models that are trained in turns, such as a generator and its critics
 _MAX_TRAINED = 16
 # how many operations may follow `GradScaler.scale`: `(scaler.scale(loss) / 4).backward()`
@@ -138,8 +138,7 @@ class PendingLosses:
         self._pending += self._running
         self._running = []
         taken = [loss for loss in self._pending if loss.reached is None or model in loss.reached]
-        for loss in taken:
-            self._pending.remove(loss)
+        self._pending = deque((loss for loss in self._pending if loss not in taken), _MAX_PENDING)
         return [loss for loss in taken if loss.measurement.row is not None]
 
 
