@@ -111,6 +111,12 @@ class Model:
             self._parameters = _Parameters(ids, len(self.sites), root)
         return self._parameters.ids
 
+    def parameter_ids_of(self, module: nn.Module) -> frozenset[int]:
+        """Return the ids of the parameters of a module of this model."""
+        if core(module) is self.root():
+            return self.parameter_ids()
+        return frozenset(map(id, all_parameters(module)))
+
 
 class _Parameters:
     """The parameters of a root, as they were when it had so many modules."""

@@ -210,7 +210,8 @@ class FirstGroups:
     """Numbers the groups of optimizers: those of a model's second optimizer continue the first's.
 
     >>> from types import SimpleNamespace
-    >>> adam, muon = (SimpleNamespace(param_groups=[{}, {}]) for _ in range(2))
+    >>> two_groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)]}]
+    >>> adam, muon = torch.optim.Adam(two_groups), torch.optim.SGD(two_groups)
     >>> model, first_groups = SimpleNamespace(name="Net"), FirstGroups()
     >>> [first_groups.of(model, optimizer) for optimizer in (adam, muon, adam)]
     [0, 2, 0]

@@ -297,7 +297,7 @@ class TrainingSteps:
             return False
         own = self.optimizers.training(model)
         if inputs.module is not None:
-            parameters = frozenset(map(id, inputs.module.parameters()))
+            parameters = model.parameter_ids_of(inputs.module)
             holding = [clock.serial for clock in own if clock.trains(parameters)]
             if holding and active.stepped.isdisjoint(holding):
                 return True
