@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import copy
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
