@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import ListSink, metadata, recording
+from tests.support import PROGRAMS, ListSink, lines, metadata, recording, run_python
 
 X = torch.linspace(-1, 1, 8).view(2, 4)
 
@@ -430,3 +432,50 @@ def test_a_limit_that_is_infinite_clips_nothing() -> None:
         optimizer.step()
     assert values(sink, "grad_norm") == [expected]
     assert not values(sink, "grad_norm_clipped")
+
+
+def test_threads_that_train_at_once_keep_their_losses_and_norms_apart() -> None:
+    """One thread trains a whole step while a backward pass of the other waits."""
+    models = [network(), nn.Sequential(nn.Linear(4, 2))]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    losses: list[list[float]] = [[], []]
+    norms: list[list[float]] = [[], []]
+    paused, resumed = threading.Event(), threading.Event()
+
+    def wait(gradient: torch.Tensor) -> None:
+        paused.set()
+        resumed.wait(10)
+
+    def train(number: int, scale: float, *, pauses: bool = False) -> None:
+        optimizers[number].zero_grad()
+        loss = loss_of(models[number], scale)
+        losses[number].append(loss.item())
+        if pauses:
+            loss.register_hook(wait)
+        loss.backward()
+        limit = 0.01 if pauses else 0.02
+        norms[number].append(nn.utils.clip_grad_norm_(models[number].parameters(), limit).item())
+        optimizers[number].step()
+
+    with recording() as sink:
+        for number in range(2):
+            train(number, 1.0)
+        thread = threading.Thread(target=train, args=(0, 2.0), kwargs={"pauses": True})
+        thread.start()
+        assert paused.wait(10)
+        train(1, 3.0)
+        resumed.set()
+        thread.join()
+    for name, model_losses, model_norms in zip(
+        ("Sequential", "Sequential#2"), losses, norms, strict=True
+    ):
+        assert values(sink, "loss", model=name) == pytest.approx(model_losses)
+        assert values(sink, "grad_norm", model=name) == pytest.approx(model_norms)
+
+
+def test_threads_that_train_their_own_models_do_not_crash(tmp_path: Path) -> None:
+    """Torch crashes where one thread reads a gradient that another one's backward pass writes."""
+    run_python(tmp_path, PROGRAMS / "train_in_threads.py")
+    rows = [row for row in lines(tmp_path / "run.jsonl") if row["phase"] == "train"]
+    losses = [row["model"] for row in rows if row["tensor"] == "loss"]
+    assert sorted(Counter(losses).values()) == [150] * 4

@@ -6,6 +6,7 @@ module with the norm, which is also what programs call that compute the norm the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,8 +49,8 @@ class Clip:
 clip_sources: list[Callable[[frozenset[int]], Clip | None]] = []
 
 
-class ClipWatch:
-    """The clips since the last backward pass.
+class ClipWatch(threading.local):
+    """The clips since the last backward pass of a thread.
 
     scale: by what a gradient scaler has multiplied the gradients, until it divides them by it.
     """

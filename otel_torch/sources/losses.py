@@ -2,14 +2,18 @@
 
 A loss is measured before its backward pass, and taken by the next optimizer step of a model whose
 gradients that pass has changed. A generator's loss also changes the gradients of the critic, whose
-optimizer steps later, and two losses may run backward before any optimizer steps.
+optimizer steps later, and two losses may run backward before any optimizer steps. Threads may train
+models of their own; a gradient that a backward pass of another thread is writing must not be read,
+because torch would crash.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,22 +37,33 @@ _MAX_OPERATIONS = 4
 
 @dataclass(slots=True, eq=False)
 class PendingLoss:
-    """A loss that was measured. `reached`: the models that it gave gradients; None if unknown."""
+    """A loss that was measured.
+
+    reached: the models that it gave gradients, or may be giving gradients now; None if unknown.
+    """
 
     measurement: Measurement
     reached: frozenset[Model] | None = None
+
+
+class _Thread(threading.local):
+    """What one thread trains."""
+
+    def __init__(self) -> None:
+        self.trained: list[weakref.ref[Model]] = []  # that ran last, the newest at the end
+        self.running: list[PendingLoss] = []  # of the backward pass that runs
+        self.before: list[tuple[Model, list[object]]] = []  # gradients when it began
+        # by number of the operation that has scaled a loss: the loss, and the scale
+        self.scaled: dict[int, tuple[Measurement, Tensor | None]] = {}
 
 
 class PendingLosses:
     """The losses of one session that no optimizer step has taken yet."""
 
     def __init__(self) -> None:
-        self._trained: list[weakref.ref[Model]] = []  # that ran last, the newest at the end
+        self._thread = _Thread()
+        # of all threads: an optimizer may step in another one than the backward pass
         self._pending: deque[PendingLoss] = deque(maxlen=_MAX_PENDING)
-        self._running: list[PendingLoss] = []  # of the backward pass that runs
-        self._before: list[tuple[Model, list[object]]] = []
-        # by number of the operation that has scaled a loss: the loss, and the scale
-        self._scaled: dict[int, tuple[Measurement, Tensor | None]] = {}
         self._probes: weakref.WeakKeyDictionary[Model, list[weakref.ref[nn.Parameter]]]
         self._probes = weakref.WeakKeyDictionary()
 
@@ -62,17 +77,18 @@ class PendingLosses:
         elif outputs is not result and _is_loss(outputs):
             number = torch_private.number_of_operation(result.grad_fn)
             if number is not None:
-                while len(self._scaled) >= _MAX_PENDING:
-                    del self._scaled[next(iter(self._scaled))]
-                self._scaled[number] = measure(outputs), torch_private.scale_of(scaler)
+                known = self._thread.scaled
+                while len(known) >= _MAX_PENDING:
+                    del known[next(iter(known))]
+                known[number] = measure(outputs), torch_private.scale_of(scaler)
 
     def _measure(self, root: Tensor) -> Measurement:
         """Measure a loss as it was before a gradient scaler multiplied it."""
-        nodes = [root.grad_fn]
-        for distance in range(_MAX_OPERATIONS if self._scaled else 0):
+        nodes, scaled = [root.grad_fn], self._thread.scaled
+        for distance in range(_MAX_OPERATIONS if scaled else 0):
             for node in nodes:
                 number = torch_private.number_of_operation(node)
-                loss, scale = self._scaled.get(number, (None, None)) if number else (None, None)
+                loss, scale = scaled.get(number, (None, None)) if number else (None, None)
                 if loss is not None and not distance:
                     return loss
                 if scale is not None:
@@ -86,30 +102,34 @@ class PendingLosses:
 
     def forward_starting(self, active: ActiveStep, inputs: Inputs) -> None:
         """Note a model whose gradients a backward pass may change."""
-        model = active.model
-        if isinstance(model, Model) and not (self._trained and self._trained[-1]() is model):
-            others = [other for other in self._trained if other() not in (None, model)]
-            self._trained = [*others[1 - _MAX_TRAINED :], weakref.ref(model)]
+        model, trained = active.model, self._thread.trained
+        if isinstance(model, Model) and not (trained and trained[-1]() is model):
+            others = [other for other in trained if other() not in (None, model)]
+            self._thread.trained = [*others[1 - _MAX_TRAINED :], weakref.ref(model)]
 
     @torch_private.unseen_by_function_modes
     def backward_starting(self, roots: Iterable[Tensor]) -> None:
         """Measure the roots of one element; others are no losses."""
-        self._running = [PendingLoss(self._measure(root)) for root in roots if _is_loss(root)]
-        self._before = []
-        if self._running:
-            models = [reference() for reference in self._trained]
-            self._before = [(model, self._gradients(model)) for model in models if model]
+        thread = self._thread
+        self._drop(thread.running)  # of a backward pass that has failed
+        thread.before, thread.running = [], []
+        measured = [self._measure(root) for root in roots if _is_loss(root)]
+        if measured:
+            models = [model for reference in thread.trained if (model := reference())]
+            thread.before = [(model, self._gradients(model)) for model in models]
+            thread.running = [PendingLoss(loss, frozenset(models) or None) for loss in measured]
+            self._pending += thread.running  # an optimizer may step inside of the backward pass
 
     @torch_private.unseen_by_function_modes
     def backward_ended(self) -> None:
         """Find the models that the losses have given gradients."""
+        thread = self._thread
         reached = frozenset(
-            model for model, before in self._before if self._gradients(model) != before
+            model for model, before in thread.before if self._gradients(model) != before
         )
-        for loss in self._running:
+        for loss in thread.running:
             loss.reached = reached or None
-            self._pending.append(loss)
-        self._running, self._before = [], []
+        thread.running, thread.before = [], []
 
     def _gradients(self, model: Model) -> list[object]:
         """Return what a backward pass changes, of the first and the last parameter of a model."""
@@ -134,12 +154,15 @@ class PendingLosses:
 
     def take(self, model: Model) -> list[PendingLoss]:
         """Return the losses of a model that is about to be updated, in order."""
-        # an optimizer may step inside of the backward pass
-        self._pending += self._running
-        self._running = []
-        taken = [loss for loss in self._pending if loss.reached is None or model in loss.reached]
-        self._pending = deque((loss for loss in self._pending if loss not in taken), _MAX_PENDING)
+        pending = list(self._pending)
+        taken = [loss for loss in pending if loss.reached is None or model in loss.reached]
+        self._drop(taken)
         return [loss for loss in taken if loss.measurement.row is not None]
+
+    def _drop(self, losses: list[PendingLoss]) -> None:
+        for loss in losses:
+            with suppress(ValueError):  # another thread has taken it
+                self._pending.remove(loss)
 
 
 def _is_loss(value: Any) -> bool:

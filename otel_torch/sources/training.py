@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep, Update
 
 
+class _Thread(threading.local):
+    """`scaler`: the gradient scaler whose step is running in a thread."""
+
+    scaler: GradScaler | None = None
+
+
 class Training(Source):
     """Watches every optimizer and every `backward` of the process."""
 
@@ -45,7 +52,7 @@ class Training(Source):
         self._registry = registry
         self._events = events
         self.facts = OptimizerFacts(step_tracker.training.optimizers)
-        self._scaler: GradScaler | None = None  # whose step is running
+        self._thread = _Thread()
         self._scaled_steps = self._skipped_steps = 0
         # by optimizer that is stepping: its open region, and what it does
         self._scopes: dict[int, Scope | None] = {}
@@ -90,7 +97,7 @@ class Training(Source):
 
         def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = optimizers.completed(optimizer)
-            self._scaler = scaler if scaler.is_enabled() else None
+            self._thread.scaler = scaler if scaler.is_enabled() else None
             try:
                 result = scaled_step(scaler, optimizer, *args, **kwargs)
                 if before is not None:
@@ -100,7 +107,7 @@ class Training(Source):
                         self._emit(self._events.optimizer_skipped, self._step_of(optimizer))
                 return result
             finally:
-                self._scaler = None
+                self._thread.scaler = None
 
         return step
 
@@ -183,7 +190,7 @@ class Training(Source):
         except Exception as error:
             say_once(f"an optimizer step is not recorded: {type(error).__name__}: {error}")
             updates = []
-        return OptimizerStep(optimizer, updates, self._scaler)
+        return OptimizerStep(optimizer, updates, self._thread.scaler)
 
     def _updates_by(self, optimizer: Optimizer) -> list[Update]:
         """Return what a step of the optimizer changes, without what the budget skips."""

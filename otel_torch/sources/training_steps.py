@@ -7,6 +7,7 @@ generator's loss may run the critic again, whose optimizer has stepped.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -63,6 +64,13 @@ class TrainingLoop:
         return self.phase == "eval" if mode == self.mode else not mode
 
 
+class _Thread(threading.local):
+    """The models without an optimizer that a thread has run, whose gradients it may read."""
+
+    def __init__(self) -> None:
+        self.watched: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 class TrainingSteps:
     """The training steps of one session."""
 
@@ -70,7 +78,7 @@ class TrainingSteps:
         self.optimizers = Optimizers()
         self._steps, self._denoising = steps, denoising
         self._loop = TrainingLoop()
-        self._watched: weakref.WeakSet[Any] = weakref.WeakSet()  # models
+        self._thread = _Thread()
         self._undivided = 0  # how many blocks of `one_training_step` are running
 
     def forked(self, denoising: Denoising) -> None:
@@ -112,8 +120,8 @@ class TrainingSteps:
     def backward_ended(self) -> list[Any]:
         """Return the models that the program updates without an optimizer, and watch them."""
         with self._steps.lock:
-            models, updated = list(self._watched), []
-            self._watched.clear()
+            models, updated = list(self._thread.watched), []
+            self._thread.watched.clear()
             for model in models:
                 if model.clock.updates is not None and not self.optimizers.training(model):
                     model.clock.updates.backward_ended()
@@ -275,7 +283,7 @@ class TrainingSteps:
             if clock.updates is None and (parameters := model.trainable_parameters()):
                 clock.updates = UpdateWatch((parameters[0], parameters[-1]))
             if clock.updates is not None:
-                self._watched.add(model)
+                self._thread.watched.add(model)
 
     def _is_part_of(self, forward: Forward, active: ActiveStep, step: int) -> bool:
         """Return whether a forward of a trained model is part of its active step."""
