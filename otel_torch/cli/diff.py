@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     pairing = parser.add_argument_group("pairing")
     pairing.add_argument(
+        "--warm-ups",
+        action="store_true",
+        help="compare the forwards of phase warmup, too, which frameworks run on dummy inputs",
+    )
+    pairing.add_argument(
         "--map",
         metavar="FILE",
         help="map of names (TOML); overrides the pairs found automatically",
@@ -107,7 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
     _check_outputs(arguments)
     options = {
         name: getattr(arguments, name)
-        for name in ("noise", "map", "save_map", "rtol", "save_isolation", "tensors", "bitwise")
+        for name in (
+            "noise",
+            "map",
+            "save_map",
+            "rtol",
+            "save_isolation",
+            "tensors",
+            "bitwise",
+            "warm_ups",
+        )
     }
     try:
         with Progress() as progress:

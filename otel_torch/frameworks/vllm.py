@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
 from otel_torch.frameworks.patches import Patches
 from otel_torch.sources import forwards, steps
+from otel_torch.sources.warm_ups import warming_up
 
 _patches = Patches()
 
@@ -22,7 +23,7 @@ class _Engine(threading.local):
     """The engine of this thread. `hint`: what the next forward is part of."""
 
     def __init__(self) -> None:
-        self.steps = self.warmups = 0
+        self.steps = 0
         self.hint: forwards.Hint | None = None
 
 
@@ -53,22 +54,16 @@ def _sampling(runner: Any) -> Iterator[None]:
         _end_step()
 
 
-@contextmanager
-def _warming_up(runner: Any) -> Iterator[None]:
-    _engine.hint = forwards.Hint(_engine.warmups, phase="warmup", bounded=False)
-    _engine.warmups += 1
-    try:
-        yield
-    finally:
-        _end_step()
-
-
 def _end_step() -> None:
     _engine.hint = None
     tracker = steps.current_step_tracker()
     if tracker is not None:
         tracker.end_pending_forward()
         tracker.end_framework_step()
+
+
+def _warming_up(runner: Any) -> AbstractContextManager[None]:
+    return warming_up()
 
 
 _METHODS = {"execute_model": _executing, "sample_tokens": _sampling, "_dummy_run": _warming_up}

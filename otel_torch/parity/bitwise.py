@@ -20,6 +20,7 @@ import numpy as np
 
 from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.finding import Finding, Kind, Report, Side, UncomparedTensor
+from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.rules import sketch_errors
 from otel_torch.recording.metadata import describe_early_end, read_metadata
@@ -87,7 +88,11 @@ def _tells_every_bit(row: Row) -> bool:
 
 
 def compare_bitwise(
-    reference: str | Path, port: str | Path, progress: Callable[[str], None] = lambda text: None
+    reference: str | Path,
+    port: str | Path,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    warm_ups: bool = False,
 ) -> Report:
     """Compare two recordings of one program, or two folders with the recordings of all ranks.
 
@@ -96,18 +101,22 @@ def compare_bitwise(
     """
     paths = Path(reference), Path(port)
     if any(path.is_dir() for path in paths):
-        return compare_ranks(*paths, None, lambda one, two, noise: _compare(one, two, progress))
-    return _compare(*paths, progress)
+        return compare_ranks(
+            *paths, None, lambda one, two, noise: _compare(one, two, progress, warm_ups)
+        )
+    return _compare(*paths, progress, warm_ups)
 
 
-def _compare(reference: Path, port: Path, progress: Callable[[str], None]) -> Report:
+def _compare(
+    reference: Path, port: Path, progress: Callable[[str], None], warm_ups: bool
+) -> Report:
     report = Report("match", reference=str(reference), port=str(port))
     metadata = [read_metadata(path, report.warnings.append) for path in (reference, port)]
     for path, facts in zip((reference, port), metadata, strict=True):
         report.warnings += describe_early_end(path, facts)
     report.environment = environment_differences(*metadata)
     comparison = _RowPairs()
-    streams = (iterate_rows(path, report.warnings.append) for path in (reference, port))
+    streams = (_rows(path, report.warnings.append, warm_ups) for path in (reference, port))
     for position, rows in enumerate(zip_longest(*streams)):
         for side, row in enumerate(rows):
             if row is not None:
@@ -133,6 +142,12 @@ def _compare(reference: Path, port: Path, progress: Callable[[str], None]) -> Re
         report.first = _finding(comparison, comparison.first)
         report.introduced = [report.first]
     return report
+
+
+def _rows(path: Path, warn: Callable[[str], None], warm_ups: bool) -> Iterator[Row]:
+    for row in iterate_rows(path, warn):
+        if warm_ups or row.get("phase") != WARM_UP:
+            yield row
 
 
 def _tensors(waiting: dict[_Key, tuple[int, Row]]) -> Iterator[UncomparedTensor]:

@@ -32,7 +32,7 @@ from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import Judgment, MissingModule
 from otel_torch.parity.finding import ComparedPair, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
-from otel_torch.parity.forwards import ForwardRows, iterate_forwards
+from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
 from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start
@@ -72,6 +72,7 @@ def compare(
     thorough: bool = False,
     pairing: PairingFinder | None = None,
     tensors: Sides[Path] | None = None,
+    warm_ups: bool = False,
 ) -> Report:
     """Compare two recordings, or two folders with the recordings of all ranks.
 
@@ -85,6 +86,7 @@ def compare(
         pairing: Learns which tensors correspond, for an isolated run of the port.
         tensors: The folders of whole tensors of both runs. By default, those that the runs named
             in their metadata, if they are still there.
+        warm_ups: Compare the forwards of phase `warmup`, too.
 
     Raises:
         RecordingError: A file cannot be read.
@@ -101,6 +103,7 @@ def compare(
             thorough,
             pairing,
             tensors,
+            warm_ups,
         )
         report = comparison.run()
         if save_map is not None and not comparison.is_unrelated:
@@ -126,13 +129,15 @@ class _Comparison:
         thorough: bool,
         pairing: PairingFinder | None,
         tensors: Sides[Path] | None,
+        warm_ups: bool,
     ) -> None:
         self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
         self._warn = self.report.warnings.append
         self._tolerance = tolerance
         self._map = map
         self._pairing = pairing
-        self._recordings = paths.map(lambda path: load_recording_start(path, self._warn))
+        skipped = SKIPPED_PHASES - {WARM_UP} if warm_ups else SKIPPED_PHASES
+        self._recordings = paths.map(lambda path: load_recording_start(path, self._warn, skipped))
         all_paths = [*paths] if noise is None else [*paths, noise]
         self._progress = _ReadProgress(all_paths, progress)
         self._noise_path = noise
@@ -192,7 +197,11 @@ class _Comparison:
     def _forwards(self, recording: LoadedRecording) -> Iterator[ForwardRows]:
         cuts = 0
         for forward in iterate_forwards(
-            recording.path, recording.kinds, self._warn, self._progress
+            recording.path,
+            recording.kinds,
+            self._warn,
+            self._progress,
+            recording.skipped_phases,
         ):
             cuts += forward.cut
             recording.repeated = recording.repeated or forward.repeated
@@ -216,8 +225,12 @@ class _Comparison:
         self.report.warnings += unpaired_forward_warnings(pairer.unpaired)
 
     def _models_called_equally_often(self) -> frozenset[str]:
-        """Return the models that both runs, if complete, called equally often."""
-        if not all(recording.meta.get("ended_cleanly") for recording in self._recordings):
+        """Return the models that both runs, if complete, called equally often.
+
+        Warm-ups are not counted, so that where they are compared it is not known.
+        """
+        is_complete = all(recording.meta.get("ended_cleanly") for recording in self._recordings)
+        if not is_complete or WARM_UP not in self._recordings.reference.skipped_phases:
             return frozenset()
         counts, port_counts = self._recordings.map(lambda recording: recording.forward_counts)
         return frozenset(

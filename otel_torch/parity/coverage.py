@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from otel_torch.parity.align import MOST_SEARCHED_ROLES, Alignment
 from otel_torch.parity.finding import UncomparedTensor
-from otel_torch.parity.forwards import SKIPPED_PHASES
 from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.sides import Sides
@@ -96,7 +95,7 @@ class Coverage:
             recorded = {
                 (kind.model, kind.module)
                 for kind in recording.kinds.kinds
-                if kind.phase not in SKIPPED_PHASES
+                if kind.phase not in recording.skipped_phases
             } | recording.uncalled
             unpaired[side] = [
                 UncomparedTensor(*module, "")

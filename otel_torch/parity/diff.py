@@ -29,6 +29,7 @@ def diff(
     save_isolation: str | Path | None = None,
     tensors: tuple[str | Path, str | Path] | None = None,
     bitwise: bool = False,
+    warm_ups: bool = False,
 ) -> Report:
     """Compare the recording of a port with that of its reference.
 
@@ -49,6 +50,7 @@ def diff(
             recordings name, if they are still there.
         bitwise: Compare two runs of one program bit by bit, by the keys of their records. Takes
             none of the options above but `progress`.
+        warm_ups: Compare forwards of phase `warmup`, too: those that a framework ran for itself.
 
     Returns:
         The report; `report.as_json()` is what `otel-torch diff --json` prints.
@@ -67,7 +69,7 @@ def diff(
                 "a bitwise comparison tolerates no error and pairs equal names: "
                 "leave out --noise, --rtol, --map, --save-map, --save-isolation and --tensors"
             )
-        return compare_bitwise(reference, port, progress)
+        return compare_bitwise(reference, port, progress, warm_ups=warm_ups)
     pairing = None if save_isolation is None else PairingFinder()
     report = compare(
         reference,
@@ -79,6 +81,7 @@ def diff(
         progress=progress,
         pairing=pairing,
         tensors=None if tensors is None else Sides(Path(tensors[0]), Path(tensors[1])),
+        warm_ups=warm_ups,
     )
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)

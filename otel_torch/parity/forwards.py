@@ -16,8 +16,10 @@ from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
 from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 
+# of a framework's own forwards on dummy inputs, which are compared only if asked
+WARM_UP = "warmup"
 # phases outside of forwards, or of a forward that is already recorded
-SKIPPED_PHASES = frozenset({"attach", "backward", "recompute", "train", "update"})
+SKIPPED_PHASES = frozenset({"attach", "backward", "recompute", "train", "update", WARM_UP})
 # prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
 # operations
 _OPERATION_PREFIX = "op["
@@ -107,6 +109,7 @@ def iterate_forwards(
     kinds: RowKinds,
     problem: Callable[[str], None] = lambda message: None,
     read: Callable[[int], None] = lambda count: None,
+    skipped: frozenset[str] = SKIPPED_PHASES,
 ) -> Iterator[ForwardRows]:
     """Yield the forwards of a recording.
 
@@ -114,11 +117,12 @@ def iterate_forwards(
         kinds: Filled with the kinds of rows.
         problem: Called with each warning.
         read: Called with the number of bytes of each batch.
+        skipped: The phases to leave out.
 
     Raises:
         RecordingError: The file is not a recording.
     """
-    cutter = _ForwardCutter(kinds)
+    cutter = _ForwardCutter(kinds, skipped)
     for batch in iterate_batches(path, kinds, problem, read):
         yield from cutter.cut(batch)
     yield from cutter.finish()
@@ -131,8 +135,8 @@ class _ForwardCutter:
     model by itself. Rows without recorded calls are cut by `_UnorderedCutter`.
     """
 
-    def __init__(self, kinds: RowKinds) -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: RowKinds, skipped: frozenset[str]) -> None:
+        self._kinds, self._skipped = kinds, skipped
         self._unordered = _UnorderedCutter(kinds)
         self._is_skipped: list[bool] = []  # by kind
         self._has_parents = False  # whether the recording names enclosing calls
@@ -147,7 +151,7 @@ class _ForwardCutter:
         """Yield the forwards that end in a batch."""
         entered, exited = batch.order.T
         self._is_skipped += [
-            kind.phase in SKIPPED_PHASES or kind.tensor.startswith(_OPERATION_PREFIX)
+            kind.phase in self._skipped or kind.tensor.startswith(_OPERATION_PREFIX)
             for kind in self._kinds.kinds[len(self._is_skipped) :]
         ]
         skipped = np.array(self._is_skipped)[batch.kinds]

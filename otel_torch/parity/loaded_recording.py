@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.call_graph import Parameter, read_module_table
-from otel_torch.parity.forwards import ForwardRows, read_parameters
+from otel_torch.parity.forwards import SKIPPED_PHASES, ForwardRows, read_parameters
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.noise import dtypes_by_module
 from otel_torch.recording.metadata import (
@@ -30,6 +30,7 @@ class LoadedRecording:
         uncalled: Modules that the table of modules has, but that are never called.
         dtypes: The dtypes of the parameters of each module.
         kinds: The kinds of rows read so far.
+        skipped_phases: Whose rows are in no forward that is compared.
         repeated: Tensors repeat within a step, and no calls were recorded.
     """
 
@@ -39,6 +40,7 @@ class LoadedRecording:
     modules: list[ModulePath]
     uncalled: set[ModulePath]
     dtypes: dict[ModulePath, set[str]]
+    skipped_phases: frozenset[str] = SKIPPED_PHASES
     kinds: RowKinds = field(default_factory=RowKinds)
     repeated: bool = False
 
@@ -92,7 +94,9 @@ def module_paths(meta: dict[str, Any]) -> set[ModulePath]:
     return {(entry.model, entry.module) for entry in read_module_table(meta)}
 
 
-def load_recording_start(path: Path, warn: Warn) -> LoadedRecording:
+def load_recording_start(
+    path: Path, warn: Warn, skipped_phases: frozenset[str] = SKIPPED_PHASES
+) -> LoadedRecording:
     """Read the metadata and the parameters of a recording.
 
     Raises:
@@ -119,4 +123,4 @@ def load_recording_start(path: Path, warn: Warn) -> LoadedRecording:
     # a tensor with two names goes by that of the module that runs
     parameters.sort(key=lambda parameter: parameter.module_path in uncalled)
     dtypes = dtypes_by_module(parameters)
-    return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes)
+    return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes, skipped_phases)

@@ -55,7 +55,13 @@ class NoiseForwards:
                     "the reference, recorded again"
                 )
             self.dtypes = dtypes_by_module(read_parameters(path, meta))
-            self._forwards = iterate_forwards(path, recordings.reference.kinds, warn, read)
+            self._forwards = iterate_forwards(
+                path,
+                recordings.reference.kinds,
+                warn,
+                read,
+                recordings.reference.skipped_phases,
+            )
 
     def matching(self, reference: ForwardRows) -> ForwardRows | None:
         """Return the same forward under noise, or None."""

@@ -23,7 +23,7 @@ from torch import nn
 
 from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
-from otel_torch.sources import compiled
+from otel_torch.sources import compiled, warm_ups
 from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
@@ -206,7 +206,7 @@ class Activations(Source):
                 self._measurer.report_unwalked(site.model.name, kind)
             if self._outputs and self._measurer.add(call, tensors):
                 self._report_nonfinite(call, tensors)
-            if self._gradients and torch.is_grad_enabled():
+            if self._gradients and torch.is_grad_enabled() and call.phase != warm_ups.PHASE:
                 self._gradient_observer.watch(call, tensors)
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)

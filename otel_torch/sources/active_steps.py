@@ -26,6 +26,8 @@ Rule = Literal["trace_step", "framework", "optimizer", "schedule", "forward"]
 Owner = str | None
 # Owns a training step until the model that is trained runs.
 FIRST = ""
+# Owns the step of a warm-up. No model has this name, and no step of a model is ended by it.
+WARM_UP = "(warm-up)"
 
 
 @dataclass(frozen=True, slots=True)

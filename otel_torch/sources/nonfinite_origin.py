@@ -36,6 +36,7 @@ from otel_torch.sources.nonfinite_history import RecentRecords
 from otel_torch.sources.nonfinite_judge import LastUpdate, Scene, Verdict, judge
 from otel_torch.sources.nonfinite_report import UNRECORDED, Origin, named, number, place
 from otel_torch.sources.nonfinite_suspects import (
+    FORWARD_PHASES,
     Row,
     comes_out,
     first_that_comes_out,
@@ -129,6 +130,8 @@ class NonFiniteOrigin(Source):
 
     def examine(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:
         """Examine the running calls: a tensor of the innermost one has a NaN or Inf."""
+        if call.phase not in FORWARD_PHASES:
+            return
         self._looks[call.model, call.module] += 1
         if self._is_over or self._looks[call.model, call.module] > _LOOKS:
             return
@@ -201,7 +204,7 @@ class NonFiniteOrigin(Source):
         """Look at an output of a forward that the budget left out."""
         if self._report is not None:
             self._report((call.model, "", label, call.phase), not is_nonfinite(row))
-        if self.origin is None and is_alarming(row):
+        if self.origin is None and call.phase in FORWARD_PHASES and is_alarming(row):
             assert row is not None
             text = (
                 f"something inside {call.model} or its input: that step was not recorded "

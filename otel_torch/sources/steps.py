@@ -4,13 +4,14 @@ Two recordings can be compared only if they number their steps alike, so every r
 here. `StepTracker` asks the clocks in this order, and the first that knows the step says it:
 
 1. `trace_step`: the program names the step itself.
-2. `framework`: a supported framework knows it (see `Hint`).
-3. `optimizer`: the model is trained. Its framework counts the steps, or the busiest optimizer that
+2. `framework`: the framework warms up, and each warm-up is a step (`warm_ups.py`).
+3. `framework`: a supported framework knows it (see `Hint`).
+4. `optimizer`: the model is trained. Its framework counts the steps, or the busiest optimizer that
    holds its parameters, or the changes of its parameters do.
-4. `optimizer`: the model is not trained, but runs in a training step of another one, such as a
+5. `optimizer`: the model is not trained, but runs in a training step of another one, such as a
    criterion, an EMA, a teacher or a frozen encoder (`training_steps.py`).
-5. `schedule`: the completed steps of the busiest denoise schedule that is not used up.
-6. `forward`: the completed outermost forwards of the model. Each forward is a step.
+6. `schedule`: the completed steps of the busiest denoise schedule that is not used up.
+7. `forward`: the completed outermost forwards of the model. Each forward is a step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from otel_torch.process.console import say
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.settings import Settings
-from otel_torch.sources.active_steps import ActiveStep, ActiveSteps, Position
+from otel_torch.sources.active_steps import WARM_UP, ActiveStep, ActiveSteps, Position
 from otel_torch.sources.cadence import Cadence, Kind
 from otel_torch.sources.denoising import Denoising
 from otel_torch.sources.events import RunEvents
@@ -42,6 +43,7 @@ from otel_torch.sources.source import Source
 from otel_torch.sources.trace_step import current_step_idx
 from otel_torch.sources.training_steps import TrainingSteps
 from otel_torch.sources.updates import UpdateEvents
+from otel_torch.sources.warm_ups import PHASE, is_warming_up
 from otel_torch.torch_private import unseen_by_function_modes
 
 
@@ -94,10 +96,12 @@ class StepTracker(Source):
         self.updates = UpdateEvents(events)
         self._schedules = Schedules()
         self.loop = 0
+        self._warm_ups = 0
         self._loop_has_stepped = False
         self._last_traced: dict[tuple[int, int], int] = {}
         self._clocks = (
             self._by_trace_step,
+            self._by_warm_up,
             self._by_framework,
             self.training.position,
             self.training.surrounding,
@@ -180,11 +184,12 @@ class StepTracker(Source):
     def begin_forward(self, model: TrackedModel, inputs: Inputs = NO_INPUTS) -> ForwardContext:
         """Begin an outermost forward of `model` in this thread, and a step if none is active."""
         with self._active.lock:
-            hint = ask_for_hint() or Hint()
+            hint = Hint(phase=PHASE) if is_warming_up() else ask_for_hint() or Hint()
             forward = Forward(model, inputs, hint, self.training.trained_by(model))
             position, phase = self._position(forward), self.training.phase(forward)
             active, is_new = self._enter(position, model)
-            self.training.note(forward, phase, active)
+            if phase != PHASE:
+                self.training.note(forward, phase, active)
             if active.trains and phase == "forward" and forward.optimizers is not None:
                 for notify in self._events.training_forward:
                     notify(active, inputs)
@@ -221,7 +226,7 @@ class StepTracker(Source):
     ) -> None:
         """End an outermost forward, and its step if it is a step by itself."""
         with self._active.lock:
-            model.completed += error is None
+            model.completed += error is None and context.phase != PHASE
             active = context.active
             if context.opened_step and not active.position.lasts:
                 self._active.end(active, error)
@@ -263,6 +268,11 @@ class StepTracker(Source):
         # A forward begins this step only where the block has not: in a thread that outlives the
         # block, or in a block that was entered before recording began.
         return Position("trace_step", step, self._loop_of(forward), None, lasts=False, bounded=True)
+
+    def _by_warm_up(self, forward: Forward) -> Position | None:
+        if forward.hint.phase != PHASE:
+            return None
+        return Position("framework", self._warm_ups, self._loop_of(forward), WARM_UP)
 
     def _by_framework(self, forward: Forward) -> Position | None:
         hint, model = forward.hint, forward.model
@@ -313,6 +323,14 @@ class StepTracker(Source):
             active = self._active.of(None)
             if active is not None and active.position.rule == "framework":
                 self._active.end(active)
+
+    def end_warm_up(self) -> None:
+        """End the step of a warm-up, if a forward has begun it."""
+        with self._active.lock:
+            active = self._active.of(WARM_UP)
+            if active is not None:
+                self._active.end(active)
+                self._warm_ups += 1
 
     def end_step(self, active: ActiveStep, error: BaseException | None = None) -> None:
         """End a step. Does nothing if it has ended."""

@@ -14,6 +14,7 @@ from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.records import PARAMETER_PHASES
 from otel_torch.session import Session
+from otel_torch.sources import warm_ups
 from otel_torch.sources.copies import can_write_tensors, copy_of
 from otel_torch.sources.identity import Identity
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall, TensorReader
@@ -51,8 +52,10 @@ class TensorMeasurer:
 
         Args:
             parameter_names: if the tensors are inputs, the parameter names of forward.
-            recognize: whether a tensor seen before may be recognized.
+            recognize: whether a tensor seen before may be recognized. One of a warm-up never is:
+                the row of its first sight has its sketch, and comparisons pass over that row.
         """
+        recognize = recognize and call.phase != warm_ups.PHASE
         now = time.time_ns()
         columns, has_nonfinite = self.columns, False
         if call.phase in PARAMETER_PHASES and self._parity:
