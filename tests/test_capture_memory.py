@@ -97,7 +97,7 @@ def census(model: nn.Module) -> dict[str, Any]:
             ModuleHookManager.get_from(module) is not None for module in model.modules()
         ),
         "numbers in compiled graphs": len(compiled._sites),
-        "threads": threading.enumerate(),
+        "threads": [thread for thread in threading.enumerate() if thread.is_alive()],
         "files": os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else [],
         "folders": sorted(Path(tempfile.gettempdir()).iterdir()),
         "session": otel_torch.session.current(),

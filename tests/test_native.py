@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -360,15 +361,25 @@ def test_without_a_library_there_is_no_kernel_and_a_reason(monkeypatch, tmp_path
     missing = tmp_path / "kernel.so"
     monkeypatch.setattr(cpu_kernel, "LIBRARY", missing)
     monkeypatch.setattr(CpuKernel.__init__, "__defaults__", (missing, cpu_kernel.FOLDER))
-    cpu_kernel._loaded.cache_clear()
-    try:
-        assert cpu_kernel.load() is None
-        assert (
-            cpu_kernel.describe()
-            == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
-        )
-    finally:
-        cpu_kernel._loaded.cache_clear()
+    monkeypatch.setattr(cpu_kernel, "_kernel", None)
+    assert cpu_kernel.load() is None
+    assert (
+        cpu_kernel.describe()
+        == "torch (no compiled kernel: kernel.so was not built; install again with a C compiler)"
+    )
+
+
+def test_threads_that_measure_first_at_once_load_one_kernel(monkeypatch):
+    monkeypatch.setattr(cpu_kernel, "_kernel", None)
+    everybody = threading.Barrier(8)
+
+    def load(_: int) -> CpuKernel | None:
+        everybody.wait()
+        return cpu_kernel.load()
+
+    with ThreadPoolExecutor(8) as threads:
+        kernels = set(threads.map(load, range(8)))
+    assert kernels == {cpu_kernel.load()}
 
 
 def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):

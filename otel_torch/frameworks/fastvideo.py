@@ -21,7 +21,7 @@ from otel_torch import session
 from otel_torch.process.console import say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry, nvtx, profiler, registry
-from otel_torch.sources import forwards, steps, trace_step
+from otel_torch.sources import forwards, gradient_clipping, steps, trace_step
 
 # fields of a request on its pipeline's span: numbers that determine the work, no prompts or paths
 _REQUEST_FIELDS = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale", "seed")
@@ -419,6 +419,21 @@ def _replace_trace(module: ModuleType) -> None:
     _replace_function(module, "attach_activation_trace", _attach_nothing)
 
 
+@_guarded
+def _watch_clips(module: ModuleType) -> None:
+    """Watch FastVideo's own copy of torch's function that scales gradients to a norm."""
+    clip = module._clip_grads_with_norm_
+
+    @functools.wraps(clip)
+    def recorded(
+        parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        parameters = gradient_clipping.note_clip(parameters, max_norm, total_norm)
+        clip(parameters, max_norm, total_norm, *args, **kwargs)
+
+    _replace(module, "_clip_grads_with_norm_", recorded)
+
+
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "fastvideo.profiler": _replace_profiler,
     "fastvideo.hooks.activation_trace": _replace_trace,
@@ -426,4 +441,5 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "fastvideo.pipelines.stages.base": _wrap_stages,
     "fastvideo.pipelines.composed_pipeline_base": _wrap_pipelines,
     "fastvideo.entrypoints.video_generator": _wrap_generator,
+    "fastvideo.training.training_utils": _watch_clips,
 }

@@ -95,7 +95,7 @@ _FORK_WAIT_S = 5.0
 
 @contextmanager
 def no_fork() -> Iterator[None]:
-    """Let forks of other threads wait while this one imports modules in a block."""
+    """Let forks and other threads wait while this one imports modules in a block."""
     with _import_lock:
         yield
 

@@ -47,6 +47,25 @@ class Clip:
 # Asked for parameters that are about to be updated, where no function of torch has clipped them: a
 # framework's clip of them by code of its own, with the norm of all ranks.
 clip_sources: list[Callable[[frozenset[int]], Clip | None]] = []
+# of the sessions that are running
+_watches: list[ClipWatch] = []
+
+
+def note_clip(parameters: Any, max_norm: float, total_norm: Tensor) -> Any:
+    """Note that a program is about to clip the gradients of parameters to `max_norm`.
+
+    Returns the parameters, since the caller may pass an iterator. Never raises.
+    """
+    try:
+        if not isinstance(parameters, Tensor):
+            parameters = list(parameters)
+        clipped = [parameters] if isinstance(parameters, Tensor) else parameters
+        ids, norm = frozenset(map(id, clipped)), whole_values(total_norm)
+        for watch in _watches:
+            watch.add(ids, norm, float(max_norm))
+    except Exception as error:
+        say_once(f"a gradient norm is not recorded: {type(error).__name__}: {error}")
+    return parameters
 
 
 class ClipWatch(threading.local):
@@ -62,6 +81,8 @@ class ClipWatch(threading.local):
 
     def install(self, replacements: Replacements) -> None:
         """Watch every function that clips by a norm."""
+        _watches.append(self)
+        replacements.on_restore(lambda: _watches.remove(self))
         for owner, name in torch_private.clipping_functions():
             replacements.replace(owner, name, self._wrap_clip)
         if hasattr(clip_grad, "_get_total_norm"):
@@ -75,29 +96,22 @@ class ClipWatch(threading.local):
 
         return get_total_norm
 
-    def _wrap_clip(self, clip: Callable[..., None]) -> Callable[..., None]:
+    @staticmethod
+    def _wrap_clip(clip: Callable[..., None]) -> Callable[..., None]:
         def clip_grads_with_norm_(
             parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any
         ) -> None:
             if not torch.compiler.is_compiling():
-                parameters = self._note(parameters, max_norm, total_norm)
+                parameters = note_clip(parameters, max_norm, total_norm)
             return clip(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_
 
-    def _note(self, parameters: Any, max_norm: float, total_norm: Tensor) -> Any:
-        """Note a clip, and return the parameters, of which the caller may pass an iterator."""
-        try:
-            if not isinstance(parameters, Tensor):
-                parameters = list(parameters)
-            clipped = [parameters] if isinstance(parameters, Tensor) else parameters
-            ids, norm = frozenset(map(id, clipped)), whole_values(total_norm)
-            is_l2 = self._norm_type == 2.0
-            self._clips.append(Clip(ids, norm, is_l2, float(max_norm), self.scale))
-        except Exception as error:
-            say_once(f"a gradient norm is not recorded: {type(error).__name__}: {error}")
+    def add(self, parameter_ids: frozenset[int], norm: Tensor | None, max_norm: float) -> None:
+        """Add a clip of this thread, by the norm that it has just computed."""
+        is_l2 = self._norm_type == 2.0
+        self._clips.append(Clip(parameter_ids, norm, is_l2, max_norm, self.scale))
         self._norm_type = 2.0
-        return parameters
 
     def forget(self) -> None:
         """Forget all clips: a backward pass changes the gradients."""

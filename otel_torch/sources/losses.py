@@ -46,7 +46,7 @@ class PendingLoss:
     reached: frozenset[Model] | None = None
 
 
-class _Thread(threading.local):
+class _ThreadLosses(threading.local):
     """What one thread trains."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class PendingLosses:
     """The losses of one session that no optimizer step has taken yet."""
 
     def __init__(self) -> None:
-        self._thread = _Thread()
+        self._thread = _ThreadLosses()
         # of all threads: an optimizer may step in another one than the backward pass
         self._pending: deque[PendingLoss] = deque(maxlen=_MAX_PENDING)
         self._probes: weakref.WeakKeyDictionary[Model, list[weakref.ref[nn.Parameter]]]

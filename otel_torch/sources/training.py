@@ -36,7 +36,7 @@ from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.sources.updates import OptimizerStep, Update
 
 
-class _Thread(threading.local):
+class _RunningStep(threading.local):
     """`scaler`: the gradient scaler whose step is running in a thread."""
 
     scaler: GradScaler | None = None
@@ -52,7 +52,7 @@ class Training(Source):
         self._registry = registry
         self._events = events
         self.facts = OptimizerFacts(step_tracker.training.optimizers)
-        self._thread = _Thread()
+        self._running = _RunningStep()
         self._scaled_steps = self._skipped_steps = 0
         # by optimizer that is stepping: its open region, and what it does
         self._scopes: dict[int, Scope | None] = {}
@@ -97,7 +97,7 @@ class Training(Source):
 
         def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = optimizers.completed(optimizer)
-            self._thread.scaler = scaler if scaler.is_enabled() else None
+            self._running.scaler = scaler if scaler.is_enabled() else None
             try:
                 result = scaled_step(scaler, optimizer, *args, **kwargs)
                 if before is not None:
@@ -107,7 +107,7 @@ class Training(Source):
                         self._emit(self._events.optimizer_skipped, self._step_of(optimizer))
                 return result
             finally:
-                self._thread.scaler = None
+                self._running.scaler = None
 
         return step
 
@@ -190,7 +190,7 @@ class Training(Source):
         except Exception as error:
             say_once(f"an optimizer step is not recorded: {type(error).__name__}: {error}")
             updates = []
-        return OptimizerStep(optimizer, updates, self._thread.scaler)
+        return OptimizerStep(optimizer, updates, self._running.scaler)
 
     def _updates_by(self, optimizer: Optimizer) -> list[Update]:
         """Return what a step of the optimizer changes, without what the budget skips."""

@@ -59,7 +59,7 @@ def _guarded(observe: Callable[_P, None]) -> Callable[_P, None]:
     return call
 
 
-class _Thread(threading.local):
+class _SteppingOptimizer(threading.local):
     """`held`: the parameters of the optimizer that steps in a thread."""
 
     held: frozenset[int] = frozenset()
@@ -82,7 +82,7 @@ class TrainingHealth(Source):
         self._parameter_updates = ParameterUpdates(self._rows, owners)
         self._first_groups = FirstGroups()
         self.throughput = Throughput(events)
-        self._thread = _Thread()
+        self._stepping = _SteppingOptimizer()
         self._replacements = Replacements()
         events.training_forward.append(_guarded(self._losses.forward_starting))
         events.backward_starting.append(_guarded(self._on_backward_starting))
@@ -135,7 +135,7 @@ class TrainingHealth(Source):
         self._losses.backward_starting(roots)
 
     def _on_optimizer_stepping(self, optimizer_step: OptimizerStep) -> None:
-        self._thread.held = optimized_parameters(optimizer_step.optimizer)
+        self._stepping.held = optimized_parameters(optimizer_step.optimizer)
         self._add_rates(optimizer_step)
         self._add_scale(optimizer_step, is_skipped=False)
         self._parameter_updates.starting(optimizer_step)
@@ -149,7 +149,7 @@ class TrainingHealth(Source):
     ) -> None:
         self._add_losses(model, step)
         if self._rows.are_wanted(model, step):
-            holds_copies = not (parameter_ids & model.parameter_ids()) <= self._thread.held
+            holds_copies = not (parameter_ids & model.parameter_ids()) <= self._stepping.held
             are_elsewhere = holds_copies and torch_private.has_other_ranks()
             self._gradient_norms.record(model, parameter_ids, step, scale, are_elsewhere)
 
@@ -174,7 +174,7 @@ class TrainingHealth(Source):
                 continue
             first = self._first_groups.of(model, optimizer)
             own = parameter_ids & model.parameter_ids()
-            holds_copies = own.isdisjoint(self._thread.held)
+            holds_copies = own.isdisjoint(self._stepping.held)
             for index, group in enumerate(optimizer.param_groups):
                 if holds_copies or any(id(parameter) in own for parameter in group["params"]):
                     name = group.get("name")

@@ -64,11 +64,11 @@ class TrainingLoop:
         return self.phase == "eval" if mode == self.mode else not mode
 
 
-class _Thread(threading.local):
+class _WatchedModels(threading.local):
     """The models without an optimizer that a thread has run, whose gradients it may read."""
 
     def __init__(self) -> None:
-        self.watched: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class TrainingSteps:
@@ -78,7 +78,7 @@ class TrainingSteps:
         self.optimizers = Optimizers()
         self._steps, self._denoising = steps, denoising
         self._loop = TrainingLoop()
-        self._thread = _Thread()
+        self._of_thread = _WatchedModels()
         self._undivided = 0  # how many blocks of `one_training_step` are running
 
     def forked(self, denoising: Denoising) -> None:
@@ -120,8 +120,8 @@ class TrainingSteps:
     def backward_ended(self) -> list[Any]:
         """Return the models that the program updates without an optimizer, and watch them."""
         with self._steps.lock:
-            models, updated = list(self._thread.watched), []
-            self._thread.watched.clear()
+            models, updated = list(self._of_thread.models), []
+            self._of_thread.models.clear()
             for model in models:
                 if model.clock.updates is not None and not self.optimizers.training(model):
                     model.clock.updates.backward_ended()
@@ -283,7 +283,7 @@ class TrainingSteps:
             if clock.updates is None and (parameters := model.trainable_parameters()):
                 clock.updates = UpdateWatch((parameters[0], parameters[-1]))
             if clock.updates is not None:
-                self._thread.watched.add(model)
+                self._of_thread.models.add(model)
 
     def _is_part_of(self, forward: Forward, active: ActiveStep, step: int) -> bool:
         """Return whether a forward of a trained model is part of its active step."""

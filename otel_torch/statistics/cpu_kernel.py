@@ -9,7 +9,6 @@ is missing, stale or computes wrong numbers, torch's operators are used instead.
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import math
 import struct
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from otel_torch.process import at_fork
 from otel_torch.process.console import say_once
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift
@@ -289,10 +289,23 @@ def _set_parallel(library: ctypes.PyDLL) -> None:
     library.kernel_set_parallel(function)
 
 
-@functools.cache
-@unobserved  # the first tensor may be measured inside a mode or tracer of the program
+_kernel: tuple[CpuKernel | None, str] | None = None
+
+
 def _loaded() -> tuple[CpuKernel | None, str]:
-    """Return the kernel, or None and the reason."""
+    """Return the kernel, or None and the reason.
+
+    One thread loads it: the library has one set of tables, which belong to the kernel made last.
+    """
+    global _kernel
+    if _kernel is None:
+        with at_fork.no_fork():
+            _kernel = _kernel or _load()
+    return _kernel
+
+
+@unobserved  # the first tensor may be measured inside a mode or tracer of the program
+def _load() -> tuple[CpuKernel | None, str]:
     try:
         return CpuKernel(), ""
     except KernelUnusable as reason:

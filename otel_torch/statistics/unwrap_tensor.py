@@ -92,7 +92,10 @@ def is_part(tensor: Tensor) -> bool:
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None or not isinstance(tensor, distributed.DTensor):
         return False
-    return not all(placement.is_replicate() for placement in tensor.placements)
+    return not all(
+        placement.is_replicate() or tensor.device_mesh.size(dimension) == 1
+        for dimension, placement in enumerate(tensor.placements)
+    )
 
 
 def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
@@ -101,7 +104,7 @@ def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
     The part is None for a tensor that is whole on this rank, and if the position is unknown.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
-    if distributed is None or not isinstance(tensor, distributed.DTensor):
+    if distributed is None or not isinstance(tensor, distributed.DTensor) or not is_part(tensor):
         return None, True
     partial = False
     for placement in tensor.placements:
@@ -109,8 +112,6 @@ def _shard(tensor: Tensor) -> tuple[Shard | None, bool]:
             partial = True
         elif not placement.is_replicate() and type(placement) is not distributed.Shard:
             return None, False  # strided shards, or a mean or maximum over the ranks
-    if not is_part(tensor):
-        return None, True
     offset = shard_offset(tensor)
     if offset is None:
         return None, False

@@ -23,15 +23,18 @@ TRAINED = {
 
 
 class Trained:
-    """A training run, and its transformer's records a rank, their modules named relative to the
-    transformer.
+    """A training run: its transformer's records a rank, their modules named relative to the
+    transformer, and the rows of phase `train` a rank.
     """
 
     def __init__(self, run: Run, model: str, root: str) -> None:
         self.run, self.model, self.root = run, model, root
         self.ranks: list[list[dict[str, Any]]] = []
+        self.health: list[list[dict[str, Any]]] = []
         for path in run.recordings():
-            records = [record for record in run.records_of(path) if record["model"] == model]
+            of_model = [record for record in run.records_of(path) if record["model"] == model]
+            self.health.append([record for record in of_model if record["phase"] == "train"])
+            records = [record for record in of_model if record["phase"] != "train"]
             assert all(record["module"].startswith(root) for record in records)
             self.ranks.append(
                 [{**r, "module": r["module"][len(root) :].removeprefix(".")} for r in records]
@@ -51,6 +54,18 @@ def test_steps_are_the_optimizers_and_accumulated_forwards_are_calls(trained: Tr
             (r["step"], r["call"]) for r in records if r["module"] == "" and r["phase"] == "forward"
         ]
         assert seen == [(step, call) for step in (0, 1, 2) for call in (0, 1)]
+
+
+def test_every_step_has_its_losses_rate_and_norm(trained: Trained) -> None:
+    for rows in trained.health:
+        for quantity, calls in {"loss": 2, "lr[0]": 1, "grad_norm": 1}.items():
+            seen = [
+                (row["step"], row["call"])
+                for row in rows
+                if (row["module"], row["tensor"]) == ("", quantity)
+            ]
+            assert seen == [(step, call) for step in (0, 1, 2) for call in range(calls)], quantity
+        assert not any(row["nonfinite"] for row in rows)
 
 
 def test_recomputed_blocks_are_labelled(trained: Trained) -> None:
