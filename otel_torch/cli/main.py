@@ -23,6 +23,10 @@ COMMANDS = {
     "run": ("otel_torch.cli.run", "run a command and record it"),
     "show": ("otel_torch.cli.show", "show a recording as a table, as an HTML page or as a trace"),
     "diff": ("otel_torch.cli.diff", "find where a port first diverges from its reference"),
+    "import": (
+        "otel_torch.cli.import_dump",
+        "make a recording of tensors that another program dumped",
+    ),
     "scan": ("otel_torch.cli.scan", "list what would be recorded and its cost, without a run"),
     "doctor": (
         "otel_torch.cli.doctor",

@@ -166,7 +166,7 @@ class _Comparison:
         first = streams.map(lambda stream: next(stream, None))
         for recording, forward in zip(self._recordings, first, strict=True):
             recording.complete_modules(forward)
-        self._match = ProgramMatch(self._recordings, self._map, self._tolerance, self._warn)
+        self._match = ProgramMatch(self._recordings, self._map, self._tolerance, self._warn, first)
         self._diagnosis = Diagnosis(
             self._recordings.map(lambda recording: recording.parameters),
             self._match.parameters,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from otel_torch.parity.align import Alignment
+from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.faults import Fault, Location
 
 _DIFFERENCES = {
@@ -36,9 +37,23 @@ def explain(fault: Fault, alignment: Alignment) -> str:
     return f"{reason} In the reference, this value is {_tensor_name(reference)}."
 
 
+def has_known_inputs(fault: Fault, alignment: Alignment) -> bool:
+    """Return whether an input of the faulty module was compared; without one, what comes before the
+    module may be at fault.
+    """
+    values = _inputs_of(fault.port)
+    return any(role.value in values for pair in alignment.pairs for role in pair.port)
+
+
+def _inputs_of(location: Location | None) -> list[TensorValue]:
+    if location is None or location.call is None:
+        return []
+    return [role.value for role in location.call.inputs]
+
+
 def _inputs_state(port: Location | None, alignment: Alignment) -> str:
     """Return what the comparison knows of the inputs of a call."""
-    values = [] if port is None or port.call is None else [role.value for role in port.call.inputs]
+    values = _inputs_of(port)
     if not values:
         return "its input was not recorded"
     compared = {role.value for pair in alignment.pairs for role in pair.port}

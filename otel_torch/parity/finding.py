@@ -79,6 +79,8 @@ class Finding:
         explanation: Two or three sentences for people: the cause, if known, and why here.
         cause: What the fault is, None where the recordings do not show it.
         breakdown: Where in the tensor the difference is, a line each; empty without whole tensors.
+        knows_input: Whether an input of the module was compared; otherwise the fault may be in the
+            code before the module.
     """
 
     model: str | None
@@ -103,6 +105,7 @@ class Finding:
     explanation: str
     cause: Cause | None = None
     breakdown: tuple[str, ...] = ()
+    knows_input: bool = True
 
 
 @dataclass(slots=True)

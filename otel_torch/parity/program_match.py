@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 
-from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.call_graph import Parameter, build_program
 from otel_torch.parity.correspondence import Correspondence
+from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.loaded_recording import LoadedRecording, Warn
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.modules import ModulePairs, pair_modules, pair_within_containers
+from otel_torch.parity.modules_by_values import pair_by_values
 from otel_torch.parity.naming import names_by_loader, plain_name
+from otel_torch.parity.noise import coarsest_dtypes
 from otel_torch.parity.parameters import ParameterPair, pair_parameters
 from otel_torch.parity.resolve_map import resolve_map
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
+from otel_torch.parity.values import Comparer
 
 # two models that share a smaller part of their parameters, by elements, are unrelated
 _UNRELATED = 0.1
@@ -36,9 +40,11 @@ class ProgramMatch:
         map: Map | None,
         tolerance: Tolerance,
         warn: Warn,
+        first: Sides[ForwardRows | None],
     ) -> None:
         self._recordings = recordings
         self._tolerance = tolerance
+        self._first = first
         self.given: Correspondence | None = None if map is None else resolve_map(map, *recordings)
         self.parameters: list[ParameterPair] = []
         self.modules = ModulePairs()
@@ -109,6 +115,8 @@ class ProgramMatch:
         for model, match in models.items():
             self.modules.matched.setdefault((model, ""), (match, ""))
         self._match_equal_names()
+        if not all(recording.parameters for recording in self._recordings):
+            self._match_by_values()
 
     def _match_equal_names(self) -> None:
         """Match modules of the same name in matched models, if neither has another match."""
@@ -127,9 +135,29 @@ class ProgramMatch:
             if module in matched or module in self.modules.wholes:
                 continue
             is_owner = module in owners
-            if is_owner == (match in port_owners) and (is_owner or not owners):
+            if not port_owners or (is_owner == (match in port_owners) and (is_owner or not owners)):
                 matched[module] = match
                 taken.add(match)
+
+    def _match_by_values(self) -> None:
+        """Match the remaining modules by what they compute in the first forwards."""
+        reference, port = self._first
+        if reference is None or port is None:
+            return
+        programs = Sides(build_program(reference.rows), build_program(port.rows))
+        comparer = Comparer(self._tolerance)
+        for program, recording in zip(programs, self._recordings, strict=True):
+            if all(value.sketch is None for value in program.values):
+                return  # statistics are too weak to tell modules apart
+            comparer.coarse.update(coarsest_dtypes(program, recording.dtypes))
+        matched = self.modules.matched
+        free = Sides(
+            set(self._recordings.reference.modules) - set(matched),
+            set(self._recordings.port.modules) - set(matched.values()) - set(self.modules.parts),
+        )
+        for module, match in pair_by_values(programs, comparer, free).items():
+            matched[module] = match
+            self.models.setdefault(module[0], match[0])
 
     def is_unrelated(self) -> bool:
         """Return whether the two models share hardly any parameter, by numbers or by name.

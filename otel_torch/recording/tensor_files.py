@@ -114,7 +114,7 @@ class TensorFolder:
         if header is None:
             if len(self._headers) > _CACHED_HEADERS:  # a long run: drop the oldest
                 del self._headers[next(iter(self._headers))]
-            header = self._headers[path] = {stored.key: stored for stored in _read_header(path)}
+            header = self._headers[path] = {stored.key: stored for stored in read_header(path)}
         return header
 
 
@@ -147,8 +147,13 @@ def _find_run_folder(folder: Path, rank: int | None) -> Path:
     return runs[0]
 
 
-def _read_header(path: Path) -> Iterator[StoredTensor]:
-    """Read the header: eight bytes of length, then JSON with dtype, shape and offsets by key."""
+def read_header(path: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a safetensors file by its header: eight bytes of length, then JSON with
+    dtype, shape and offsets by key.
+
+    Raises:
+        RecordingError: The file is none.
+    """
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -159,6 +164,8 @@ def _read_header(path: Path) -> Iterator[StoredTensor]:
             if key != "__metadata__":
                 start, stop = entry["data_offsets"]
                 shape = tuple(entry["shape"])
+                if min(start, stop - start, *shape) < 0:
+                    raise ValueError(f"{key!r} has a negative size or offset")
                 offset = 8 + length + start
                 yield StoredTensor(path, key, entry["dtype"], shape, offset, stop - start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

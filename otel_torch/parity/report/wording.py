@@ -45,6 +45,7 @@ _HEADLINES: dict[Side, tuple[str, str]] = {
     ),
     "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
 }
+_UNKNOWN_INPUT = "Its input was not compared: the fault is in it or in the code before it."
 # Likewise for what a training step does after its forwards, by phase.
 _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
     "loss": ("the loss of {model} differs", "Its outputs match."),
@@ -103,6 +104,8 @@ def headline(finding: Finding) -> str:
         template, context = f"only the {owner} has {{module}}, the {lacking} does not", ""
     else:
         template, context = _HEADLINES[side or "output"]
+        if side == "output" and not finding.knows_input:
+            context = _UNKNOWN_INPUT
     fields = {
         "model": escape(finding.model or "the model"),
         "module": module_name(module),
