@@ -121,7 +121,7 @@ def test_tolerances_and_maps_make_no_sense_bit_by_bit(
 ) -> None:
     path = str(record(tmp_path, "run"))
     assert main(["diff", "--bitwise", "--rtol", "1e-3", path, path]) == 2
-    assert "leave out --noise, --rtol" in capsys.readouterr().err
+    assert "leave out --noise, --golden, --rtol" in capsys.readouterr().err
 
 
 # -- the hash

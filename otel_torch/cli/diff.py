@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "multiple of its rounding noise match. Default: a constant for each dtype",
     )
     tolerances.add_argument(
+        "--golden",
+        metavar="RECORDING",
+        help="the same computation in higher precision, such as the reference in float64: says "
+        "which of the two is nearer to it, module by module",
+    )
+    tolerances.add_argument(
         "--rtol",
         metavar="ERROR",
         type=_parse_tolerance,
@@ -114,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         name: getattr(arguments, name)
         for name in (
             "noise",
+            "golden",
             "map",
             "save_map",
             "rtol",

@@ -9,6 +9,7 @@ from pathlib import Path
 from otel_torch.parity.bitwise import compare_bitwise
 from otel_torch.parity.compare import compare
 from otel_torch.parity.finding import Report
+from otel_torch.parity.golden import compare_with_golden
 from otel_torch.parity.map_file import load_map
 from otel_torch.parity.naming import has_loader
 from otel_torch.parity.pairing_finder import PairingFinder
@@ -22,6 +23,7 @@ def diff(
     port: str | Path,
     *,
     noise: str | Path | None = None,
+    golden: str | Path | None = None,
     map: str | Path | None = None,
     save_map: str | Path | None = None,
     rtol: float | None = None,
@@ -39,6 +41,8 @@ def diff(
             `weaker` set.
         port: The recording of the port, likewise.
         noise: A second recording of the reference, made with OTEL_TORCH_NOISE.
+        golden: A recording of the same computation in higher precision; the report says which of
+            the two is nearer to it, module by module.
         map: A TOML file that pairs names.
         save_map: Where to write the pairing that was found.
         rtol: A relative L2 error that replaces the tolerances of the dtypes.
@@ -59,15 +63,15 @@ def diff(
         ValueError: For bad input; the message is one line.
         OSError: If a file cannot be read or written.
     """
-    for path in (reference, port, noise):
+    for path in (reference, port, noise, golden):
         if path is not None:
             require_regular_file(path)  # before the long part begins
     if bitwise:
-        options = noise, map, save_map, rtol, save_isolation, tensors
+        options = noise, golden, map, save_map, rtol, save_isolation, tensors
         if any(option is not None for option in options):
             raise ValueError(
                 "a bitwise comparison tolerates no error and pairs equal names: "
-                "leave out --noise, --rtol, --map, --save-map, --save-isolation and --tensors"
+                "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation and --tensors"
             )
         return compare_bitwise(reference, port, progress, warm_ups=warm_ups)
     pairing = None if save_isolation is None else PairingFinder()
@@ -85,6 +89,8 @@ def diff(
     )
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)
+    if golden is not None and report.verdict != "incomparable":
+        report.golden = compare_with_golden(golden, reference, port, progress)
     report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise)
     return report
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.records import json_safe
+
+if TYPE_CHECKING:
+    from otel_torch.parity.golden import GoldenComparison
 
 SCHEMA = "otel_torch.diff/1"
 
@@ -164,6 +167,7 @@ class Report:
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
+        golden: Which program is nearer to the golden recording, if one was given.
     """
 
     verdict: Verdict
@@ -186,6 +190,7 @@ class Report:
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False
+    golden: GoldenComparison | None = None
 
     def __repr__(self) -> str:
         from otel_torch.parity.report.notebook import describe_report
@@ -221,6 +226,8 @@ class Report:
             "warnings": list(self.warnings),
             "environment": _to_json(self.environment),
         }
+        if self.golden is not None:
+            content["golden"] = _to_json(self.golden)
         if everything:
             content["compared"] = _to_json(self.compared)
             content["compared_left_out"] = self.compared_left_out

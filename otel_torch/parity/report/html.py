@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from otel_torch.parity.finding import Finding, Report, UncomparedTensor
+from otel_torch.parity.golden import GoldenComparison
 from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_by_step
 from otel_torch.parity.report.html_modules import module_tree
 from otel_torch.parity.report.html_statistics import statistics_around_finding
@@ -19,6 +20,7 @@ from otel_torch.parity.report.wording import (
     error_sentence,
     explanation_sentence,
     format_error,
+    golden_sentence,
     harmless_kind,
     headline,
     module_name,
@@ -52,6 +54,7 @@ def _page(report: Report) -> str:
     body = [
         *_summary(report),
         *_path(report),
+        *_golden(report.golden),
         *(line for id, chart in charts.items() for line in chart.section(id)),
         *module_tree(report),
         *statistics_around_finding(report),
@@ -149,6 +152,29 @@ def _path(report: Report) -> list[str]:
     return [
         "<h2>From the inputs to the finding</h2>",
         f"<details{_open(rows)}><summary>{len(rows):,} pairs</summary>",
+        f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
+    ]
+
+
+def _golden(golden: GoldenComparison | None) -> list[str]:
+    """Return how far both programs are from the golden recording."""
+    if golden is None:
+        return []
+    header = ["module", "tensor", "nearer", "reference", "port"]
+    rows = [
+        [
+            code(module_name(row.module)),
+            code(row.tensor),
+            row.nearer,
+            format_error(row.error),
+            format_error(row.port_error),
+        ]
+        for row in golden.modules[:MAX_ENTRIES]
+    ]
+    return [
+        "<h2>Distance from the golden recording</h2>",
+        f"<p>{escaped(golden_sentence(golden))} It is {code(golden.recording)}.</p>",
+        f"<details{_open(rows)}><summary>{len(rows):,} outputs</summary>",
         f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
     ]
 

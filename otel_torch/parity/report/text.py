@@ -14,6 +14,7 @@ from otel_torch.parity.report.text_finding import (
     next_step_block,
     path_block,
 )
+from otel_torch.parity.report.text_golden import golden_block
 from otel_torch.parity.report.wording import (
     WEAKER_VERDICT,
     closest_to_floor,
@@ -66,7 +67,11 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
         blocks = [_match_block(report, screen)]
     else:
         blocks = [_incomparable_block(report, screen)]
-    blocks += [coverage_block(report, screen), _verdict_line(report, screen)]
+    blocks += [
+        golden_block(report.golden, screen),
+        coverage_block(report, screen),
+        _verdict_line(report, screen),
+    ]
 
     blocks.insert(0, _environment_block(report, screen))
     separated = [line for block in blocks if block for line in ("", *block)]

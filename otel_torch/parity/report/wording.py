@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
+from otel_torch.parity.golden import GoldenComparison
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
@@ -80,6 +81,24 @@ def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
     'The environments differ (reference → port): torch 2.12.0 → 2.13.0.'
     """
     return f"The environments differ (reference → port): {', '.join(map(str, differences))}."
+
+
+def golden_sentence(golden: GoldenComparison) -> str:
+    """Return which program is nearer to the golden recording, and by how much."""
+    end, count = golden.end, plural(len(golden.modules), "output")
+    where = f"the output of {module_name(end.module)}"
+    errors = (
+        f"{format_error(end.error)} in the reference, {format_error(end.port_error)} in the port"
+    )
+    nearer, other = golden.count("reference"), golden.count("port")
+    if end.nearer == "neither":
+        verdict = "Neither program is nearer to the golden recording"
+    else:
+        verdict = f"The {end.nearer} is nearer to the golden recording"
+    return (
+        f"{verdict}: {where} is off by {errors}. Of {count}, {nearer} are nearer in the reference, "
+        f"{other} in the port."
+    )
 
 
 def headline(finding: Finding) -> str:
