@@ -285,7 +285,9 @@ class RunningSession:
         from otel_torch.sources.training_health import TrainingHealth
 
         selection, optimizers = self.activations.selection, self.step_tracker.training.optimizers
-        return TrainingHealth(self.session, selection, optimizers, events)
+        return TrainingHealth(
+            self.session, selection, optimizers, events, self.activations.is_observed
+        )
 
     def _make_nonfinite_watch(self, events: RunEvents) -> NonFiniteWatch | None:
         if self.step_tracker.cadence is None:

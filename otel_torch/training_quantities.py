@@ -75,7 +75,7 @@ ROWS: dict[str, Quantity] = {
         "torch.training.dead_units",
         "gauge",
         "1",
-        "Share of zeros among the outputs of an activation function that can give none else",
+        "Share of the units behind a ReLU that were zero in every sample of a batch",
         True,
     ),
 }

@@ -163,6 +163,10 @@ HALVED = [2.0 ** (40 - step // 4) for step in range(100)]
             "gradient norm spike at step 30: 50 times the median of the 20 steps before",
         ),
         (values("grad_norm", [1.0, math.inf]), "gradient norm became infinite at step 1"),
+        (
+            values("dead", [0.2] * 5 + [0.95, 0.979, 0.979], "layers.0"),
+            "97 % of the units of `layers.0` are dead, 90 % or more from step 5 on",
+        ),
     ],
 )
 def test_trouble_is_named(rows, line):
@@ -184,6 +188,8 @@ def test_trouble_is_named(rows, line):
             values("grad_norm", [1.0] * 20) + values("grad_norm", [0.0] * 19 + [1.0], "late"),
             id="gradient that came",
         ),
+        pytest.param(values("dead", [0.95] * 9 + [0.85], "units"), id="units that came back"),
+        pytest.param(values("dead", [0.1, 0.1, 0.95, 0.95], "units"), id="few values"),
         pytest.param([value("loss", 0, "?"), value("loss", None, 1.0)], id="no number or step"),
     ],
 )
@@ -223,10 +229,14 @@ def test_the_page_begins_with_curves_and_maps_of_the_training(trained, page):
     norms = plots["training-norms"]
     assert norms["layer"][1]["encoding"]["y"]["scale"]["type"] == "log"
     maps = data(drawn)["training"]
-    assert list(maps) == ["training-gradients", "training-updates"]
+    assert {id: each["rows"] for id, each in maps.items()} == {
+        "training-gradients": ["0", "2"],
+        "training-updates": ["0", "2"],
+        "training-dead": ["1"],
+    }
     for each in maps.values():
-        assert each["rows"] == ["0", "2"] and each["columns"][:3] == ["0", "1", "2"]
-        assert all(cell is None or cell > 0 for cells in each["cells"] for cell in cells)
+        assert each["columns"][:3] == ["0", "1", "2"]
+        assert all(cell is None or cell >= 0 for cells in each["cells"] for cell in cells)
     assert "training" not in str(data(drawn)["groups"])
 
 
@@ -237,6 +247,33 @@ def test_a_page_of_a_training_alone_has_no_charts_of_activations(recording, page
     assert "loss became NaN at step 1" in text(drawn) and "no activations" in text(drawn)
     assert "Module × step" not in text(drawn) and "training 3 values" in text(drawn)
     assert "3 values of a training, 0 records" in drawn.said
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "outcome"),
+    [
+        (values("loss", [2.0, math.nan]), "trouble", "NaN or Inf since step 1"),
+        (
+            [*values("loss", [2.0, math.inf]), row(step=3, mean=math.nan, nonfinite=1)],
+            "trouble",
+            "NaN or Inf since step 1",
+        ),
+        (
+            values("grad_norm", [math.inf, 1.0]) + values("skipped", [1, 0]),
+            "fine",
+            "ended cleanly",
+        ),
+    ],
+)
+def test_a_training_that_became_nan_did_not_go_fine(
+    recording, page, tmp_path, capsys, rows, kind, outcome
+):
+    path = recording(*rows, meta={"ended_cleanly": True})
+    page(path)
+    drawn = (tmp_path / "page.html").read_text()
+    assert f'<span class="badge {kind}">{outcome}</span>' in drawn
+    assert run(path) == 0
+    assert (kind == "trouble") == ("NaN or Inf" in capsys.readouterr().out.splitlines()[1])
 
 
 def test_a_page_without_training_has_no_such_section(recording, page):

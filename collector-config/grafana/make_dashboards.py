@@ -469,6 +469,11 @@ TRAINING_BOARD = Board(
                 "L2 norm of what the optimizer changed, over that of the module's parameters.",
             ),
         ),
+        "Dead units": module_panels(
+            "Dead units by module",
+            "dead_units_ratio",
+            "Share of the units behind a ReLU that were zero in every sample of a batch.",
+        ),
         "NaN and Inf, loss scale": (
             Panel(
                 "NaN and Inf",

@@ -17,6 +17,9 @@ from otel_torch.recording.rows import Row
 from otel_torch.show.loop_step import LoopStep
 from otel_torch.training_quantities import split_label
 
+# of the values of a step, these are their mean
+_MEANS = frozenset({"loss", "dead"})
+
 
 class SeriesName(NamedTuple):
     """What a series holds. module: "" for the whole model; label: `loss`, `lr[0]`."""
@@ -57,7 +60,8 @@ class TrainingSeries:
     Attributes:
         rows: How many rows were added.
         steps: The steps in order of appearance.
-        series: In order of appearance. The losses of a step are their mean.
+        series: In order of appearance. Of what a step has several values of,
+            such as losses, it has their mean.
     """
 
     rows: int = 0
@@ -79,7 +83,7 @@ class TrainingSeries:
         series = self.series.get(name)
         if series is None:
             series = self.series[name] = Series()
-        series.add(index, float(value), is_mean=name.label == "loss")
+        series.add(index, float(value), is_mean=name.label in _MEANS)
 
     @property
     def models(self) -> list[str]:

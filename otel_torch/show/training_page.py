@@ -43,7 +43,11 @@ _CURVES = {
     ),
     "training-scale": _Curves("Loss scale", ("loss_scale",), is_log=True),
 }
-_MAPS = {"training-gradients": "grad_norm", "training-updates": "update_ratio"}
+_MAPS = {
+    "training-gradients": "grad_norm",
+    "training-updates": "update_ratio",
+    "training-dead": "dead",
+}
 
 
 class TrainingSection(NamedTuple):

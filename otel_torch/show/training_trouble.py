@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from otel_torch.rendering.words import plural
+from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.training import Series, TrainingSeries
 from otel_torch.training_quantities import ROWS
 
@@ -17,7 +18,8 @@ WINDOW = 20  # values before a spike
 SPIKES = {"loss": 3.0, "grad_norm": 10.0}
 _ABOVE_LARGEST = 2.0
 VANISHED = 1e-7  # of the total
-_VANISHED_VALUES = 3  # at least so many at the end
+DEAD = 0.9  # of the units behind a ReLU
+_LASTING_VALUES = 3  # at the end: what a module had in fewer may pass
 SCALE_WINDOW, SCALE_FALLS = 50, 5
 _MAX_MODULES = 5
 
@@ -29,6 +31,7 @@ WORDS = {
     "param_norm": "parameter norm",
     "update_ratio": "update ratio",
     "loss_scale": "loss scale",
+    "dead": "dead units",
 }
 
 
@@ -43,29 +46,41 @@ def troubles(training: TrainingSeries) -> list[str]:
     ]
 
 
+def first_nonfinite(training: TrainingSeries) -> LoopStep | None:
+    """Return the first step in which a quantity was NaN or infinite and is a trouble; or None."""
+    steps = [bad[0][0] for model in training.models for _, bad in _bad_values(training, model)]
+    return training.steps[min(steps)] if steps else None
+
+
 def _nonfinite(training: TrainingSeries, model: str) -> Iterator[str]:
     """Yield which quantities became NaN or infinite.
 
     The gradients of a step that the gradient scaler skipped may be: it skipped it for that.
     """
+    for label, bad in _bad_values(training, model):
+        step, value = bad[0]
+        kind = "NaN" if math.isnan(value) else "infinite"
+        yield f"{WORDS.get(label, label)} became {kind} at {training.steps[step]}{_more(bad)}"
+
+
+def _bad_values(
+    training: TrainingSeries, model: str
+) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """Yield the label of each quantity that became NaN or infinite, with these values by step."""
     totals = training.totals(model)
     skipped = totals.get("skipped", Series())
     skipped_steps = {
         step for step, value in zip(skipped.steps, skipped.values, strict=True) if value
     }
     for label in ROWS:
-        if label not in totals:
-            continue
-        series = totals[label]
+        series = totals.get(label, Series())
         bad = [
             (step, value)
             for step, value in zip(series.steps, series.values, strict=True)
             if not math.isfinite(value) and not (label != "loss" and step in skipped_steps)
         ]
         if bad:
-            step, value = bad[0]
-            kind = "NaN" if math.isnan(value) else "infinite"
-            yield f"{WORDS.get(label, label)} became {kind} at {training.steps[step]}{_more(bad)}"
+            yield label, bad
 
 
 def _spikes(training: TrainingSeries, model: str) -> Iterator[str]:
@@ -101,19 +116,45 @@ def _vanished_gradients(training: TrainingSeries, model: str) -> Iterator[str]:
     total_at = dict(zip(total.steps, total.values, strict=True))
     lines = []
     for module, series in training.modules(model, "grad_norm").items():
-        since, count = None, 0
-        for step, value in zip(reversed(series.steps), reversed(series.values), strict=True):
-            if not value < VANISHED * total_at.get(step, math.nan):
-                break
-            since, count = step, count + 1
-        if since is not None and count >= _VANISHED_VALUES:
+        since = _lasts_since(
+            series, lambda step, value: value < VANISHED * total_at.get(step, math.nan)
+        )
+        if since is not None:
             lines.append(
                 f"gradient of `{module}` below {VANISHED:.0e} of the total "
                 f"from {training.steps[since]} on".replace("e-0", "e-")
             )
+    yield from _shortened(lines, "the gradients of")
+
+
+def _dead_units(training: TrainingSeries, model: str) -> Iterator[str]:
+    """Yield the modules most of whose units no sample activates any more."""
+    lines = []
+    for module, series in training.modules(model, "dead").items():
+        since = _lasts_since(series, lambda step, value: value >= DEAD)
+        if since is not None:
+            lines.append(
+                f"{math.floor(100 * series.values[-1])} % of the units of `{module}` are dead, "
+                f"{100 * DEAD:.0f} % or more from {training.steps[since]} on"
+            )
+    yield from _shortened(lines, "units of")
+
+
+def _lasts_since(series: Series, is_bad: Callable[[int, float], bool]) -> int | None:
+    """Return the step since which all values of a module are bad; None if there are too few."""
+    since, count = None, 0
+    for step, value in zip(reversed(series.steps), reversed(series.values), strict=True):
+        if not is_bad(step, value):
+            break
+        since, count = step, count + 1
+    return since if count >= _LASTING_VALUES else None
+
+
+def _shortened(lines: list[str], what: str) -> Iterator[str]:
+    """Yield the lines of the first modules, and how many more there are."""
     yield from lines[:_MAX_MODULES]
     if len(lines) > _MAX_MODULES:
-        yield f"the gradients of {plural(len(lines) - _MAX_MODULES, 'further module')}, too"
+        yield f"{what} {plural(len(lines) - _MAX_MODULES, 'further module')}, too"
 
 
 def _scale_collapse(training: TrainingSeries, model: str) -> Iterator[str]:
@@ -134,5 +175,6 @@ _RULES: tuple[Callable[[TrainingSeries, str], Iterator[str]], ...] = (
     _nonfinite,
     _spikes,
     _vanished_gradients,
+    _dead_units,
     _scale_collapse,
 )

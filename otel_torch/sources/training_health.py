@@ -1,5 +1,6 @@
 """Records what a training program looks at first: loss, rates, norms, the gradient scaler.
 
+    training_forward    the units that no sample activates
     backward_starting   measure the loss
     optimizer_stepping  rates, scale, and the parameters as they are
     gradients_ready     the losses since the last step, and the gradient norms
@@ -16,13 +17,14 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.session import Session
+from otel_torch.sources.dead_units import DeadUnits
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradient_clipping import ClipWatch
 from otel_torch.sources.gradient_norms import GradientNorms
@@ -66,7 +68,11 @@ class _SteppingOptimizer(threading.local):
 
 
 class TrainingHealth(Source):
-    """Records the rows of phase `train` for one session."""
+    """Records the rows of phase `train` for one session.
+
+    Args:
+        is_observed: whether the outputs of a module are recorded.
+    """
 
     def __init__(
         self,
@@ -74,17 +80,20 @@ class TrainingHealth(Source):
         selection: ModuleSelection,
         optimizers: Optimizers,
         events: RunEvents,
+        is_observed: Callable[[nn.Module], bool],
     ) -> None:
         self._rows = TrainingRows(session, selection, optimizers)
         self._losses, self._clips = PendingLosses(), ClipWatch()
         owners = ParameterOwners()
         self._gradient_norms = GradientNorms(self._rows, owners, self._clips)
         self._parameter_updates = ParameterUpdates(self._rows, owners)
+        self._dead_units = DeadUnits(self._rows, is_observed)
         self._first_groups = FirstGroups()
         self.throughput = Throughput(events)
         self._stepping = _SteppingOptimizer()
         self._replacements = Replacements()
         events.training_forward.append(_guarded(self._losses.forward_starting))
+        events.training_forward.append(_guarded(self._dead_units.forward_starting))
         events.backward_starting.append(_guarded(self._on_backward_starting))
         events.backward_ended.append(_guarded(self._losses.backward_ended))
         events.optimizer_stepping.append(_guarded(self._on_optimizer_stepping))
@@ -101,6 +110,7 @@ class TrainingHealth(Source):
     def uninstall(self) -> None:
         """Stop watching."""
         self._replacements.restore()
+        self._dead_units.uninstall()
 
     # -- the gradient scaler
 
