@@ -25,6 +25,7 @@ from otel_torch.show.selection import (
     run_warnings,
 )
 from otel_torch.show.training_table import training_json
+from otel_torch.show.training_trouble import first_nonfinite
 
 SCHEMA = "otel_torch.show/1"
 
@@ -155,7 +156,7 @@ class Overview:
     def outcome(self) -> Outcome:
         """Return what matters most about the run."""
         if self.first_bad is None:
-            kind, text = describe_outcome(self.meta, None)
+            kind, text = describe_outcome(self.meta, first_nonfinite(self.selection.training))
             if not self.selection.training.is_finite:
                 return Outcome(kind, text)
             return Outcome(kind, f"{text}, no NaN or Inf in what is shown")

@@ -21,6 +21,7 @@ from otel_torch.show.chart_data import chart_data
 from otel_torch.show.chart_script import SCRIPT
 from otel_torch.show.charts import charts_section
 from otel_torch.show.grid import Grid
+from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.selection import (
     Selection,
     describe_losses,
@@ -32,6 +33,7 @@ from otel_torch.show.selection import (
 from otel_torch.show.timeline import MAX_SPANS, timeline
 from otel_torch.show.traces import Span, find_traces, is_of_run, iterate_spans
 from otel_torch.show.training_page import training_section
+from otel_torch.show.training_trouble import first_nonfinite
 
 OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
 
@@ -137,8 +139,7 @@ def _header(
     selection: Selection, grid: Grid, metadata: dict[str, Any], warnings: Sequence[str]
 ) -> list[str]:
     """Return the card with the outcome, the warnings and the facts of the run."""
-    first_bad = next((tensor.first for tensor in grid.bad.values()), None)
-    badge, outcome = describe_outcome(metadata, first_bad)
+    badge, outcome = describe_outcome(metadata, _first_nonfinite(selection, grid))
     facts = [
         [escaped(name), escaped(text)] for name, text in _facts(selection, grid, metadata) if text
     ]
@@ -151,6 +152,17 @@ def _header(
         "<details open><summary>the run</summary>"
         f'<div class="facts wide">{html_table(["", ""], facts)}</div></details></header>',
     ]
+
+
+def _first_nonfinite(selection: Selection, grid: Grid) -> LoopStep | None:
+    """Return the first step with NaN or Inf, of an activation or of the training."""
+    first = next((tensor.first for tensor in grid.bad.values()), None)
+    steps = [
+        None if first is None else LoopStep(first.get("loop"), first["step"]),
+        first_nonfinite(selection.training),
+    ]
+    known = [step for step in steps if step is not None]
+    return min(known, key=lambda step: (step.loop or 0, step.number or 0), default=None)
 
 
 def _summary(grid: Grid) -> str:

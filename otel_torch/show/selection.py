@@ -128,12 +128,12 @@ class Outcome(NamedTuple):
     text: str
 
 
-def describe_outcome(metadata: dict[str, Any], first_bad: Row | None) -> Outcome:
-    """Return how a run went, the worst first. first_bad: the first record with NaN or Inf.
+def describe_outcome(metadata: dict[str, Any], first_bad: LoopStep | None) -> Outcome:
+    """Return how a run went, the worst first. first_bad: the first step with NaN or Inf.
 
     >>> describe_outcome({"ended_cleanly": True}, None)
     Outcome(kind='fine', text='ended cleanly')
-    >>> describe_outcome({"ended_cleanly": True}, {"step": 3}).text
+    >>> describe_outcome({"ended_cleanly": True}, LoopStep(0, 3)).text
     'NaN or Inf since step 3'
     """
     ending = Outcome("fine", "ended cleanly")
@@ -145,7 +145,7 @@ def describe_outcome(metadata: dict[str, Any], first_bad: Row | None) -> Outcome
         ending = Outcome("trouble", "writing ended early")
     if first_bad is None:
         return ending
-    since = f"NaN or Inf since {format_step(first_bad)}"
+    since = f"NaN or Inf since {first_bad}"
     return Outcome("trouble", f"{since}, {ending.text}" if ending.kind == "trouble" else since)
 
 
