@@ -178,6 +178,7 @@ class RunningSession:
             report=None if cadence is None else cadence.observe,
             operations=operations if settings.on_nonfinite == "zoom" else None,
         )
+        self._observe_tokens(events)
         nonfinite_watch = self._make_nonfinite_watch(events)
         reader.observers.append(self.nonfinite_origin.observe)
         HookAttacher(  # subscribes to `events`, which keeps it
@@ -288,6 +289,13 @@ class RunningSession:
         return TrainingHealth(
             self.session, selection, optimizers, events, self.activations.is_observed
         )
+
+    def _observe_tokens(self, events: RunEvents) -> None:
+        if "tokens" not in self.settings.capture:
+            return
+        from otel_torch.sources.tokens import TokenObserver
+
+        TokenObserver(self.session, self.activations.selection, events)
 
     def _make_nonfinite_watch(self, events: RunEvents) -> NonFiniteWatch | None:
         if self.step_tracker.cadence is None:

@@ -14,9 +14,12 @@ from typing import Any
 Statistic = float | int | str | list[int]
 
 # statistics that only a comparison of recordings uses; they are not exported
-FINGERPRINTS = frozenset({"sketch", "row_sketch", "hash"})
+FINGERPRINTS = frozenset({"sketch", "row_sketch", "hash", "rows"})
 # whose records are parameters: before the first forward, and after each optimizer step
 PARAMETER_PHASES = frozenset({"attach", "update"})
+
+# whose records say which tokens a forward computes
+TOKENS = "tokens"
 
 
 def json_safe(value: Any) -> Any:

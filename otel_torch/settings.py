@@ -254,7 +254,16 @@ def _path(text: str, report: Report) -> str | None:
 
 # The statistics of a record in their order there.
 STATISTICS = tuple(DEFINITIONS)
-CAPTURES = ("outputs", "inputs", "gradients", "parameters", "updates", "parity", "training")
+CAPTURES = (
+    "outputs",
+    "inputs",
+    "gradients",
+    "parameters",
+    "updates",
+    "parity",
+    "training",
+    "tokens",
+)
 # What a comparison needs of each tensor, in addition to what OTEL_TORCH_STATS selects.
 PARITY_STATISTICS = (
     "abs_mean", "sum", "min", "max", "nonfinite", "l2", "numel", "shape", "dtype", "sketch",
@@ -263,6 +272,7 @@ _PARITY_CAPTURES = ("outputs", "inputs", "parameters", "parity")
 INCLUDED_CAPTURES = {
     "parity": _PARITY_CAPTURES,
     "training": (*_PARITY_CAPTURES, "gradients", "updates"),
+    "tokens": _PARITY_CAPTURES,
 }
 SIGNALS = ("spans", "span_events", "log_events", "metrics")
 
@@ -348,7 +358,14 @@ class Settings:
         "Which tensors are recorded: a comma-separated list of `outputs`, `inputs`, `gradients`, "
         "`parameters` and `updates` (every parameter right after an optimizer's step). `parity` "
         "records everything that `otel-torch diff` needs: inputs, outputs, parameters and their "
-        "sketches. `training` adds gradients and updates to that.",
+        "sketches. `training` adds gradients and updates to that, and `tokens` a sketch of each "
+        "token's row and which tokens each forward computes.",
+    )
+    token_ids: bool = _setting(
+        "OTEL_TORCH_TOKEN_IDS",
+        _switch,
+        "off",
+        "With `OTEL_TORCH_CAPTURE=tokens`, record the ids of tokens instead of their hashes.",
     )
     training: bool = _setting(
         "OTEL_TORCH_TRAINING",

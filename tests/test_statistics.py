@@ -19,6 +19,7 @@ from otel_torch.statistics.reduce import reduce_scalars
 from otel_torch.statistics.row_layout import COLUMNS, MAX, SCALARS, VECTORS
 from otel_torch.statistics.sketch import row_sketch, sketch
 from otel_torch.statistics.table import DEFINITIONS, columns_for, derive
+from otel_torch.statistics.token_sketch import row_sketches
 from tests.support import PROGRAMS, run_python
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -450,7 +451,13 @@ def test_primitives_are_the_rows_columns():
     assert row == [-1.0, 3.0, 2.0, 10.0, 4.0, 0.0, 1.0]
     measured = measure(tensor, COLUMNS)
     assert measured.columns == COLUMNS
-    wide = [histogram(tensor), sketch(tensor), row_sketch(tensor), bit_hash(tensor)]
+    wide = [
+        histogram(tensor),
+        sketch(tensor),
+        row_sketch(tensor),
+        bit_hash(tensor),
+        row_sketches(tensor).flatten(),
+    ]
     assert read_rows([measured])[0] == pytest.approx([*row, *torch.cat(wide).tolist()])
 
 

@@ -19,7 +19,9 @@ from otel_torch.recording.rows import Row
 # of a framework's own forwards on dummy inputs, which are compared only if asked
 WARM_UP = "warmup"
 # phases outside of forwards, or of a forward that is already recorded
-SKIPPED_PHASES = frozenset({"attach", "backward", "recompute", "train", "update", WARM_UP})
+SKIPPED_PHASES = frozenset(
+    {"attach", "backward", "recompute", "tokens", "train", "update", WARM_UP}
+)
 # prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
 # operations
 _OPERATION_PREFIX = "op["

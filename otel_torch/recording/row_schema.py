@@ -82,6 +82,11 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     histogram: Sizes = None
     shape: Sizes = None
     row_sketch: bytes | None = None
+    rows: bytes | None = None
+    ids: Sizes = None
+    hashes: bytes | None = None
+    positions: Sizes = None
+    requests: Sizes = None
 
 
 class FiniteRow(RowRecord, gc=False, rename={"cls": "class"}):

@@ -26,7 +26,19 @@ Row = dict[str, Any]
 
 # fields that hold text, so that the text "NaN" in them stays text
 _TEXT_FIELDS = frozenset(
-    {"module", "tensor", "model", "phase", "branch", "dtype", "class", "sketch", "hash"}
+    {
+        "module",
+        "tensor",
+        "model",
+        "phase",
+        "branch",
+        "dtype",
+        "class",
+        "sketch",
+        "hash",
+        "hashes",
+        "rows",
+    }
 )
 # fields of a record's position that may be null: an outermost call has no parent
 _NULLABLE_FIELDS = (b'"parent":null', b'"storage":null')

@@ -229,6 +229,8 @@ def _make_record(model: str, planned: _PlannedRecord, settings: Settings, is_fir
     measured = Measurement(None, columns, numel, numel, list(tensor.shape), f"torch.{tensor.dtype}")
     row = [_TYPICAL.get(name, 0.0) * (1 if name in ("min", "max") else numel) for name in SCALARS]
     row += [_TYPICAL["min"]] * sum(VECTORS.get(name, 0) for name in columns)
+    if "rows" in columns:
+        row += [_TYPICAL["min"]] * (VECTORS["rows"] * (_count_rows(tensor.shape) - 1))
     return Record(
         module=planned.module,
         tensor=tensor.label,
@@ -250,7 +252,16 @@ def _statistics_for(planned: _PlannedRecord, settings: Settings, is_first: bool)
     names = tuple(dict.fromkeys((*settings.stats, *PARITY_STATISTICS)))
     if not is_first:
         return tuple(name for name in names if name not in FINGERPRINTS)
-    return (*names, "row_sketch") if planned.phase in PARAMETER_PHASES else names
+    if planned.phase in PARAMETER_PHASES:
+        return (*(name for name in names if name != "rows"), "row_sketch")
+    return (*names, "rows") if "tokens" in settings.capture and "rows" not in names else names
+
+
+def _count_rows(shape: Sequence[int]) -> int:
+    """Return of how many rows a tensor has sketches."""
+    from otel_torch.statistics.row_layout import ROWS_MAX
+
+    return min(ROWS_MAX, math.prod(map(abs, shape[:-1])))
 
 
 def _make_position(planned: _PlannedRecord) -> TensorPosition:

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from otel_torch.sources.active_steps import ActiveStep
-    from otel_torch.sources.forwards import Inputs
+    from otel_torch.sources.forwards import ForwardContext, Inputs
     from otel_torch.sources.modules import Model, ModuleSite
     from otel_torch.sources.tensor_reader import RecordedCall
     from otel_torch.sources.training_steps import TrainingStep
     from otel_torch.sources.updates import OptimizerStep
 
+    ForwardBegan = Callable[[Model, ForwardContext, Inputs], None]
     # model, ids of the parameters that are about to change, the training step, by what their
     # gradients are still multiplied
     GradientsReady = Callable[[Model, frozenset[int], TrainingStep, Tensor | None], None]
@@ -42,6 +43,7 @@ class RunEvents:
         model_starting: the first forward of a model is about to run; its weights are loaded.
         compiled_call: a compiled graph runs the call of a module, which no Python hook sees.
         forward_starting: an outermost forward of any model is about to run.
+        forward_began: its step and phase are known; none of its modules has run.
         forward_ended: an outermost forward has ended.
         nonfinite_call: an input or output of the call that this thread is in has a NaN or Inf.
         program_resumes: an outermost forward, a backward pass or an optimizer's step has ended
@@ -64,6 +66,7 @@ class RunEvents:
     model_starting: list[Callable[[Model], None]] = field(default_factory=list)
     compiled_call: list[Callable[[ModuleSite], None]] = field(default_factory=list)
     forward_starting: list[Callable[[], None]] = field(default_factory=list)
+    forward_began: list[ForwardBegan] = field(default_factory=list)
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
     nonfinite_call: list[NonFiniteCall] = field(default_factory=list)
     program_resumes: list[Callable[[], None]] = field(default_factory=list)

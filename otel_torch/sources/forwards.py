@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +71,13 @@ class Inputs:
     """What an outermost forward was called with. `module`: None if a compiled graph was called."""
 
     module: nn.Module | None = None
-    values: tuple[Any, ...] = ()
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The arguments without their names."""
+        return *self.args, *self.kwargs.values()
 
     def carry_gradients(self) -> bool:
         """Return whether an input was computed from parameters that a backward pass will reach."""

@@ -404,7 +404,7 @@ class ModelRegistry(Source):
         stack = _thread.stack
         # Autograd, not the program, calls a checkpointed module again: that begins no forward.
         is_recomputation = not stack and torch_private.graph_task_id() != -1
-        inputs = Inputs(module, (*args, *kwargs.values()))
+        inputs = Inputs(module, args, kwargs)
         context = None if is_recomputation else self._begin_forward(site, inputs)
         scope = self._open_scope(site.model, context) if context is not None else None
         error: BaseException | None = None
@@ -437,6 +437,8 @@ class ModelRegistry(Source):
             if not model.started:
                 self._start(model)
             model.forward_context = context = tracker.begin_forward(model, inputs)
+            for observe in self._events.forward_began:
+                observe(model, context, inputs)
             root = model.root()
             if (
                 module is not None

@@ -60,6 +60,8 @@ class TensorMeasurer:
         columns, has_nonfinite = self.columns, False
         if call.phase in PARAMETER_PHASES and self._parity:
             columns = (*columns, "row_sketch")
+        if "rows" in columns and call.phase in PARAMETER_PHASES:
+            columns = tuple(name for name in columns if name != "rows")  # are no tokens
         for label, tensor in tensors:
             try:
                 identity, argument = None, None

@@ -14,6 +14,7 @@ import torch
 from otel_torch.records import (
     FINGERPRINTS,
     PARAMETER_PHASES,
+    TOKENS,
     Record,
     Scope,
     Statistic,
@@ -24,6 +25,7 @@ from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
 from otel_torch.statistics.table import derive
+from otel_torch.statistics.token_rows import token_statistics
 from otel_torch.torch_private import unobserved
 from otel_torch.training_quantities import PHASE
 
@@ -117,7 +119,8 @@ class TensorReader:
     def __init__(self, settings: Settings) -> None:
         self.parity = "parity" in settings.capture
         required = PARITY_STATISTICS if self.parity else ()
-        self.stats = tuple(dict.fromkeys((*settings.stats, *required)))
+        rows = ("rows",) if "tokens" in settings.capture else ()
+        self.stats = tuple(dict.fromkeys((*settings.stats, *required, *rows)))
         # by phase, where it has others
         self._stats = {PHASE: tuple(dict.fromkeys((*self.stats, "mean")))}
         if self.parity:
@@ -135,6 +138,8 @@ class TensorReader:
     def as_record(self, tensor: MeasuredTensor, row: Row) -> Record:
         """Return the record of a tensor, given its row of numbers."""
         identity, measurement = tensor.identity, tensor.measurement
+        if tensor.call.phase == TOKENS:
+            return tensor.as_record(token_statistics(row or (), measurement))
         if identity is not None and not self.identities.assign_number(identity, measurement, row):
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)

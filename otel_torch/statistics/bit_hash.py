@@ -43,10 +43,14 @@ def bit_hash(values: Tensor) -> Tensor:
         part = values[start : start + _BLOCK].contiguous()
         bits = part.view(_INTEGERS[part.element_size()]).to(torch.int64)
         total = total + (bits * multipliers[: len(bits)]).sum() * (2 * block + 1)
-    mask = 2**HASH_BITS - 1
-    parts = [(total >> HASH_BITS * index) & mask for index in range(HASH_PARTS)]
     wide = torch.float32 if values.device.type == "mps" else torch.float64
-    return torch.stack(parts).to(wide)
+    return torch.stack(split_into_parts(total)).to(wide)
+
+
+def split_into_parts(numbers: Tensor) -> list[Tensor]:
+    """Split integers of 64 bits into 3 parts of 22 bits, the lowest first."""
+    mask = 2**HASH_BITS - 1
+    return [(numbers >> HASH_BITS * index) & mask for index in range(HASH_PARTS)]
 
 
 @functools.lru_cache

@@ -31,11 +31,12 @@ from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.reduce import reduce_scalars, split
 from otel_torch.statistics.row_layout import COLUMNS, MAX, MIN, SCALARS, VECTORS
 from otel_torch.statistics.sketch import prepare_tables, row_sketch, sketch
+from otel_torch.statistics.token_sketch import row_sketches
 from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, unwrap
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # columns that depend on the position of each element
-_POSITIONAL = frozenset({"sketch", "row_sketch", "hash"})
+_POSITIONAL = frozenset({"sketch", "row_sketch", "hash", "rows"})
 _KERNEL_FLAGS = {"histogram": cpu_kernel.HISTOGRAM, "sketch": cpu_kernel.SKETCH}
 
 
@@ -207,6 +208,8 @@ def _row_by_cpu_kernel(
         row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
     if "hash" in plan.columns:
         row += bit_hash(values).tolist()
+    if "rows" in plan.columns:
+        row += row_sketches(values).flatten().tolist()
     return row
 
 
@@ -243,6 +246,8 @@ def _row_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor
         parts.append(row_sketch(*_positioned(values, shard, rows=True)))
     if "hash" in plan.columns:
         parts.append(bit_hash(values))
+    if "rows" in plan.columns:
+        parts.append(row_sketches(values).flatten())
     if values.is_cpu:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     size = sum(map(torch.numel, parts))

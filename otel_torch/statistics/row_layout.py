@@ -18,11 +18,28 @@ SCALARS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
 MIN, MAX, SUM, SQUARES, MAGNITUDES, NONFINITE, ZEROS = range(len(SCALARS))
 BINS = 64  # of the histogram
 HASH_PARTS, HASH_BITS = 3, 22  # a hash of 64 bits in parts that even a float32 holds exactly
-# name and length
-VECTORS = {"histogram": BINS, "sketch": SIZE, "row_sketch": 2 * FREQUENCIES, "hash": HASH_PARTS}
+# of so many rows along the last dimension of a tensor there is a sketch each
+ROWS_MAX, ROW_NUMBERS = 4096, 9
+# name and length. `rows` is the last column, because it takes its length for each of the rows
+VECTORS = {
+    "histogram": BINS,
+    "sketch": SIZE,
+    "row_sketch": 2 * FREQUENCIES,
+    "hash": HASH_PARTS,
+    "rows": ROW_NUMBERS,
+}
 COLUMNS = (*SCALARS, *VECTORS)
 # what shows whether a tensor is finite, and how large its elements are
 RANGE = ("min", "max", "nonfinite")
+
+
+def join_parts(parts: Sequence[float]) -> int:
+    """Return the integer, from 0 to 2**64, of which these are the `HASH_PARTS` parts.
+
+    >>> join_parts([1.0, 1.0, 0.0])
+    4194305
+    """
+    return sum(int(part) << HASH_BITS * index for index, part in enumerate(parts)) % 2**64
 
 
 def nonfinite_kind(row: Sequence[float]) -> str | None:

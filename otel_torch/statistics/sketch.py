@@ -56,7 +56,7 @@ def sketch(values: Tensor, start: int = 0) -> Tensor:
     Returns:
         shape (64,), float64 (float32 on devices without it), on the device of `values`.
     """
-    dtype = _wide_dtype(values.device)
+    dtype = wide_dtype(values.device)
     folded = torch.zeros(FOLD, dtype=dtype, device=values.device)
     for piece_index, offset, elements in _pieces(values, start):
         signs, wide = _signs(values.device, dtype), elements.to(dtype)
@@ -89,8 +89,8 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     Returns:
         as `sketch`: 32 real parts, then 32 imaginary parts.
     """
-    dtype = _wide_dtype(values.device)
-    rows = _as_real(values if values.dim() else values[None])
+    dtype = wide_dtype(values.device)
+    rows = as_real(values if values.dim() else values[None])
     rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     signs = _signs(values.device, dtype)
     width = rows.shape[1]
@@ -112,11 +112,11 @@ def row_sketch(values: Tensor, start: int = 0) -> Tensor:
     return total.flatten()
 
 
-def _wide_dtype(device: torch.device) -> torch.dtype:
+def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _as_real(values: Tensor) -> Tensor:
+def as_real(values: Tensor) -> Tensor:
     values = values.dequantize() if values.is_quantized else values
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
@@ -130,7 +130,7 @@ def _pieces(values: Tensor, start: int) -> Iterator[tuple[int, int, Tensor]]:
 
     On a device, several whole pieces may come together.
     """
-    flat = _as_real(values).reshape(-1)  # copies memory of another order
+    flat = as_real(values).reshape(-1)  # copies memory of another order
     position = 2 * start if values.is_complex() else start
     end = position + flat.numel()
     while position < end:
@@ -199,23 +199,23 @@ def shift(piece_index: int) -> tuple[int, float]:
 def prepare_tables(device: torch.device) -> None:
     """Send the tables that sketches need to a device, and wait for it."""
     for table in (_signs, _projection, _shift_table):
-        table(device, _wide_dtype(device))
+        table(device, wide_dtype(device))
 
 
-def _sign_tensor(purpose: str, count: int, dtype: torch.dtype) -> Tensor:
+def sign_tensor(purpose: str, count: int, dtype: torch.dtype) -> Tensor:
     numbers = torch.frombuffer(bytearray(bits(purpose, count)), dtype=torch.uint8)
     return numbers.to(dtype).mul_(2).sub_(1)
 
 
 @functools.cache
 def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _sign_tensor("signs", PIECE, dtype).to(device)
+    return sign_tensor("signs", PIECE, dtype).to(device)
 
 
 @functools.cache
 def _projection(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the projection, shape (64, FOLD), whose columns have length 1."""
-    signs = _sign_tensor("projection", SIZE * FOLD, dtype).view(SIZE, FOLD)
+    signs = sign_tensor("projection", SIZE * FOLD, dtype).view(SIZE, FOLD)
     return signs.div_(math.sqrt(SIZE)).to(device)
 
 

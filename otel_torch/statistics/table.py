@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from otel_torch.records import Statistic
 from otel_torch.statistics.row_layout import (
     COLUMNS,
-    HASH_BITS,
     MAGNITUDES,
     MAX,
     MIN,
@@ -31,6 +30,7 @@ from otel_torch.statistics.row_layout import (
     SUM,
     VECTORS,
     ZEROS,
+    join_parts,
 )
 from otel_torch.statistics.sketch_format import encode
 
@@ -71,12 +71,13 @@ def _std(row: _Row, measurement: Measurement) -> float:
 
 def _vector(name: str, row: _Row, measurement: Measurement) -> Sequence[float]:
     """Return the numbers of a vector column."""
-    start = len(SCALARS)
-    for column in measurement.columns:
-        if column == name:
-            break
-        start += VECTORS.get(column, 0)
-    return row[start : start + VECTORS[name]]
+    return _columns_from(name, row, measurement)[: VECTORS[name]]
+
+
+def _columns_from(name: str, row: _Row, measurement: Measurement) -> Sequence[float]:
+    """Return the numbers of a vector column and of those behind it."""
+    before = measurement.columns[: measurement.columns.index(name)]
+    return row[len(SCALARS) + sum(VECTORS.get(column, 0) for column in before) :]
 
 
 def _histogram(row: _Row, measurement: Measurement) -> list[int]:
@@ -91,11 +92,13 @@ def _row_sketch(row: _Row, measurement: Measurement) -> str:
     return encode(_vector("row_sketch", row, measurement))
 
 
+def _rows(row: _Row, measurement: Measurement) -> str:
+    return encode(_columns_from("rows", row, measurement))
+
+
 def _hash(row: _Row, measurement: Measurement) -> str:
     """Return the hash as 16 hexadecimal digits."""
-    parts = _vector("hash", row, measurement)
-    number = sum(int(part) << HASH_BITS * index for index, part in enumerate(parts))
-    return f"{number % 2**64:016x}"
+    return f"{join_parts(_vector('hash', row, measurement)):016x}"
 
 
 DEFINITIONS: dict[str, StatisticDefinition] = {
@@ -140,6 +143,7 @@ DEFINITIONS: dict[str, StatisticDefinition] = {
     ),
     "sketch": StatisticDefinition(("sketch",), _sketch, supports_complex=True),
     "row_sketch": StatisticDefinition(("row_sketch",), _row_sketch, supports_complex=True),
+    "rows": StatisticDefinition(("rows",), _rows, supports_complex=True),
     "hash": StatisticDefinition(("hash",), _hash, min_numel=0, supports_complex=True),
     "shape": StatisticDefinition(
         columns=(), compute=lambda row, tensor: tensor.shape, min_numel=-1, supports_complex=True

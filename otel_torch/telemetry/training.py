@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from otel_torch.records import Batch, Record, Scope, Statistic
+from otel_torch.records import TOKENS, Batch, Record, Scope, Statistic
 from otel_torch.telemetry.attributes import TRAINING, to_attribute
 from otel_torch.training_quantities import PHASE, RATES, ROWS, SCOPE_ATTRIBUTES, split_label
 
@@ -20,8 +20,11 @@ _MOST_VALUES = 100
 
 
 def split_batch(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the records of activations, and those of a training under their metrics' names."""
-    activations = [record for record in batch.records if record.phase != PHASE]
+    """Return the records of activations, and those of a training under their metrics' names.
+
+    Tokens stay in the recording: they tell what a user wrote.
+    """
+    activations = [record for record in batch.records if record.phase not in (PHASE, TOKENS)]
     training = []
     if len(activations) < len(batch.records):
         training = [_rename(record) for record in batch.records if record.phase == PHASE]

@@ -1,0 +1,170 @@
+"""Which tokens each forward computes: two engines' recordings are aligned by them.
+
+A record of phase `tokens` stands before the records of an outermost forward. It says for each row
+of the forward's tensors which token it is: its id (hashed), its position in its request, and the
+request. A framework with a packed batch knows these and adds a source to `token_sources`:
+
+    def packed_batch(module, args, kwargs):
+        return Tokens(ids=runner.input_ids, positions=runner.positions, requests=runner.requests)
+
+    token_sources.insert(0, packed_batch)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from otel_torch.process.console import say_once
+from otel_torch.records import TOKENS
+from otel_torch.session import Session
+from otel_torch.sources.events import RunEvents
+from otel_torch.sources.forwards import ForwardContext, Inputs
+from otel_torch.sources.modules import Model
+from otel_torch.sources.selection import ModuleSelection
+from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall
+from otel_torch.sources.values import argument_names
+from otel_torch.statistics.graph_capture import is_capturing
+from otel_torch.statistics.row_layout import ROWS_MAX
+from otel_torch.statistics.token_rows import NO_TOKEN, measure_tokens
+
+Integers = Tensor | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a batch, in the order of the rows of its tensors; None for what is unknown.
+
+    ids: of the vocabulary. positions: index in the request, from 0, without paddings. requests: any
+    number that tells the requests apart and stays the same from forward to forward, or the index in
+    the batch. A padding has the position and the request -1. All have one shape: (tokens,) for a
+    packed batch, (requests, tokens) for a padded one.
+    """
+
+    ids: Integers | None = None
+    positions: Integers | None = None
+    requests: Integers | None = None
+
+
+# Asked in order, in the calling thread, at the start of every outermost forward, with the module
+# that is called, its args and kwargs. The first that returns tokens wins. None may wait for a
+# device.
+token_sources: list[Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Tokens | None]] = []
+
+
+class TokenObserver:
+    """Records the tokens of every outermost forward of the selected models."""
+
+    def __init__(self, session: Session, selection: ModuleSelection, events: RunEvents) -> None:
+        self._session, self._selection = session, selection
+        events.forward_began.append(self._on_forward)
+
+    def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
+        is_wanted = context.recording and self._selection.has_model(model.name)
+        if inputs.module is None or not is_wanted or is_capturing():
+            return
+        try:
+            tokens = _find(inputs.module, inputs.args, inputs.kwargs)
+            if tokens is not None:
+                self._record(model, context, tokens)
+        except Exception as error:
+            self._session.recorder.losses.count("record", "error")
+            say_once(f"{model.name}: its tokens were not recorded: {type(error).__name__}: {error}")
+
+    def _record(self, model: Model, context: ForwardContext, tokens: Tokens) -> None:
+        measurement = measure_tokens(
+            _as_tensor(tokens.ids),
+            _as_tensor(tokens.positions),
+            _as_tensor(tokens.requests),
+            hashed=not self._session.settings.token_ids,
+        )
+        if measurement is None:
+            return
+        if measurement.numel > ROWS_MAX:
+            say_once(
+                f"{model.name}: a forward has {measurement.numel} tokens; the first {ROWS_MAX} "
+                "are recorded one by one"
+            )
+        counts = model.calls.of(TOKENS, context.loop, context.step)
+        number = model.calls.count(counts, "")
+        call = RecordedCall(
+            model.name,
+            "",
+            context.step,
+            number,
+            context.loop,
+            TOKENS,
+            context.branch,
+            step_scope=context.active.scope,
+        )
+        self._session.recorder.add(MeasuredTensor(call, "tokens", measurement, time.time_ns()))
+
+
+def _find(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens | None:
+    for source in (*token_sources, tokens_of_arguments):
+        if (tokens := source(module, args, kwargs)) is not None:
+            return tokens
+    return None
+
+
+def tokens_of_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tokens | None:
+    """Return the tokens by the names of forward's arguments, which transformers has made common.
+
+    >>> module = nn.Module()
+    >>> ids, mask = torch.tensor([[0, 7, 8]]), torch.tensor([[0, 1, 1]])
+    >>> tokens = tokens_of_arguments(module, (), {"input_ids": ids, "attention_mask": mask})
+    >>> tokens.positions, tokens.requests
+    (tensor([[-1,  0,  1]]), tensor([[-1,  0,  0]]))
+    """
+    arguments = {**dict(zip(argument_names(module), args, strict=False)), **kwargs}
+    ids, embeddings = arguments.get("input_ids"), arguments.get("inputs_embeds")
+    if isinstance(ids, Tensor) and ids.dim() in (1, 2):
+        shape, device = ids.shape, ids.device
+    elif isinstance(embeddings, Tensor) and embeddings.dim() == 3:
+        ids, shape, device = None, embeddings.shape[:2], embeddings.device
+    else:
+        return None
+    if len(shape) == 1:
+        positions = arguments.get("positions")
+        is_packed = isinstance(positions, Tensor) and positions.shape == shape
+        return Tokens(ids, positions if is_packed else None)
+    positions = _positions(arguments, shape, device)
+    requests = torch.arange(shape[0], device=device)[:, None].expand(shape)
+    return Tokens(ids, positions, torch.where(positions < 0, NO_TOKEN, requests))
+
+
+def _positions(arguments: Mapping[str, Any], shape: torch.Size, device: torch.device) -> Tensor:
+    """Return the position of each token of a padded batch in its request.
+
+    The mask and the cache come first, because the positions that a program computes may be what is
+    wrong in it.
+    """
+    length = shape[1]
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length:
+        is_token = mask != 0
+        counted = is_token.cumsum(1) - 1
+        return torch.where(is_token, counted, NO_TOKEN)[:, -length:].expand(shape)
+    indices = torch.arange(length, device=device)
+    past_length = getattr(arguments.get("past_key_values"), "get_seq_length", None)
+    if past_length is not None:
+        past: int | Tensor = past_length()
+        return (indices + past).expand(shape)
+    for name in ("cache_position", "position_ids"):
+        positions = arguments.get(name)
+        if isinstance(positions, Tensor) and positions.shape[-1:] == (length,):
+            return positions.reshape(-1, length).expand(shape)
+    return indices.expand(shape)
+
+
+def _as_tensor(integers: Integers | None) -> Tensor | None:
+    if integers is None or isinstance(integers, Tensor):
+        return integers
+    return torch.tensor(integers, dtype=torch.int64)
