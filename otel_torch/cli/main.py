@@ -22,6 +22,7 @@ from otel_torch.process.console import say
 COMMANDS = {
     "run": ("otel_torch.cli.run", "run a command and record it"),
     "show": ("otel_torch.cli.show", "show a recording as a table, as an HTML page or as a trace"),
+    "watch": ("otel_torch.cli.watch", "watch a run in the terminal while it is under way"),
     "diff": ("otel_torch.cli.diff", "find where a port first diverges from its reference"),
     "import": (
         "otel_torch.cli.import_dump",

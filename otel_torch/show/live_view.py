@@ -1,0 +1,133 @@
+"""Draws the state of a run: as lines for a terminal, as one line for a pipe, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from otel_torch.records import json_safe
+from otel_torch.rendering.table import Line, escape, format_table, paint, shorten
+from otel_torch.rendering.words import plural
+from otel_torch.show.live import LiveRun
+from otel_torch.show.training import quantity_of
+from otel_torch.show.training_trouble import WORDS
+from otel_torch.training_quantities import split_label
+
+SCHEMA = "otel_torch.watch/1"
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+# lines of one model's quantities, and of changes
+_MAX_QUANTITIES, _MAX_CHANGES = 10, 5
+# in a single line of text
+_BRIEF = ("loss", "lr", "grad_norm")
+
+
+def view_lines(
+    run: LiveRun, name: str, pace: float | None, state: str, *, width: int, color: bool
+) -> list[str]:
+    """Return the lines of the view.
+
+    Args:
+        pace: Steps a second; None while unknown.
+        state: What the run is doing, in words.
+    """
+    lines = [
+        paint(shorten(escape(name), max(width - 2 - len(state), 10)), "bold", color) + f": {state}",
+        shorten(", ".join(_progress(run, pace)), width),
+        "",
+    ]
+    for model, health in run.training.items():
+        lines.append(paint(shorten(escape(f"training of {model}"), width), "bold", color))
+        labels = [label for label in health.values if quantity_of(label) in WORDS]
+        for label in sorted(labels, key=_rank)[:_MAX_QUANTITIES]:
+            value = health.values[label]
+            text = shorten(escape(f"{_words(label):<24}"), 24) + f" {value:>11.5g}"
+            if label == "loss" and width > len(text) + 10:
+                text += "  " + sparkline(list(health.losses)[2 + len(text) - width :])
+            lines.append(paint(text[:width], None if math.isfinite(value) else "red", color))
+        lines.append("")
+    if run.nonfinite:
+        text = f"{plural(run.nonfinite, 'record')} with NaN or Inf, the first: "
+        lines += [paint(shorten(escape(text + run.first_nonfinite), width), "red", color), ""]
+    if changes := run.largest_changes(_MAX_CHANGES):
+        cells = [
+            Line([change.where, f"{change.before:.4g}", f"{change.now:.4g}", f"{change.ratio:.3g}"])
+            for change in changes
+        ]
+        header = ["largest changes", "before", "now", "times"]
+        lines += format_table(header, cells, color=color, width=width).splitlines()
+    if run.damaged:
+        lines += ["", f"{plural(run.damaged, 'damaged line')} left out"]
+    return lines
+
+
+def brief_line(run: LiveRun, pace: float | None) -> str:
+    """Return the state in one line."""
+    parts = _progress(run, pace)
+    for model, health in run.training.items():
+        prefix = f"{model} " if len(run.training) > 1 else ""
+        parts += [
+            f"{prefix}{_words(label)} {value:.5g}"
+            for label, value in health.values.items()
+            if quantity_of(label) in _BRIEF
+        ]
+    if run.nonfinite:
+        parts.append(f"{run.nonfinite:,} with NaN or Inf, the first: {run.first_nonfinite}")
+    if run.damaged:
+        parts.append(f"{plural(run.damaged, 'damaged line')} left out")
+    return escape(", ".join(parts))
+
+
+def view_json(run: LiveRun, name: str, pace: float | None, state: str) -> dict[str, Any]:
+    """Return the state as a JSON object; NaN and Inf are strings, as in a recording."""
+    return {
+        "schema": SCHEMA,
+        "recording": name,
+        "state": state,
+        "records": run.records,
+        "damaged": run.damaged,
+        "step": None if run.step is None else run.step._asdict(),
+        "steps_per_second": pace,
+        "training": {
+            model: {label: json_safe(value) for label, value in health.values.items()}
+            for model, health in run.training.items()
+        },
+        "nonfinite": {"records": run.nonfinite, "first": run.first_nonfinite or None},
+        "changes": [dataclasses.asdict(change) for change in run.largest_changes(_MAX_CHANGES)],
+    }
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Draw values as a line of blocks, from the least to the largest; NaN and Inf as `!`.
+
+    >>> sparkline([1.0, 0.5, float("nan"), 0.0])
+    '█▅!▁'
+    """
+    values = list(values)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        _BLOCKS[round((value - low) * scale)] if math.isfinite(value) else "!" for value in values
+    )
+
+
+def _progress(run: LiveRun, pace: float | None) -> list[str]:
+    parts = [plural(run.records, "record")]
+    if run.step is not None:
+        parts.append(str(run.step))
+    if pace is not None:
+        parts.append(f"{pace:.3g} steps a second")
+    return parts
+
+
+def _words(label: str) -> str:
+    quantity, group = split_label(label)
+    words = WORDS.get(quantity, quantity)
+    return words if group is None else f"{words} [{group}]"
+
+
+def _rank(label: str) -> int:
+    return list(WORDS).index(quantity_of(label))

@@ -1,0 +1,223 @@
+"""`otel-torch watch` follows a recording while it is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_torch.recording.growing_file import GrowingFile
+from otel_torch.show.live import LiveRun
+from otel_torch.show.live_view import brief_line, view_lines
+from tests.support import in_terminal, run_python
+
+HOSTILE = "block\x1b[2J"
+TRAIN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def line(module: str = "block", step: int = 0, **fields: Any) -> bytes:
+    row = {"module": module, "tensor": "out", "step": step, "call": 0, "loop": 0, "model": "Net"}
+    return json.dumps(row | {"phase": "forward", "abs_mean": 1.0} | fields).encode()
+
+
+def loss(step: int, value: float | str, **fields: Any) -> bytes:
+    return line("", step, tensor="loss", phase="train", mean=value, **fields)
+
+
+def folded(*lines: bytes) -> LiveRun:
+    run = LiveRun()
+    run.add_lines(list(lines))
+    return run
+
+
+@contextmanager
+def watching(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "otel_torch", "watch", "--interval", "0.02", *map(str, words)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(
+    process: subprocess.Popen[str], is_wanted: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return the first JSON object that is wanted."""
+    assert process.stdout is not None
+    for text in process.stdout:
+        view: dict[str, Any] = json.loads(text)
+        if is_wanted(view):
+            return view
+    raise AssertionError(process.stderr and process.stderr.read())
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+# -- following a file
+
+
+def test_a_growing_recording_is_followed_until_its_run_ends(tmp_path: Path) -> None:
+    path, metadata = tmp_path / "run.jsonl", tmp_path / "run.meta.json"
+    with watching("--json", path) as process:
+        assert read_until(process, lambda view: view["state"] == "waiting for it")["records"] == 0
+        metadata.write_text(json.dumps({"ended_cleanly": False}))
+        append(path, line(step=0) + b"\n" + loss(0, 2.0) + b"\n")
+        view = read_until(process, lambda view: view["records"] == 2)
+        assert view["state"] == "running" and view["training"] == {"Net": {"loss": 2.0}}
+
+        half = loss(1, 1.5) + b"\n"
+        append(path, half[:20])
+        append(path, half[20:] + b"{damaged\n" + line(step=2, nonfinite=3) + b"\n")
+        view = read_until(process, lambda view: view["records"] == 4)
+        assert view["training"] == {"Net": {"loss": 1.5}} and view["damaged"] == 1
+        assert view["step"] == {"loop": 0, "number": 2}
+        assert view["nonfinite"] == {"records": 1, "first": "Net block out, loop 0, step 2, call 0"}
+
+        metadata.write_text(json.dumps({"ended_cleanly": True}))
+        assert read_until(process, lambda view: view["state"] == "ended")["records"] == 4
+        assert process.wait(60) == 0
+
+
+def test_a_new_run_of_the_same_name_is_followed_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    append(path, b"".join(line(step=step) + b"\n" for step in range(9)))
+    with watching("--json", path) as process:
+        read_until(process, lambda view: view["records"] == 9)
+        new = tmp_path / "new.jsonl"
+        append(new, line(step=0) + b"\n")
+        new.replace(path)
+        view = read_until(process, lambda view: view["records"] == 1)
+        assert view["step"] == {"loop": 0, "number": 0}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert "begins anew: another run has taken its name" in process.stderr.read()
+
+
+def test_a_file_that_is_cut_short_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"first\nsecond\nthi")
+    file = GrowingFile(path)
+    assert file.read() == [b"first", b"second"] and file.read() == []
+    append(path, b"rd\n")
+    assert file.read() == [b"third"] and file.starts == 1
+    path.write_bytes(b"new\n")
+    assert file.read() == [b"new"] and file.starts == 2
+
+
+def test_a_run_that_was_killed_is_over(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    path = tmp_path / "run.jsonl"
+    append(path, line() + b"\n")
+    owner = {"ended_cleanly": False, "pid": ended.pid, "host": os.uname().nodename}
+    (tmp_path / "run.meta.json").write_text(json.dumps(owner))
+    with watching("--json", path) as process:
+        assert read_until(process, lambda view: view["state"] == "killed")["records"] == 1
+        assert process.wait(60) == 0
+
+
+# -- what is said
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watched")
+    run_python(folder, TRAIN)
+    return folder / "run.jsonl"
+
+
+def test_a_pipe_gets_a_line(trained: Path) -> None:
+    with watching(trained) as process:
+        (text,) = process.communicate(timeout=60)[0].splitlines()
+    assert text.startswith("ended: ") and "step 5, " in text and "loss " in text
+
+
+def test_a_terminal_gets_a_view_that_fits_it(trained: Path) -> None:
+    shown = in_terminal(60, 12, "watch", str(trained))
+    own_screen = next(i for i, text in enumerate(shown) if "\x1b[?1049l" in text)
+    assert "\x1b[?25h" in shown[own_screen]
+    drawn, last = shown[:own_screen], shown[own_screen:]
+    assert len(drawn) <= 12
+    assert all(len(text) <= 60 for text in last[1:])
+    assert any(text.startswith("loss ") for text in last)
+
+
+def test_names_cannot_control_the_terminal() -> None:
+    run = folded(
+        line(HOSTILE, 0, abs_mean=1.0), line(HOSTILE, 1, abs_mean=1.0),
+        line(HOSTILE, 2, abs_mean=9.0, nonfinite=1, model=HOSTILE),
+        line("", 2, tensor=f"lr[{HOSTILE}]", phase="train", mean=0.1, model=HOSTILE),
+    )  # fmt: skip
+    lines = view_lines(run, HOSTILE, 1.0, "running", width=80, color=False)
+    assert not any("\x1b" in text for text in [*lines, brief_line(run, 1.0)])
+
+
+def test_losses_of_a_step_are_their_mean_and_a_nan_is_drawn() -> None:
+    run = folded(loss(0, 1.0), loss(0, 3.0, call=1), loss(1, 1.0), loss(2, "NaN"))
+    health = run.training["Net"]
+    assert list(health.losses)[:2] == [2.0, 1.0] and math.isnan(health.values["loss"])
+    text = next(
+        text
+        for text in view_lines(run, "run", None, "running", width=80, color=False)
+        if text.startswith("loss")
+    )
+    assert text.endswith("█▁!") and "nan" in text
+
+
+def test_the_tensor_that_changes_most_comes_first() -> None:
+    sizes = {"steady": (1, 1, 1, 1.1), "grows": (1, 1, 1, 50), "vanishes": (1, 1, 1, 0.001)}
+    rows = [
+        line(module, step, abs_mean=values[step])
+        for step in range(4)
+        for module, values in sizes.items()
+    ]
+    changes = folded(*rows).largest_changes(2)
+    assert [(change.where, round(change.ratio, 4)) for change in changes] == [
+        ("Net vanishes out", 0.001),
+        ("Net grows out", 50),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--interval", "0"], "--interval 0: give 0.01 to 3600 seconds"),
+        (["FOLDER"], "is a folder; watch one recording in it: a.jsonl"),
+        (["/dev/zero"], "is a device and holds no records"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line())
+    words = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    words = words if "--interval" not in words else [*words, str(tmp_path / "a.jsonl")]
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_torch", "watch", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
