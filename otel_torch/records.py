@@ -14,7 +14,7 @@ from typing import Any
 Statistic = float | int | str | list[int]
 
 # statistics that only a comparison of recordings uses; they are not exported
-FINGERPRINTS = frozenset({"sketch", "row_sketch", "hash", "rows"})
+FINGERPRINTS = frozenset({"sketch", "part_sketches", "row_sketch", "hash", "rows"})
 # whose records are parameters: before the first forward, and after each optimizer step
 PARAMETER_PHASES = frozenset({"attach", "update"})
 

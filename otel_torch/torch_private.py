@@ -324,15 +324,18 @@ def has_other_ranks() -> bool:
 
     If so, collectives change tensors in place, which torch does not count in their versions.
     """
+    return place_among_ranks()[1] > 1
+
+
+def place_among_ranks() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks that work together."""
     distributed = sys.modules.get("torch.distributed")
     try:
-        return (
-            distributed is not None
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
-        )
+        if distributed is not None and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
     except Exception:  # torch built without it
-        return False
+        pass
+    return 0, 1
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -106,7 +106,7 @@ def test_a_shard_that_was_loaded_wrong_is_found_in_the_whole(folder):
     assert (report.first.kind, report.first.port_module, report.first.rank) == (
         "weights",
         "blocks.1.up",
-        None,
+        2,  # has most of the wrong rows
     )
 
 
@@ -142,9 +142,10 @@ def test_whole_tensors_are_compared_rank_by_rank(folder, tmp_path):
     ) == (1, "blocks.1.norm")
     assert {finding.rank for finding in report.introduced} == {1}
     alone = compare(folder / "reference.jsonl", folder / "replicated")
-    assert alone.verdict == "match"
-    (warning,) = alone.warnings
-    assert warning.startswith("the reference has 1 rank and the port 3 ranks")
+    assert alone.verdict == "diverged" and alone.warnings == []
+    assert alone.first.rank == 1
+    assert alone.first.port_module in ("blocks.1", "blocks.1.norm")
+    assert alone.first.explanation.endswith("Only rank 1 is wrong.")
 
 
 def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
@@ -155,7 +156,7 @@ def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
         if row["module"] == "head" and row["step"] == 1:
             row["abs_mean"] *= 1.01
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = compare(folder / "reference.jsonl", port)
+    report = compare(folder / "sharded", port)
     (warning,) = report.warnings
     assert "2 tensors that are not sharded differ between ranks, first on rank 2" in warning
 
@@ -163,7 +164,7 @@ def test_ranks_that_disagree_on_a_whole_tensor_are_named(folder, tmp_path):
 def test_without_duckdb_one_line_says_what_to_do(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(RecordingError, match=r"pip install 'otel-torch\[ranks\]'"):
-        compare(folder / "reference.jsonl", folder / "sharded")
+        compare(folder / "sharded", folder / "sharded")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.bit_hash import bit_hash
 from otel_torch.statistics.histogram import histogram
 from otel_torch.statistics.measure import Measurement, _measure_any, _plan, measure
+from otel_torch.statistics.part_sketches import part_sketches
 from otel_torch.statistics.read_rows import read_rows
 from otel_torch.statistics.reduce import reduce_scalars
 from otel_torch.statistics.row_layout import COLUMNS, MAX, SCALARS, VECTORS
@@ -454,6 +455,7 @@ def test_primitives_are_the_rows_columns():
     wide = [
         histogram(tensor),
         sketch(tensor),
+        part_sketches(tensor),
         row_sketch(tensor),
         bit_hash(tensor),
         row_sketches(tensor).flatten(),

@@ -16,22 +16,18 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from otel_torch.parity.call_graph import sketch_bytes
+from otel_torch.parity.layouts.whole_statistics import STATISTICS, ShardColumns, merge_statistics
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.reader import RecordingError, iterate_rows
 from otel_torch.recording.rows import Row, parse_line
 from otel_torch.records import json_safe
 
 Warn = Callable[[str], None]
-ShardColumns = dict[str, list[Any]]  # field -> its value in each shard
 
 _DATABASE_MEMORY = "256MB"  # beyond that, DuckDB uses the disk
 _ROWS_PER_QUERY = 100_000  # rows of all ranks that are grouped at a time
@@ -39,22 +35,7 @@ _ROWS_PER_QUERY = 100_000  # rows of all ranks that are grouped at a time
 # different orders.
 _REPLICA_TOLERANCE = 1e-4
 _KEY = ("module", "tensor", "model", "loop", "step", "call", "phase", "branch")
-_STATISTICS = (
-    "numel",
-    "abs_mean",
-    "sum",
-    "min",
-    "max",
-    "std",
-    "l2",
-    "rms",
-    "mean",
-    "nonfinite",
-    "zeros",
-    "sketch",
-    "row_sketch",
-)
-_SHARD_COLUMNS = (*_STATISTICS, "whole", "at", "partial", "shape")
+_SHARD_COLUMNS = (*STATISTICS, "whole", "at", "partial", "shape")
 _TEXTS = ("module", "tensor", "model", "phase", "branch", "sketch", "row_sketch")
 _INTEGERS = ("loop", "step", "call", "numel", "nonfinite", "zeros")
 _FLOATS = ("abs_mean", "sum", "min", "max", "std", "l2", "rms", "mean")
@@ -129,7 +110,7 @@ def _load_rows(
     database.execute(f"SET memory_limit = '{_DATABASE_MEMORY}'")
     database.execute("SET temp_directory = ?", [str(temporary)])
     key = ", ".join(f'"{name}"' for name in _KEY)
-    statistics = ", ".join(map(_statistic_column, _STATISTICS))
+    statistics = ", ".join(map(_statistic_column, STATISTICS))
     for index, path in enumerate(paths):
         target = "INSERT INTO rows" if index else "CREATE OR REPLACE TABLE rows AS"
         database.execute(
@@ -266,8 +247,8 @@ def _make_whole(row: Row, shards: ShardColumns) -> bool:
         return False
     del row["shard"]
     row["shape"] = list(shape)
-    merged = _merge_statistics(shards, sizes, numel, is_partial)
-    for name in (*_STATISTICS, "histogram"):
+    merged = merge_statistics(shards, sizes, numel, is_partial)
+    for name in (*STATISTICS, "histogram"):
         if name in row:
             value = merged.get(name)
             if value is None:
@@ -282,76 +263,6 @@ def _first_at_each_offset(offsets: list[list[int]]) -> list[int]:
     for index, offset in enumerate(offsets):
         first.setdefault(tuple(offset), index)
     return sorted(first.values())
-
-
-def _merge_statistics(
-    shards: ShardColumns, sizes: list[int], numel: int, is_partial: bool
-) -> dict[str, Any]:
-    """Return the statistics of the whole tensor that follow from those of its shards.
-
-    Partial shards determine only the linear statistics.
-    """
-    complete = {name: shards[name] for name in _STATISTICS if None not in shards[name]}
-    merged: dict[str, Any] = {"numel": numel}
-    if "sum" in complete:
-        merged["sum"] = float(np.sum(complete["sum"]))
-        merged["mean"] = merged["sum"] / max(numel, 1)
-    for name in ("nonfinite",) if is_partial else ("nonfinite", "zeros"):
-        if name in complete:
-            merged[name] = sum(complete[name])
-    for name in ("sketch", "row_sketch"):
-        sketch = _add_sketches(complete.get(name, []))
-        if sketch is not None:
-            merged[name] = sketch
-    if not is_partial:
-        merged |= _merge_nonlinear(complete, np.array(sizes, dtype=np.float64), numel)
-    return {name: json_safe(value) for name, value in merged.items()}
-
-
-def _add_sketches(texts: list[str]) -> str | None:
-    sketches = [sketch_bytes(text) for text in texts]
-    if not sketches or sketches[0] is None:
-        return None
-    if any(sketch is None or len(sketch) != len(sketches[0]) for sketch in sketches):
-        return None
-    content = b"".join(sketch or b"" for sketch in sketches)
-    values = np.frombuffer(content, "<f4").reshape(len(sketches), -1)
-    total = values.sum(axis=0, dtype=np.float64).astype("<f4")
-    return b64encode(total.tobytes()).decode("ascii")
-
-
-def _merge_nonlinear(
-    complete: ShardColumns, sizes: np.ndarray[Any, Any], numel: int
-) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    if "abs_mean" in complete:
-        merged["abs_mean"] = float(np.dot(complete["abs_mean"], sizes)) / max(numel, 1)
-    if "l2" in complete or "rms" in complete:
-        if "l2" in complete:
-            squares = np.square(complete["l2"])
-        else:
-            squares = np.square(complete["rms"]) * sizes
-        merged["l2"] = float(np.sqrt(squares.sum()))
-        merged["rms"] = float(np.sqrt(squares.sum() / max(numel, 1)))
-    if "std" in complete and "mean" in complete and numel > 1:
-        merged["std"] = _merge_std(complete["std"], complete["mean"], sizes, numel)
-    for name, extreme in (("min", np.min), ("max", np.max)):
-        if name in complete:
-            merged[name] = float(extreme(complete[name]))
-    return merged
-
-
-def _merge_std(
-    stds: list[float], means: list[float], sizes: np.ndarray[Any, Any], numel: int
-) -> float:
-    """Return the standard deviation of all elements: variance within the shards plus between them.
-
-    >>> round(_merge_std([1.0, 1.0], [0.0, 2.0], np.array([2.0, 2.0]), 4), 4)
-    1.4142
-    """
-    deviations = np.array(means) - np.dot(means, sizes) / numel
-    squares = np.square(stds) * (sizes - 1) + sizes * np.square(deviations)
-    return float(np.sqrt(squares.sum() / (numel - 1)))
 
 
 def _with_unique_numbers(row: Row, rank_index: int) -> Row:

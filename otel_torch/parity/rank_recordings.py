@@ -35,7 +35,7 @@ def find_recordings(path: str | Path, temporary: Path, warn: Warn) -> list[RankR
     path = Path(path)
     if not path.is_dir():
         return [RankRecording(None, path)]
-    ranks = _recordings_by_rank(path)
+    ranks = recordings_by_rank(path)
     if len(ranks) == 1:
         return [RankRecording(None, recording) for recording in ranks.values()]
     if not any(map(_has_shards, ranks.values())):
@@ -63,7 +63,12 @@ def _ranks(recordings: list[RankRecording]) -> str:
     return "1 rank" if len(recordings) == 1 else f"{len(recordings)} ranks"
 
 
-def _recordings_by_rank(folder: Path) -> dict[int, Path]:
+def recordings_by_rank(folder: Path) -> dict[int, Path]:
+    """Return the recordings in a folder, by rank.
+
+    Raises:
+        RecordingError: If the folder holds no recordings, one without a rank, or two of a rank.
+    """
     recordings: dict[int, Path] = {}
     for path in sorted(folder.glob("*.jsonl")):
         if re.search(r"\.\d+\.jsonl$", path.name):

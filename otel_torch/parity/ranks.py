@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.finding import Finding, Report
-from otel_torch.parity.rank_recordings import RankRecording, find_recordings, pair_ranks
+from otel_torch.parity.layouts.explain import explain_ranks
+from otel_torch.parity.layouts.one_recording import write_one_recording
+from otel_torch.parity.rank_recordings import (
+    RankRecording,
+    find_recordings,
+    pair_ranks,
+    recordings_by_rank,
+)
 from otel_torch.recording.reader import RecordingError
 
 CompareTwo = Callable[[Path, Path, Path | None], Report]
@@ -32,6 +39,8 @@ def compare_ranks(
     with ExitStack() as stack:
         folder = tempfile.TemporaryDirectory(prefix="otel-torch-ranks-")
         temporary = Path(stack.enter_context(folder))
+        if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
+            return _compare_with_one_process(reference, port, ranks, noise, temporary, compare_two)
         references = find_recordings(reference, temporary, warnings.append)
         ports = find_recordings(port, temporary, warnings.append)
         noises = find_recordings(noise, temporary, warnings.append) if noise is not None else []
@@ -57,6 +66,28 @@ def compare_ranks(
     merged.reference, merged.port = str(reference), str(port)
     merged.warnings[:0] = warnings
     return merged
+
+
+def _compare_with_one_process(
+    reference: Path,
+    port: Path,
+    ranks: dict[int, Path],
+    noise: Path | None,
+    temporary: Path,
+    compare_two: CompareTwo,
+) -> Report:
+    """Compare one process with the ranks of a model that is split over them."""
+    warnings: list[str] = []
+    one = write_one_recording(reference, port, ranks, temporary, warnings.append)
+    try:
+        report = compare_two(reference, one.path, noise)
+    except RecordingError as error:
+        raise RecordingError(_with_names(str(error), {str(one.path): str(port)})) from None
+    explain_ranks(report, one)
+    report.port = str(port)
+    names = {str(one.path): str(port)}
+    report.warnings = [*warnings, *(_with_names(text, names) for text in report.warnings)]
+    return report
 
 
 def _noise_of(rank: int | None, noises: list[RankRecording]) -> Path | None:

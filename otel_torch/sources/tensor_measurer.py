@@ -58,6 +58,8 @@ class TensorMeasurer:
         recognize = recognize and call.phase != warm_ups.PHASE
         now = time.time_ns()
         columns, has_nonfinite = self.columns, False
+        if self._parity and torch_private.has_other_ranks():
+            columns = (*columns, "part_sketches")
         if call.phase in PARAMETER_PHASES and self._parity:
             columns = (*columns, "row_sketch")
         if "rows" in columns and call.phase in PARAMETER_PHASES:

@@ -121,10 +121,13 @@ class TensorReader:
         required = PARITY_STATISTICS if self.parity else ()
         rows = ("rows",) if "tokens" in settings.capture else ()
         self.stats = tuple(dict.fromkeys((*settings.stats, *required, *rows)))
+        # of the first record of a tensor; those that were not measured are left out
+        sketches = ("part_sketches",) if self.parity else ()
+        self._first_stats = tuple(dict.fromkeys((*self.stats, *sketches)))
         # by phase, where it has others
         self._stats = {PHASE: tuple(dict.fromkeys((*self.stats, "mean")))}
         if self.parity:
-            self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self.stats, "row_sketch"))
+            self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self._first_stats, "row_sketch"))
         self.identities = IdentityRegistry()
         # called with the records of a flush and their rows
         self.observers: list[Callable[[list[Record], list[Row]], None]] = []
@@ -144,7 +147,7 @@ class TensorReader:
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)
         else:
-            names = self._stats.get(tensor.call.phase, self.stats)
+            names = self._stats.get(tensor.call.phase, self._first_stats)
         return tensor.as_record(derive(names, row, measurement))
 
 

@@ -28,6 +28,7 @@ from otel_torch.statistics.cpu_kernel import CpuKernel
 from otel_torch.statistics.device_rows import allocate_row
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.histogram import histogram
+from otel_torch.statistics.part_sketches import part_sketches
 from otel_torch.statistics.reduce import reduce_scalars, split
 from otel_torch.statistics.row_layout import COLUMNS, MAX, MIN, SCALARS, VECTORS
 from otel_torch.statistics.sketch import prepare_tables, row_sketch, sketch
@@ -36,7 +37,7 @@ from otel_torch.statistics.unwrap_tensor import Shard, Unwrapped, unwrap
 from otel_torch.torch_private import unobserved, unseen_by_function_modes
 
 # columns that depend on the position of each element
-_POSITIONAL = frozenset({"sketch", "row_sketch", "hash", "rows"})
+_POSITIONAL = frozenset({"sketch", "part_sketches", "row_sketch", "hash", "rows"})
 _KERNEL_FLAGS = {"histogram": cpu_kernel.HISTOGRAM, "sketch": cpu_kernel.SKETCH}
 
 
@@ -90,6 +91,11 @@ def _plan(requested: tuple[str, ...]) -> _RowPlan:
 @functools.lru_cache
 def _without_positional(plan: _RowPlan) -> _RowPlan:
     return _plan(tuple(name for name in plan.columns if name not in _POSITIONAL))
+
+
+@functools.lru_cache
+def _without_parts(plan: _RowPlan) -> _RowPlan:
+    return _plan(tuple(name for name in plan.columns if name != "part_sketches"))
 
 
 @unseen_by_function_modes
@@ -154,6 +160,8 @@ def _measure_any(tensor: Tensor, plan: _RowPlan) -> Measurement:
             stored_numel = values.numel()
             if not in_order:
                 plan = _without_positional(plan)
+            elif shard is not None or not values.dim():
+                plan = _without_parts(plan)  # its place is known, or there is only one
             if stored_numel and plan.columns:
                 row = _row(values, plan, shard)
         return Measurement(row, plan.columns, stored_numel, numel, shape, str(tensor.dtype), shard)
@@ -204,6 +212,8 @@ def _row_by_cpu_kernel(
             for piece in pieces
         ]
         row = rows[0] if len(rows) == 1 else _combine(rows)
+    if "part_sketches" in plan.columns:
+        row += part_sketches(values).tolist()
     if "row_sketch" in plan.columns:
         row += row_sketch(*_positioned(values, shard, rows=True)).tolist()
     if "hash" in plan.columns:
@@ -242,6 +252,8 @@ def _row_by_torch(values: Tensor, plan: _RowPlan, shard: Shard | None) -> Tensor
         parts.append(torch.stack([histogram(piece) for piece in split(values)]).sum(0))
     if "sketch" in plan.columns:
         parts.append(sketch(*_positioned(values, shard)))
+    if "part_sketches" in plan.columns:
+        parts.append(part_sketches(values))
     if "row_sketch" in plan.columns:
         parts.append(row_sketch(*_positioned(values, shard, rows=True)))
     if "hash" in plan.columns:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from otel_torch.statistics.sketch_format import FREQUENCIES, SIZE
+from otel_torch.statistics.sketch_format import FREQUENCIES, PART_DIMS, SIZE
 
 # of a complex tensor, `min`, `max` and `sum` are those of the magnitudes; no statistic uses them
 SCALARS = ("min", "max", "sum", "squares", "magnitudes", "nonfinite", "zeros")
@@ -24,6 +24,7 @@ ROWS_MAX, ROW_NUMBERS = 4096, 9
 VECTORS = {
     "histogram": BINS,
     "sketch": SIZE,
+    "part_sketches": PART_DIMS * SIZE,
     "row_sketch": 2 * FREQUENCIES,
     "hash": HASH_PARTS,
     "rows": ROW_NUMBERS,

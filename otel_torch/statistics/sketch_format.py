@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 # numbers in a sketch: an estimated distance then has a standard deviation of 9 %
 SIZE = 64
+# dimensions along which a tensor may be a part of a larger one
+PART_DIMS = 4
 # frequencies of a row sketch; each contributes one complex number
 FREQUENCIES = 32
 

@@ -32,7 +32,7 @@ from otel_torch.statistics.row_layout import (
     ZEROS,
     join_parts,
 )
-from otel_torch.statistics.sketch_format import encode
+from otel_torch.statistics.sketch_format import SIZE, encode
 
 if TYPE_CHECKING:
     from otel_torch.statistics.measure import Measurement
@@ -92,6 +92,12 @@ def _row_sketch(row: _Row, measurement: Measurement) -> str:
     return encode(_vector("row_sketch", row, measurement))
 
 
+def _part_sketches(row: _Row, measurement: Measurement) -> str:
+    """Return one sketch for each dimension that the tensor has."""
+    sketches = _vector("part_sketches", row, measurement)
+    return encode(sketches[: SIZE * len(measurement.shape or ())])
+
+
 def _rows(row: _Row, measurement: Measurement) -> str:
     return encode(_columns_from("rows", row, measurement))
 
@@ -142,6 +148,7 @@ DEFINITIONS: dict[str, StatisticDefinition] = {
         columns=("histogram",), compute=_histogram, min_numel=0, supports_complex=True
     ),
     "sketch": StatisticDefinition(("sketch",), _sketch, supports_complex=True),
+    "part_sketches": StatisticDefinition(("part_sketches",), _part_sketches, supports_complex=True),
     "row_sketch": StatisticDefinition(("row_sketch",), _row_sketch, supports_complex=True),
     "rows": StatisticDefinition(("rows",), _rows, supports_complex=True),
     "hash": StatisticDefinition(("hash",), _hash, min_numel=0, supports_complex=True),

@@ -1,0 +1,82 @@
+"""Number the calls of all ranks as those of one process.
+
+Each rank counts its calls on its own. The first rank's numbers are spread out, and calls that it
+does not have (a later stage of a pipeline, another rank's expert) are put into the gap before the
+end of the call that encloses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from otel_torch.parity.layouts.rank_rows import RankRow
+from otel_torch.recording.rows import Row
+
+_GAP = 2**20
+_VALUE_STRIDE = 10**9
+_CALL = ("model", "module", "loop", "step", "call", "phase", "branch")
+_CallKey = tuple[Any, ...]
+
+
+class CallNumbers:
+    """The numbers of the calls of one step, for all ranks.
+
+    Args:
+        ranks: The rows of each rank.
+    """
+
+    def __init__(self, ranks: Sequence[Sequence[RankRow]]) -> None:
+        self._count = max(len(ranks), 1)
+        self._first: dict[_CallKey, list[int]] = {}
+        self._indices: dict[int, int] = {}
+        # (index of the rank, entry) -> call, and the entry of the call around it
+        self._calls: dict[tuple[int, int], tuple[_CallKey, int | None]] = {}
+        for index, rows in enumerate(ranks):
+            for rank_row in rows:
+                self._indices[rank_row.rank] = index
+                row = rank_row.row
+                order = row.get("order")
+                if not order or order[0] is None or order[1] is None:
+                    continue
+                call = tuple(row.get(name) for name in _CALL)
+                self._calls[index, order[0]] = call, row.get("parent")
+                self._first.setdefault(call, order if not index else [])
+
+    def renumber(self, owner: RankRow) -> Row:
+        """Return a row with numbers that are unique among all ranks."""
+        row, index = dict(owner.row), self._indices[owner.rank]
+        for name in ("value", "storage"):
+            if isinstance(row.get(name), int):
+                row[name] += index * _VALUE_STRIDE
+        order = row.get("order")
+        if order and order[0] is not None and order[1] is not None:
+            row["order"] = self._order(index, order)
+        if isinstance(row.get("parent"), int):
+            row["parent"] = self._entry(index, row["parent"])
+        return row
+
+    def _order(self, index: int, order: list[int]) -> list[int]:
+        call, _ = self._calls[index, order[0]]
+        if self._first[call]:
+            return [_GAP * number for number in self._first[call]]
+        base = self._base(index, order[0])
+        return [base + number for number in order]
+
+    def _entry(self, index: int, entry: int) -> int:
+        if (index, entry) not in self._calls:
+            return _GAP * entry + index
+        call, _ = self._calls[index, entry]
+        return (
+            _GAP * self._first[call][0] if self._first[call] else self._base(index, entry) + entry
+        )
+
+    def _base(self, index: int, entry: int) -> int:
+        """Return what is added to a number of a call that the first rank does not have."""
+        around: int | None = entry
+        while around is not None and (index, around) in self._calls:
+            call, parent = self._calls[index, around]
+            if self._first[call]:
+                return _GAP * self._first[call][1] - _GAP + index * _GAP // self._count - around
+            around = parent
+        return index * _VALUE_STRIDE * _GAP // 2**10

@@ -1,0 +1,143 @@
+"""Decide what the ranks hold at each place of a step, and which sums nobody reduced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from otel_torch.parity.layouts.rank_layout import RankLayout, holders, recognize
+from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow, TensorPlace
+
+_FORWARD_PHASES = ("forward", "eval")
+# how closely the ranks differ by their terms, relative
+_ADDED = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class JudgedPlace:
+    """A place and its layout.
+
+    Attributes:
+        rows: The rows of the ranks that hold the tensor.
+        layout: None where the reference does not have the place.
+        unreduced: The value is used as if it were whole, but each rank has only its term.
+    """
+
+    place: TensorPlace
+    rows: Sequence[RankRow]
+    layout: RankLayout | None
+    unreduced: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the ranks do not hold what the reference has."""
+        return self.unreduced or (self.layout is not None and self.layout.is_wrong)
+
+    @property
+    def whole_shape(self) -> list[int]:
+        """The shape of the whole tensor."""
+        row = self.rows[0].row
+        if "shard" in row:
+            return list(row["shard"]["shape"])
+        if self.layout is None or self.layout.kind != "parts":
+            return list(row.get("shape") or [])
+        part = list(row["shape"])
+        if self.layout.dim is None:
+            reference = self.place.reference
+            return list((reference.shape if reference else None) or part)
+        part[self.layout.dim] *= len(self.rows)
+        return part
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts of a distributed tensor are there."""
+        row = self.rows[0].row
+        if "shard" not in row or row["shard"]["partial"]:
+            return True
+        whole: list[int] = row["shard"]["shape"]
+        return sum(row.numel for row in self.rows) == math.prod(whole)
+
+    @property
+    def worst(self) -> int:
+        """The index of the row that is farthest from the reference."""
+        reference = self.place.reference
+        if reference is None or reference.sketch is None or self.layout is None:
+            return 0
+        if not self.layout.is_wrong:
+            return 0
+        whole = reference.sketch
+        sketches = [whole if row.sketch is None else row.sketch for row in self.rows]
+        distances = [float(np.linalg.norm(sketch - whole)) for sketch in sketches]
+        return int(np.argmax(distances)) if self.layout.wrong is not None else 0
+
+
+def judge_places(places: Sequence[TensorPlace]) -> list[JudgedPlace]:
+    """Return the places of a step with their layouts."""
+    judged = list(map(_judge, places))
+    for phase in dict.fromkeys(place.key[-2] for place in places):
+        if phase != "train":
+            _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
+    return judged
+
+
+def _judge(place: TensorPlace) -> JudgedPlace:
+    if place.reference is None:
+        return JudgedPlace(place, holders(place.ranks[0], place.ranks), None)
+    rows = holders(place.reference, place.ranks)
+    return JudgedPlace(place, rows, recognize(place.reference, rows))
+
+
+def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
+    """Mark the sums that are used before a reduction, up to the first wrong place.
+
+    A sum is in order if it is reduced before it is used. Otherwise what follows is wrong, and
+    differs between the ranks: as the sum does where both are added to the same tensor. The output
+    of a model, and the gradients that an optimizer uses, have to be reduced.
+    """
+    sums: list[JudgedPlace] = []
+    before: list[JudgedPlace] = []  # those directly before the place
+    is_over = False
+    for entry in places:
+        layout = entry.layout
+        if layout is None or "shard" in entry.rows[0].row or math.isnan(layout.error):
+            continue
+        if entry.place.key[2].startswith(PARAMETER_GRADIENT):
+            entry.unreduced = layout.kind == "sum" and not layout.is_wrong
+        elif is_over:
+            continue
+        elif layout.kind == "sum" and not layout.is_wrong:
+            sums.append(entry)
+            before.append(entry)
+        elif layout.is_wrong:
+            if not layout.agree:
+                _mark([term for term in sums if _is_added(term, entry)] or before)
+            is_over = True
+        else:
+            before = []
+    if not is_over and places and places[0].place.key[-2] in _FORWARD_PHASES:
+        _mark(before)
+
+
+def _is_added(term: JudgedPlace, wrong: JudgedPlace) -> bool:
+    """Return whether the ranks differ at a wrong place by their terms of a sum."""
+    terms, values = ([row.sketch for row in judged.rows] for judged in (term, wrong))
+    if len(terms) != len(values) or term.rows[0].numel != wrong.rows[0].numel:
+        return False
+    gaps = [
+        (first - other, value - other_value)
+        for first, other, value, other_value in zip(
+            terms[:1] * len(terms), terms, values[:1] * len(values), values, strict=True
+        )
+        if first is not None and other is not None and value is not None and other_value is not None
+    ]
+    apart = sum(float(np.linalg.norm(gap)) for gap, _ in gaps)
+    unexplained = sum(float(np.linalg.norm(gap - other)) for gap, other in gaps)
+    return unexplained <= _ADDED * apart
+
+
+def _mark(sums: Sequence[JudgedPlace]) -> None:
+    for entry in sums:
+        entry.unreduced = True

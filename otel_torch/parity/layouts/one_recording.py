@@ -1,0 +1,144 @@
+"""Write the recordings of ranks as the recording that one process would have made.
+
+The places of a step go through three passes: what do the ranks hold of each tensor, which sums are
+used before they are reduced, and what would one process have written. `diff` then compares the
+result as it compares any other recording, and `explain` adds the ranks to what it finds.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from otel_torch.parity.layouts.call_numbers import CallNumbers
+from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
+from otel_torch.parity.layouts.numbering import Numbering, number_modules
+from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places
+from otel_torch.parity.layouts.whole_row import row_of_all, row_of_rank
+from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
+from otel_torch.recording.metadata import metadata_path, read_metadata
+from otel_torch.recording.rows import Row
+from otel_torch.records import json_safe
+
+Warn = Callable[[str], None]
+# wrong places that are kept; the first ones matter
+_MOST_WRONG = 5000
+_FORWARD_PHASES = ("forward", "eval")
+
+
+@dataclass(slots=True)
+class OneRecording:
+    """The recording of all ranks, and what is wrong on which rank."""
+
+    path: Path
+    wrong: dict[PlaceKey, WrongPlace] = field(default_factory=dict)
+
+
+def write_one_recording(
+    reference: Path, folder: Path, ranks: dict[int, Path], temporary: Path, warn: Warn
+) -> OneRecording:
+    """Write one recording of the recordings of several ranks.
+
+    Args:
+        reference: The recording of the same model in one process.
+        folder: The folder of the ranks, for its name.
+        ranks: Rank -> recording.
+        temporary: The folder to write to.
+        warn: Called with a line for each problem.
+
+    Raises:
+        RecordingError: A file is not a recording.
+    """
+    numberings = {rank: number_modules(reference, path) for rank, path in ranks.items()}
+    one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
+    incomplete: list[Row] = []
+    biases = Biases()
+    with open(one.path, "w", encoding="utf-8") as file:
+        for places in iterate_places(reference, ranks, numberings):
+            judged = judge_places(places)
+            numbers = CallNumbers(
+                [
+                    [row for place in places for row in place.ranks if row.rank == rank]
+                    for rank in ranks
+                ]
+            )
+            rows = []
+            for place in judged:
+                biases.learn(place)
+                row = _row_of(place, numbers)
+                if row is None:
+                    incomplete.append(place.place.ranks[0].row)
+                    continue
+                rows.append(row)
+                if place.is_wrong and len(one.wrong) < _MOST_WRONG:
+                    one.wrong[place.place.key] = describe_wrong(place, biases)
+            for row in _in_time(rows):
+                row.pop("part_sketches", None)
+                spelled = {name: json_safe(value) for name, value in row.items()}
+                file.write(json.dumps(spelled) + "\n")
+    if incomplete:
+        first = incomplete[0]
+        warn(
+            f"{len(incomplete)} rows were left out because some shards of their tensors are "
+            "missing (is a rank's recording missing?); the first is "
+            f"{first['module'] or first.get('model')} {first['tensor']}"
+        )
+    _write_metadata(one.path, ranks, numberings, warn)
+    return one
+
+
+def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
+    """Return the row of a place in one process; None if parts of the tensor are missing."""
+    owner = numbers.renumber(judged.rows[0])
+    layout = judged.layout
+    if not judged.is_complete:
+        return None
+    if layout is None or judged.unreduced:
+        return owner
+    if layout.kind == "whole":
+        return row_of_rank(owner, judged.rows[judged.worst])
+    return row_of_all(owner, layout, judged.rows, judged.whole_shape)
+
+
+def _in_time(rows: list[Row]) -> list[Row]:
+    """Sort the rows of forwards by the time of their calls; those of the ranks come one by one."""
+    indices = [
+        index
+        for index, row in enumerate(rows)
+        if row.get("phase") in _FORWARD_PHASES and None not in (row.get("order") or [None])
+    ]
+    in_time = sorted((rows[index] for index in indices), key=_time)
+    ordered = list(rows)
+    for index, row in zip(indices, in_time, strict=True):
+        ordered[index] = row
+    return ordered
+
+
+def _time(row: Row) -> Any:
+    return row["order"][0 if row["tensor"].startswith("in") else 1]
+
+
+def _write_metadata(
+    path: Path, ranks: dict[int, Path], numberings: dict[int, Numbering], warn: Warn
+) -> None:
+    """Write the metadata of the first rank, with the modules of all."""
+    metadata = {rank: read_metadata(recording, warn) for rank, recording in ranks.items()}
+    first = next(iter(metadata.values()))
+    models: dict[str, Any] = {}
+    for rank, entry in metadata.items():
+        for model, facts in entry.get("models", {}).items():
+            merged = models.setdefault(model, {**facts, "table": []})
+            known = {line["module"]: line for line in merged["table"]}
+            for line in facts.get("table", ()):
+                name = numberings[rank].rename(model, line["module"])
+                if name not in known:
+                    merged["table"].append({**line, "module": name})
+                elif line.get("called") is not False:
+                    known[name]["called"] = True
+    ended_cleanly = all(entry.get("ended_cleanly", True) for entry in metadata.values())
+    merged_metadata = {**first, "models": models, "ended_cleanly": ended_cleanly}
+    metadata_path(path).write_text(json.dumps(merged_metadata), encoding="utf-8")

@@ -1,0 +1,202 @@
+"""Recognize what the ranks hold of a tensor: all of it, a part, or a term of a sum.
+
+Nothing names a layout. The reference has the whole tensor, and sketches add up, so each layout is
+tried and the one that explains the reference best is taken:
+
+    whole        each rank's sketch is the reference's
+    sum, mean    the ranks' sketches add up to it
+    parts        their sketches as parts, cut along one dimension, add up to it
+
+A tensor that is wrong fits none of them; then its shape decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from otel_torch.parity.call_graph import Sketch
+from otel_torch.parity.layouts.rank_rows import RankRow
+
+Kind = Literal["whole", "sum", "parts"]
+# relative errors up to which a layout explains the reference; those of a wrong tensor are larger
+_EXPLAINED = {"torch.float32": 1e-3, "torch.float64": 1e-3}
+_EXPLAINED_COARSE = 0.03
+# a sum has to explain a wrong tensor that much better than the layout of its shape
+_SHAPE_DECIDES = 0.7
+# cosine of the error with the term of a rank that made it, and with those of the others
+_MADE_IT, _INNOCENT = 0.4, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How the ranks hold a tensor.
+
+    Attributes:
+        kind: Whether each rank has the whole, a term of a sum, or a part.
+        error: Relative L2 distance of the whole from the reference; NaN without sketches.
+        limit: The error up to which the two are the same.
+        scale: What the terms or parts are multiplied by: 1 / ranks for a mean.
+        dim: The dimension that is cut, None if it is not known.
+        wrong: The index of the row that is wrong, if a single one is.
+        agree: Whether all ranks hold the same numbers.
+    """
+
+    kind: Kind
+    error: float
+    limit: float
+    scale: float = 1.0
+    dim: int | None = None
+    wrong: int | None = None
+    agree: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the ranks together do not hold the reference."""
+        return self.error > self.limit
+
+
+def recognize(reference: RankRow, rows: Sequence[RankRow]) -> RankLayout:
+    """Return the layout that explains the reference best.
+
+    Args:
+        rows: The rows of all ranks that have the tensor, at least one.
+    """
+    limit = _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
+    whole = reference.sketch
+    sketches = [row.sketch for row in rows if row.sketch is not None]
+    if whole is None or len(sketches) < len(rows):
+        return RankLayout(_kind_by_shape(reference, rows), math.nan, limit)
+    scale = max(reference.l2, float(np.linalg.norm(whole)))
+    agree = all(_distance(sketch, sketches[0], scale) <= limit for sketch in sketches)
+    candidates = [
+        RankLayout(
+            kind, _distance(factor * add_up(terms), whole, scale), limit, factor, dim, agree=agree
+        )
+        for kind, factor, dim, terms in _sums(reference, rows, sketches)
+    ]
+    if _kind_by_shape(reference, rows) == "whole":
+        errors = [_distance(sketch, whole, scale) for sketch in sketches]
+        # what all ranks have is whole, even if it is zero and so a sum as well
+        candidates.insert(0, RankLayout("whole", max(errors), limit, agree=agree))
+        if candidates[0].is_wrong and sum(error > limit for error in errors) == 1:
+            candidates[0] = replace(candidates[0], wrong=int(np.argmax(errors)))
+    if not candidates:
+        return RankLayout("parts", math.nan, limit, agree=agree)
+    for layout in candidates:
+        if not layout.is_wrong:
+            return layout
+    if reference.row.get("phase") != "train":
+        candidates = [layout for layout in candidates if layout.scale == 1]
+    best = min(candidates, key=_wrongness)
+    if best.kind == "whole":
+        return best
+    return replace(best, wrong=_culprit(whole, terms_of(best, rows)))
+
+
+def _wrongness(layout: RankLayout) -> float:
+    """Return how badly a layout explains a wrong tensor; that of the shape comes first."""
+    return layout.error if layout.kind == "sum" else _SHAPE_DECIDES * layout.error
+
+
+def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
+    """Return the rows that describe the tensor of the reference.
+
+    The model's output on the first stage of a pipeline is another tensor than on the last one. Of
+    several copies of a part, one counts.
+    """
+    if all("shard" in row.row for row in rows):
+        if any(row.row["shard"]["partial"] for row in rows):
+            return rows
+        by_offset: dict[tuple[int, ...], RankRow] = {}
+        for row in rows:
+            by_offset.setdefault(tuple(row.row["shard"]["offset"]), row)
+        return list(by_offset.values())
+    alike = [row for row in rows if row.shape == reference.shape]
+    return alike or rows
+
+
+def terms_of(layout: RankLayout, rows: Sequence[RankRow]) -> list[Sketch] | None:
+    """Return the sketches that add up to the whole; None where they are not known."""
+    if all("shard" in row.row for row in rows):
+        return [row.sketch for row in rows if row.sketch is not None]
+    if layout.kind == "parts" and layout.dim is None:
+        return None
+    terms = [row.as_part[layout.dim] if layout.dim is not None else row.sketch for row in rows]
+    return [layout.scale * term for term in terms if term is not None]
+
+
+def add_up(terms: list[Sketch]) -> Sketch:
+    """Return the sketch of the sum of tensors."""
+    total: Sketch = np.sum(terms, axis=0)
+    return total
+
+
+def _sums(
+    reference: RankRow, rows: Sequence[RankRow], sketches: list[Sketch]
+) -> Iterator[tuple[Kind, float, int | None, list[Sketch]]]:
+    """Yield (kind, factor, dimension, sketches) of the layouts in which the ranks add up."""
+    if all("shard" in row.row for row in rows):  # where they belong is recorded
+        is_sum = any(row.row["shard"]["partial"] for row in rows)
+        yield "sum" if is_sum else "parts", 1.0, None, sketches
+        return
+    if len(rows) == 1:
+        return
+    count, kind = len(rows), _kind_by_shape(reference, rows)
+    # the gradient of a mean over the rows of one rank is larger than that over all
+    factors = (1.0, 1 / count) if reference.row.get("phase") in ("backward", "train") else (1.0,)
+    for factor in factors:
+        if kind == "whole":
+            yield "sum", factor, None, sketches
+            continue
+        for dim in range(min(len(row.as_part) for row in rows)):
+            if _is_cut(reference, rows, dim):
+                yield "parts", factor, dim, [row.as_part[dim] for row in rows]
+
+
+def _kind_by_shape(reference: RankRow, rows: Sequence[RankRow]) -> Kind:
+    if all("shard" in row.row for row in rows):
+        return "parts"
+    return "whole" if all(row.numel == reference.numel for row in rows) else "parts"
+
+
+def _is_cut(reference: RankRow, rows: Sequence[RankRow], dim: int) -> bool:
+    """Return whether the shapes of equal parts allow a cut along a dimension."""
+    shapes = {row.shape for row in rows}
+    part = rows[0].shape
+    if len(shapes) != 1 or part is None or rows[0].numel * len(rows) != reference.numel:
+        return False
+    whole = reference.shape
+    if whole is None or len(whole) != len(part):
+        return True
+    return all(
+        size == (part[index] * len(rows) if index == dim else part[index])
+        for index, size in enumerate(whole)
+    )
+
+
+def _culprit(whole: Sketch, terms: list[Sketch] | None) -> int | None:
+    """Return the row that is wrong: the error looks like its term, and not like the others."""
+    if terms is None or len(terms) < 2:
+        return None
+    error = add_up(terms) - whole
+    likeness = [_cosine(error, term) for term in terms]
+    *_, second, first = sorted(likeness)
+    return likeness.index(first) if first > _MADE_IT and second < _INNOCENT * first else None
+
+
+def _cosine(error: Sketch, term: Sketch) -> float:
+    """Return |cos|; a rank without a contribution where the error is explains it, too."""
+    norms = float(np.linalg.norm(error) * np.linalg.norm(term))
+    return abs(float(error @ term)) / norms if norms else 1.0
+
+
+def _distance(sketch: Sketch, whole: Sketch, scale: float) -> float:
+    distance = float(np.linalg.norm(sketch - whole))
+    if distance == 0:
+        return 0.0
+    return distance / scale if scale else math.inf

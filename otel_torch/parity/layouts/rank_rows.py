@@ -1,0 +1,190 @@
+"""Read one process and all ranks side by side: which rows describe the same tensor.
+
+The rows of a step are joined by their keys. The recordings are read together, so that only the
+steps at which they are differ are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otel_torch.parity.call_graph import Sketch, decode_sketch
+from otel_torch.parity.layouts.numbering import Numbering
+from otel_torch.recording.reader import iterate_rows
+from otel_torch.recording.rows import Row
+from otel_torch.statistics.sketch_format import SIZE
+
+PlaceKey = tuple[Any, ...]
+_KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
+PARAMETER_GRADIENT = "param_grad."
+# sketches kept for later rows of the same value
+_MOST_SKETCHES = 20_000
+
+
+@dataclass(slots=True, eq=False)
+class RankRow:
+    """A row of one process.
+
+    Attributes:
+        sketch: Of the row's value, also where an earlier row has it.
+        as_part: The sketches of the value as this rank's part, by dimension; empty where the
+            process was alone.
+    """
+
+    rank: int
+    row: Row
+    sketch: Sketch | None = None
+    as_part: tuple[Sketch, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape, None where it is not recorded."""
+        shape = self.row.get("shape")
+        return tuple(shape) if isinstance(shape, list) else None
+
+    @property
+    def numel(self) -> int:
+        """The number of elements, 0 where it is not recorded."""
+        numel = self.row.get("numel")
+        return numel if isinstance(numel, int) else int(np.prod(self.shape or (0,)))
+
+    @property
+    def l2(self) -> float:
+        """The norm, by the sketch where it is not recorded."""
+        l2 = self.row.get("l2")
+        if isinstance(l2, int | float):
+            return float(l2)
+        return 0.0 if self.sketch is None else float(np.linalg.norm(self.sketch))
+
+
+@dataclass(slots=True, eq=False)
+class TensorPlace:
+    """A tensor of a module call.
+
+    Attributes:
+        reference: The row of the process that ran alone, if it has the place.
+        ranks: The rows of the ranks that have it.
+    """
+
+    key: PlaceKey
+    reference: RankRow | None
+    ranks: list[RankRow]
+
+
+def place_key(row: Row) -> PlaceKey:
+    """Return what identifies a tensor of a call in every recording of the run."""
+    return tuple(row.get(name) for name in _KEY)
+
+
+def iterate_places(
+    reference: Path, ranks: dict[int, Path], numberings: dict[int, Numbering]
+) -> Iterator[list[TensorPlace]]:
+    """Yield the places of one step after another, in the order of the ranks.
+
+    Args:
+        ranks: Rank -> recording.
+        numberings: The names of the whole model, of each rank.
+    """
+    alone = _RankSteps(-1, reference, Numbering())
+    steps = [_RankSteps(rank, path, numberings[rank]) for rank, path in ranks.items()]
+    while True:
+        key = next((key for step in steps if (key := step.next_key()) is not None), None)
+        if key is None:
+            return
+        rows = [step.take(key) for step in steps]
+        references = {place_key(row.row): row for row in alone.take(key)}
+        yield _with_spread_gradients(_join(references, rows), references, len(ranks))
+
+
+def _with_spread_gradients(
+    places: list[TensorPlace], references: dict[PlaceKey, RankRow], count: int
+) -> list[TensorPlace]:
+    """Add the gradients that no rank has as a whole, without their numbers.
+
+    An optimizer that is split over the ranks (ZeRO) leaves each gradient on one rank, and that of
+    one parameter in pieces on two.
+    """
+    gradients = [place for place in places if place.key[2].startswith(PARAMETER_GRADIENT)]
+    if all(len(place.ranks) == count for place in gradients):
+        return places
+    known = {place.key for place in gradients}
+    in_pieces = [
+        TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, _without_numbers(row.row))])
+        for key, row in references.items()
+        if key[2].startswith(PARAMETER_GRADIENT) and key not in known
+    ]
+    end = places.index(gradients[-1]) + 1
+    return [*places[:end], *in_pieces, *places[end:]]
+
+
+def _without_numbers(row: Row) -> Row:
+    names = (*_KEY, "class", "shape", "dtype", "numel")
+    return {name: row[name] for name in names if name in row}
+
+
+def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> list[TensorPlace]:
+    places: dict[PlaceKey, TensorPlace] = {}
+    for rows in ranks:
+        for row in rows:
+            key = place_key(row.row)
+            place = places.get(key)
+            if place is None:
+                place = places[key] = TensorPlace(key, references.get(key), [])
+            place.ranks.append(row)
+    return list(places.values())
+
+
+class _RankSteps:
+    """The rows of a recording, a step at a time."""
+
+    def __init__(self, rank: int, path: Path, numbering: Numbering) -> None:
+        self._rank, self._numbering = rank, numbering
+        self._sketches: dict[Any, tuple[Sketch | None, tuple[Sketch, ...]]] = {}
+        rows = iterate_rows(path)
+        self._groups = groupby(rows, key=lambda row: (row.get("loop"), row.get("step")))
+        self._waiting: dict[Any, list[RankRow]] = {}
+
+    def next_key(self) -> Any:
+        """Return the (loop, step) of the next rows, None at the end."""
+        if not self._waiting:
+            self._read()
+        return next(iter(self._waiting), None)
+
+    def take(self, key: Any) -> list[RankRow]:
+        """Return the next rows of a (loop, step), which may lie ahead."""
+        while key not in self._waiting and self._read():
+            pass
+        return self._waiting.pop(key, [])
+
+    def _read(self) -> bool:
+        group = next(self._groups, None)
+        if group is None:
+            return False
+        key, rows = group
+        self._waiting.setdefault(key, []).extend(map(self._with_sketches, rows))
+        return True
+
+    def _with_sketches(self, row: Row) -> RankRow:
+        row["module"] = self._numbering.rename(row.get("model", ""), row["module"])
+        value, text = row.get("value"), row.pop("part_sketches", None)
+        if "sketch" in row:
+            parts = decode_sketch(text)
+            sketches = (
+                decode_sketch(row["sketch"]),
+                () if parts is None else tuple(parts.reshape(-1, SIZE)),
+            )
+            if value is not None:
+                if len(self._sketches) >= _MOST_SKETCHES:
+                    del self._sketches[next(iter(self._sketches))]
+                self._sketches[value] = sketches
+        elif row.get("phase") == "train" and isinstance(mean := row.get("mean"), float):
+            sketches = np.array([mean]), ()  # a number is its own sketch
+        else:
+            sketches = self._sketches.get(value, (None, ()))
+        return RankRow(self._rank, row, *sketches)

@@ -1,0 +1,243 @@
+"""Say what is wrong on the ranks: a missing or doubled collective, or another rank's value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from otel_torch.parity.finding import Cause
+from otel_torch.parity.layouts.judged_places import JudgedPlace
+from otel_torch.parity.layouts.rank_rows import RankRow
+
+# fields that are equal where two ranks hold the same numbers
+_NUMBERS = ("sum", "abs_mean", "min", "max")
+# how exactly sums have to agree: of what is expected, and of rounding
+_EXACT, _ROUNDING = 1e-3, 1e-5
+# how many limits another part is away, at least
+_FAR = 20.0
+
+
+@dataclass(slots=True)
+class Biases:
+    """The biases of the reference, by their modules."""
+
+    _rows: dict[tuple[str, str], RankRow] = field(default_factory=dict)
+
+    def learn(self, judged: JudgedPlace) -> None:
+        """Remember the row of a parameter, if it is a bias."""
+        model, module, tensor, *_ = judged.place.key
+        if tensor == "param.bias" and judged.place.reference is not None:
+            self._rows[model, module] = judged.place.reference
+
+    def total(self, judged: JudgedPlace) -> float:
+        """Return the sum that the module's bias adds to its output, NaN without one."""
+        model, module, tensor, *_ = judged.place.key
+        bias, reference = self._rows.get((model, module)), judged.place.reference
+        if bias is None or reference is None or not bias.numel or not tensor.startswith("out"):
+            return math.nan
+        return reference.numel / bias.numel * _number(bias, "sum")
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPlace:
+    """What is wrong at a place.
+
+    Attributes:
+        rank: The rank that is wrong, the first one if several are; None if it is not known.
+        cause: What is wrong, None where the numbers do not show it.
+        sentence: What the ranks hold.
+    """
+
+    rank: int | None
+    cause: Cause | None
+    sentence: str
+
+
+def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
+    """Return what is wrong at a place."""
+    cause = next((cause for find in _CAUSES if (cause := find(judged, biases))), None)
+    rows, layout = judged.rows, judged.layout
+    if layout is None or judged.unreduced:
+        return WrongPlace(rows[0].rank, cause, "")
+    if layout.wrong is not None:
+        rank = rows[layout.wrong].rank
+        return WrongPlace(rank, cause, f"Only rank {rank} is wrong.")
+    if layout.kind == "whole":
+        sentence = "All ranks have the same value." if layout.agree else "All ranks are wrong."
+        return WrongPlace(rows[0].rank, cause, sentence)
+    twins = _twins(judged)
+    if twins is not None:
+        return WrongPlace(rows[twins[1]].rank, cause, "")
+    if cause is not None:
+        return WrongPlace(rows[0].rank, cause, "")
+    return WrongPlace(None, None, "The numbers do not show which rank is wrong.")
+
+
+def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """Each rank averages the loss over its own tokens, and they have unequal numbers."""
+    reference = judged.place.reference
+    if judged.place.key[2] != "loss" or reference is None:
+        return None
+    losses = [_number(row, "mean") for row in judged.rows]
+    if not min(losses) < _number(reference, "mean") < max(losses):
+        return None
+    text = (
+        "each rank averages the loss over its own part of the batch, and the parts do not count "
+        "alike (as with unequal numbers of tokens): the mean of the ranks is another than that of "
+        "all"
+    )
+    return Cause("mean_of_means", False, text)
+
+
+def _partial_sum(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """Each rank has its term of the sum, to which it may have added a bias."""
+    layout, count = judged.layout, len(judged.rows)
+    bias = ""
+    if not judged.unreduced:
+        if layout is None or layout.agree or layout.kind == "parts":
+            return None
+        added = (count - 1) * biases.total(judged)
+        if not _sums_to(judged, sum(_number(row, "sum") for row in judged.rows), added):
+            return None
+        bias = f", to which each one adds the bias of {judged.place.key[1]}"
+    what = "mean" if layout is not None and layout.scale != 1 else "sum"
+    text = (
+        f"each rank has a partial sum{bias}: the reference has the {what} of those of the {count} "
+        "ranks, so a reduction over the ranks (all-reduce, reduce-scatter) is missing"
+    )
+    return Cause("partial_sum", True, text)
+
+
+def _reduced_twice(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """All ranks have the value times the number of ranks, before a bias is added."""
+    layout, reference = judged.layout, judged.place.reference
+    if layout is None or reference is None or layout.kind == "parts" or not layout.agree:
+        return None
+    count, total = len(judged.place.ranks), biases.total(judged)
+    own, whole = _number(judged.rows[0], "sum"), _number(reference, "sum")
+    factor = _factor(judged)
+    if abs(factor * count - 1) < _EXACT:
+        text = (
+            f"the value is {count} times too small, the number of ranks: it is averaged over the "
+            "ranks once too often, or not added up"
+        )
+        return Cause("averaged_twice", True, text)
+    if abs(factor - count) < _EXACT * count:
+        text = f"the value is {count} times too large"
+    elif _sums_to(judged, own, (count - 1) * (whole - total)):
+        text = f"without its bias, the value is {count} times too large"
+    else:
+        return None
+    text += ", the number of ranks: it is added up over the ranks once too often"
+    return Cause("reduced_twice", True, text)
+
+
+def _bias_on_each_rank(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """All ranks have the value with the bias times the number of ranks."""
+    layout, count = judged.layout, len(judged.place.ranks)
+    if layout is None or not layout.agree or layout.kind == "parts":
+        return None
+    if not _sums_to(judged, _number(judged.rows[0], "sum"), (count - 1) * biases.total(judged)):
+        return None
+    text = (
+        f"the bias of {judged.place.key[1]} is added on each of the {count} ranks before the "
+        f"reduction, so that it counts {count} times"
+    )
+    return Cause("bias_on_each_rank", True, text)
+
+
+def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """Ranks hold each other's parts."""
+    layout, reference = judged.layout, judged.place.reference
+    if layout is None or reference is None or layout.kind != "parts":
+        return None
+    twins = _twins(judged)
+    if twins is not None and layout.agree:
+        text = "all ranks hold the same numbers, where each should have a part of its own"
+        return Cause("another_ranks_part", True, text)
+    if twins is not None:
+        first, second = (judged.rows[index].rank for index in twins)
+        text = f"rank {second} holds the part of another rank: the same numbers as rank {first}"
+        return Cause("another_ranks_part", True, text)
+    l2 = sum(row.l2**2 for row in judged.rows) ** 0.5
+    moved = sum(_number(row, "sum") for row in judged.rows) - _number(reference, "sum")
+    slack = layout.limit * reference.l2
+    if layout.error < _FAR * layout.limit:
+        return None  # a rank's part is nothing like that of another
+    if not (abs(l2 - reference.l2) <= slack and abs(moved) <= slack * reference.numel**0.5):
+        return None
+    text = (
+        "the ranks hold each other's parts: together they have the numbers of the reference, but "
+        "in another order"
+    )
+    return Cause("another_ranks_part", True, text)
+
+
+def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """Ranks differ where each should have the whole."""
+    layout, row = judged.layout, judged.rows[0].row
+    if layout is None or layout.kind != "whole" or layout.agree:
+        return None
+    if layout.wrong is None:
+        text = "the ranks have different values, where each should have the reference's"
+    else:
+        rank = judged.rows[layout.wrong].rank
+        text = f"rank {rank} has another value than the other ranks, which have the reference's"
+    if "Dropout" in str(row.get("class")) and row["tensor"].startswith("out"):
+        return Cause("random_stream", True, f"{text}: the ranks draw other random numbers")
+    if row.get("phase") == "backward":
+        text += ": a term of it is not reduced over the ranks"
+        return Cause("partial_sum", False, text)
+    return Cause("ranks_differ", False, text)
+
+
+_CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
+    _mean_of_means,
+    _partial_sum,
+    _reduced_twice,
+    _bias_on_each_rank,
+    _another_ranks_part,
+    _another_value,
+)
+
+
+def _number(row: RankRow, name: str) -> float:
+    value = row.row.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _sums_to(judged: JudgedPlace, total: float, moved: float) -> bool:
+    """Return whether a sum is that of the reference, moved by a number other than zero."""
+    reference = judged.place.reference
+    if reference is None:
+        return False
+    rounding = _ROUNDING * reference.l2 * reference.numel**0.5
+    slack = max(_EXACT * abs(moved), rounding)
+    actual = total - _number(reference, "sum")
+    return bool(abs(moved) > 10 * rounding and abs(actual - moved) <= slack)
+
+
+def _factor(judged: JudgedPlace) -> float:
+    """Return the number by which the value is a multiple of the reference's, NaN if it is not."""
+    reference = judged.place.reference
+    value = judged.rows[0].sketch
+    if reference is None or reference.sketch is None or value is None or judged.layout is None:
+        return math.nan
+    whole = reference.sketch
+    factor = float(value @ whole) / (float(whole @ whole) or math.nan)
+    rest = float(np.linalg.norm(value - factor * whole))
+    return factor if rest <= judged.layout.limit * float(np.linalg.norm(value)) else math.nan
+
+
+def _twins(judged: JudgedPlace) -> tuple[int, int] | None:
+    """Return the indices of two rows with the same numbers."""
+    seen: dict[tuple[object, ...], int] = {}
+    for index, row in enumerate(judged.rows):
+        numbers = tuple(row.row.get(name) for name in _NUMBERS)
+        if None not in numbers and numbers in seen:
+            return seen[numbers], index
+        seen[numbers] = index
+    return None
