@@ -71,7 +71,8 @@ def diff(
         if any(option is not None for option in options):
             raise ValueError(
                 "a bitwise comparison tolerates no error and pairs equal names: "
-                "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation and --tensors"
+                "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation "
+                "and --tensors"
             )
         return compare_bitwise(reference, port, progress, warm_ups=warm_ups)
     pairing = None if save_isolation is None else PairingFinder()

@@ -1,4 +1,4 @@
-"""What a run looks like so far, folded row by row: its memory grows with tensors, not with steps."""
+"""What a run looks like so far: folded row by row, in memory that grows with tensors, not steps."""
 
 from __future__ import annotations
 
