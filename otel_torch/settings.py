@@ -549,8 +549,9 @@ class Settings:
         _one_of("report", "zoom", "stop"),
         "report",
         "What follows the first NaN or Inf of the run. `report`: a line that names what produced "
-        "it. `zoom`: also, the operations inside the module that did are recorded at its next "
-        "call. `stop`: also, the program ends with `otel_torch.NonFiniteError`.",
+        "it. `zoom`: also which operation, by a replay of the module's forward, else by recording "
+        "the operations of its next call. `stop`: also, the program ends with "
+        "`otel_torch.NonFiniteError`.",
     )
     isolate: str | None = _setting(
         "OTEL_TORCH_ISOLATE",

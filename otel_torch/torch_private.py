@@ -263,6 +263,14 @@ def is_traced() -> bool:
         return False
 
 
+def has_dispatch_modes() -> bool:
+    """Return whether the program watches the operations of this thread; also if that is unknown."""
+    try:
+        return bool(torch._C._len_torch_dispatch_stack())
+    except Exception:
+        return True
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` has no memory, like those with which a compiler traces a model."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")

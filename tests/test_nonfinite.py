@@ -15,26 +15,38 @@ PROGRAM = PROGRAMS / "make_nonfinite.py"
 
 # by mistake: who produced it, and what the line on stderr must say
 FORWARD = {
-    "fp16_overflow": ("module", ["first Inf: step 0", "'big' of Net", "float16 ends at 65504"]),
-    "bf16_overflow": ("module", ["first Inf: step 0", "'big' of Net", "bfloat16 ends at 3.38"]),
-    "exp_in_glue": ("glue", ["first Inf: step 0", "code of 'block'", "in front of 'block.down'"]),
-    "behind_modules": ("glue", ["step 0, the code of 'block' of Net behind its modules"]),
+    "fp16_overflow": (
+        "module",
+        ["first Inf: step 0", "'big' of Net", "largest torch.float16 is 65504"],
+    ),
+    "bf16_overflow": ("module", ["first Inf: step 0", "'big' of Net", "torch.bfloat16 is 3.38"]),
+    "exp_in_glue": (
+        "glue",
+        ["first Inf: step 0", "forward of 'block' of Net", "it called 'block.down'"],
+    ),
+    "behind_modules": (
+        "glue",
+        ["step 0, the forward of 'block' of Net produced it, after its modules"],
+    ),
     "inplace_division": ("module", ["step 0, 'divide' of Net produced it from finite inputs"]),
-    "inplace_input": ("module", ["'divide' of Net or the code in front", "changes its input"]),
+    "inplace_input": ("module", ["'divide' of Net or the code before it", "changes its input"]),
     "leaf": ("module", ["first NaN: step 0, 'log' of Net produced it", "inputs 1.64 (in[0])"]),
-    "no_key": ("glue", ["first NaN: step 0, the code of 'attn' of Reader", "in[1] has -Inf"]),
+    "no_key": ("glue", ["first NaN: step 0, the forward of 'attn' of Reader", "in[1] has -Inf"]),
     "nan_in_data": ("input", ["first NaN: step 3, the input in[0] of Net has it"]),
     "checkpoint": ("weights", ["step 0, 'weight' of 'block.down' of Net has it", "checkpoint"]),
     "unseen_row": ("weights", ["step 2, 'weight' of 'emb' of Language", "before the first update"]),
-    "checkpointed": ("glue", ["step 0, the code of Block produced it, in front of 'down'"]),
-    "compiled": ("module", ["'block.down' of Net or the code in front", "not known whether"]),
-    "autocast": ("module", ["first Inf: step 0, 'big' of Net", "torch.float16 ends at 65504"]),
+    "checkpointed": ("glue", ["step 0, the forward of Block produced it before it called 'down'"]),
+    "compiled": ("module", ["'block.down' of Net or the code before it", "is not known"]),
+    "autocast": (
+        "module",
+        ["first Inf: step 0, 'big' of Net", "the largest torch.float16 is 65504"],
+    ),
     "raises": ("module", ["first NaN: step 0, 'check' of Net produced it from finite inputs"]),
 }
 TRAINING = {
     "log_of_zero_in_loss": (
         "loss",
-        ["first -Inf: step 0, the loss has it", "behind Net from finite"],
+        ["first -Inf: step 0, the code that computes the loss", "Net returned finite"],
     ),
     "custom_backward": ("backward", ["step 0, the backward of 'custom'", "'inp' and 'block.up'"]),
     "root_of_zero": ("backward", ["step 0, the backward of 'norm2'", "that of 'inp' is not"]),
@@ -45,7 +57,10 @@ TRAINING = {
         "update",
         ["step 0, Adam (lr 0.001, eps 0) put it into 'weight' of 'block.unused'"],
     ),
-    "rate_explodes": ("update", ["the update after step 0 by SGD (lr 1e+30) made", "too large"]),
+    "rate_explodes": (
+        "update",
+        ["the update after step 0 by SGD (lr 1e+30) made", "so large that"],
+    ),
     "masked_label": ("module", ["first -Inf: step 0, 'hide' of", "the loss has it, too"]),
     "scaler_at_its_limit": (
         "backward",
@@ -99,7 +114,7 @@ for size in (1, 10, 100, 1000):
     line = said(run_python(tmp_path, program).stderr)[0]
     assert line == (
         "otel_torch: first Inf: step 3, '1' of Sequential produced it from finite inputs; largest "
-        "|x| of its inputs 1000 (in[0]); of its weights 100; torch.float16 ends at 65504; "
+        "|x| of its inputs 1000 (in[0]); of its weights 100; the largest torch.float16 is 65504; "
         "largest |out| at steps 0, 1, 2: 200, 2000, 20000"
     )
 
@@ -112,9 +127,18 @@ for size in (1, 10, 100, 1000):
             ["something inside 'block' of Net", "'block.down'"],
         ),
         ({"OTEL_TORCH_MODULES": "^block$"}, ["something inside 'block' of Net produced it"]),
-        ({"OTEL_TORCH_STATS": "shape"}, ["code of 'block' of Net", "in front of 'block.down'"]),
-        ({"OTEL_TORCH_CAPTURE": "parity"}, ["code of 'block' of Net", "in front of 'block.down'"]),
-        ({"OTEL_TORCH_KERNEL": "torch"}, ["code of 'block' of Net", "in front of 'block.down'"]),
+        (
+            {"OTEL_TORCH_STATS": "shape"},
+            ["forward of 'block' of Net", "it called 'block.down', whose in[0]"],
+        ),
+        (
+            {"OTEL_TORCH_CAPTURE": "parity"},
+            ["forward of 'block' of Net", "it called 'block.down', whose in[0]"],
+        ),
+        (
+            {"OTEL_TORCH_KERNEL": "torch"},
+            ["forward of 'block' of Net", "it called 'block.down', whose in[0]"],
+        ),
     ],
 )
 def test_it_is_found_whatever_is_recorded(
@@ -183,9 +207,35 @@ def test_stop_ends_the_program_behind_the_forward_with_everything_written(tmp_pa
     assert metadata(tmp_path / "run.jsonl")["ended_cleanly"]
 
 
-def test_zoom_names_the_operation_at_the_next_call(tmp_path: Path) -> None:
-    done = run_python(tmp_path, PROGRAM, "no_key", OTEL_TORCH_ON_NONFINITE="zoom")
-    assert "operations of 'attn' of Reader at step 1: the first NaN or Inf is op[" in done.stderr
+@pytest.mark.parametrize(
+    ("case", "operation"),
+    [
+        ("no_key", "aten._softmax made NaN of -inf to "),
+        ("leaf", "aten.log made NaN of -10"),
+        ("exp_in_glue", "aten.exp made Inf of -"),
+        ("fp16_overflow", "aten.addmm made Inf of "),
+        ("behind_modules", "aten.div made "),
+        ("checkpointed", "aten.exp made Inf of -"),
+    ],
+)
+def test_zoom_names_the_operation_by_a_replay(case: str, operation: str, tmp_path: Path) -> None:
+    done = run_python(tmp_path, PROGRAM, case, OTEL_TORCH_ON_NONFINITE="zoom")
+    line = said(done.stderr)[0]
+    assert f"replayed: {operation}" in line
+    found = metadata(tmp_path / "run.jsonl")["nonfinite"]
+    assert found["operation"] == line.partition("replayed: ")[2]
+    assert '"op[' not in (tmp_path / "run.jsonl").read_text()
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_zoom_is_quiet_where_nothing_is_wrong(case: str, tmp_path: Path) -> None:
+    assert said(run_python(tmp_path, PROGRAM, case, OTEL_TORCH_ON_NONFINITE="zoom").stderr) == []
+
+
+def test_zoom_names_the_operation_at_the_next_call_without_a_replay(tmp_path: Path) -> None:
+    done = run_python(tmp_path, PROGRAM, "inplace_input", OTEL_TORCH_ON_NONFINITE="zoom")
+    assert "not replayed: it changes its input in place" in said(done.stderr)[0]
+    assert "operations of 'divide' of Net at step 1: the first NaN or Inf is op[" in done.stderr
     rows = [json.loads(row) for row in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows if row["tensor"].startswith("op[")} == {1}
 
@@ -197,6 +247,7 @@ class Root(torch.nn.Module):
     def forward(self, x):
         return x.sub(100).sqrt()
 net = torch.nn.Sequential(torch.nn.Linear(2, 2), Root())
+net[1].forward = net[1].forward  # is not replayed
 for step in range(4):
     net(torch.ones(1, 2))
     print(len(net[1]._forward_hooks))

@@ -120,6 +120,7 @@ class FirstNonFinite(msgspec.Struct):
     phase: str = ""
     text: str = ""
     details: list[str] = []
+    operation: str | None = None
 
 
 class Metadata(msgspec.Struct):

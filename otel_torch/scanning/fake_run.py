@@ -7,15 +7,12 @@ then has all calls up to there, and where and why it stopped.
 from __future__ import annotations
 
 import logging
-import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -30,6 +27,7 @@ from otel_torch.scanning.forward_watcher import ForwardWatcher, bytes_of
 from otel_torch.scanning.scanned_forward import ScannedForward
 from otel_torch.scanning.stop_reason import describe_stop, needs_value
 from otel_torch.sources import modules
+from otel_torch.sources.global_state import preserved_global_state
 from otel_torch.sources.module_names import class_name, core
 
 
@@ -52,7 +50,7 @@ def run_fake(
     with ExitStack() as stack:
         stack.enter_context(modules.unwatched())
         stack.enter_context(disable_modes())
-        stack.enter_context(_preserve_global_state())
+        stack.enter_context(preserved_global_state())
         stack.enter_context(_silence_torch_logs())
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         copies = FakeCopies(mode, default_device(root, args, kwargs))
@@ -83,29 +81,6 @@ def run_fake(
         ended=ended,
         failed=failed,
     )
-
-
-@contextmanager
-def _preserve_global_state() -> Iterator[None]:
-    """Restore the random states of torch, Python and NumPy, the default dtype and the grad mode:
-    a forward may change them.
-    """
-    numpy: Any = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    dtype = torch.get_default_dtype()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    try:
-        with (
-            torch.random.fork_rng(devices=devices),
-            torch.set_grad_enabled(torch.is_grad_enabled()),
-        ):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-        torch.set_default_dtype(dtype)
 
 
 class _ThreadFilter(logging.Filter):

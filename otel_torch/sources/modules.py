@@ -263,6 +263,31 @@ def unwatched() -> Iterator[None]:
         _thread.ignores_new_models = before
 
 
+class CallRefused(Exception):
+    """A module of a model was called in a block of `refused_calls`."""
+
+
+class _ClosedStack(list[ModuleSite]):
+    """A call stack that nothing can be put on: every call of a known module asks for its length."""
+
+    def __len__(self) -> int:
+        raise CallRefused
+
+
+@contextmanager
+def refused_calls() -> Iterator[None]:
+    """Raise `CallRefused` in calls of the modules of models, and ignore other modules.
+
+    A replay may call what it has copied, but nothing that the program has.
+    """
+    before, _thread.stack = _thread.stack, _ClosedStack()
+    try:
+        with unwatched():
+            yield
+    finally:
+        _thread.stack = before
+
+
 class ModelRegistry(Source):
     """The models of a process, found as they run."""
 

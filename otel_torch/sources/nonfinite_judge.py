@@ -15,6 +15,7 @@ from otel_torch.sources.nonfinite_report import named, number
 
 # weights that updates made so many times larger are to blame, and not the module that they are in
 _EXPLODED = 1e4
+_LOOK_AT_DATA = "look at the data, or at the code that prepares it"
 
 
 class Verdict(NamedTuple):
@@ -80,7 +81,7 @@ def _input(scene: Scene) -> Verdict:
     call = scene.calls[-1]
     assert call.bad_input is not None
     name = named(call.model, call.module)
-    text = f"the input {call.bad_input.name} of {name} has it: the data, or the code in front"
+    text = f"the input {call.bad_input.name} of {name} has it: {_LOOK_AT_DATA}"
     return Verdict("input", call.module, text)
 
 
@@ -101,10 +102,13 @@ def _weights(scene: Scene, level: int) -> Verdict | None:
             if scene.update is None:
                 text = (
                     f"{where} has it, and no optimizer has changed it: "
-                    "the checkpoint, or the initialization"
+                    "look at the checkpoint or the initialization"
                 )
             elif before is not None and before.kind != "finite":
-                text = f"{where} had it before the first update: checkpoint or initialization"
+                text = (
+                    f"{where} had it before the first update: "
+                    "look at the checkpoint or the initialization"
+                )
             else:
                 return Verdict("update", owner, f"{scene.update.text} put it into {where}")
             return Verdict("weights", owner, text)
@@ -113,8 +117,8 @@ def _weights(scene: Scene, level: int) -> Verdict | None:
             and before is not None
             and weight.largest == largest > _EXPLODED * max(before.largest, 1.0)
         ):
-            text = f"{scene.update.text} made {where} too large, and {_produced(scene)}"
-            grown = f"largest |{name}| {number(weight.largest)}, {number(before.largest)} at first"
+            text = f"{scene.update.text} made {where} so large that {_produced(scene)}"
+            grown = f"largest |{name}| {number(weight.largest)}, at first {number(before.largest)}"
             return Verdict("update", owner, text, (grown, *_extremes(call)))
     return None
 
@@ -128,10 +132,13 @@ def _module(scene: Scene, level: int) -> Verdict:
     module = call.site.module()
     details = (*_extremes(call), *_limit(scene, module))
     if scene.has_inner:
-        text = f"the code of {name} behind its modules produced it: what these returned is finite"
+        text = f"the forward of {name} produced it, after its modules had returned finite values"
         return Verdict("glue", call.module, text, details)
     if not call.is_known:
-        text = f"{name} or the code in front of it produced it: it changes its input in place"
+        text = (
+            f"{name} or the code before it produced it: which one is not known, "
+            "because it changes its input in place"
+        )
     else:
         text = f"{_produced(scene)}"
         if module is not None and next(module.children(), None) is not None:
@@ -142,10 +149,10 @@ def _module(scene: Scene, level: int) -> Verdict:
 def _glue_in_front(scene: Scene, level: int) -> Verdict:
     call, inner = scene.calls[level], scene.calls[level - 1]
     assert inner.bad_input is not None
-    what = "the code of" if scene.all_recorded else "something inside"
+    what = "the forward of" if scene.all_recorded else "something inside"
     text = (
-        f"{what} {named(call.model, call.module)} produced it, in front of {inner.module!r} "
-        f"({inner.bad_input.name})"
+        f"{what} {named(call.model, call.module)} produced it before it called {inner.module!r}, "
+        f"whose {inner.bad_input.name} has it"
     )
     return Verdict("glue", call.module, text, _extremes(call), inner.bad_input.kind)
 
@@ -154,17 +161,17 @@ def _without_inputs(scene: Scene) -> Verdict:
     record, name = scene.record, scene.name
     if record.tensor.startswith("in"):
         if not record.module:
-            text = f"the input {record.tensor} of {name} has it: the data, or the code in front"
+            text = f"the input {record.tensor} of {name} has it: {_LOOK_AT_DATA}"
             return Verdict("input", record.module, text)
         container = record.module.rpartition(".")[0]
-        text = f"the code in front of {name}, whose {record.tensor} has it, produced it"
+        text = f"the code before {name} produced it: its {record.tensor} has it"
         return Verdict("glue", container, text)
     if scene.has_inner:
-        text = f"the code of {name} behind its modules produced it: what these returned is finite"
+        text = f"the forward of {name} produced it, after its modules had returned finite values"
         return Verdict("glue", record.module, text)
     if scene.has_inputs:
         return Verdict("module", record.module, _produced(scene))
-    text = f"{name} or the code in front of it: not known whether its inputs were finite"
+    text = f"{name} or the code before it produced it: whether its inputs were finite is not known"
     return Verdict("module", record.module, text)
 
 
@@ -176,7 +183,7 @@ def _extremes(call: EnclosingCall) -> tuple[str, ...]:
     if sizes:
         details.append(f"largest |x| of its inputs {', '.join(sizes)}")
     if masks:
-        details.append(f"{', '.join(masks)} has -Inf, as a mask does")
+        details.append(f"{', '.join(masks)} has -Inf, as masks do")
     return tuple(details)
 
 
@@ -186,7 +193,7 @@ def _limit(scene: Scene, module: nn.Module | None) -> tuple[str, ...]:
         details.append(f"of its weights {number(max(weight.largest for weight in weights))}")
     dtype = getattr(torch, str(scene.record.stats.get("dtype", "")).removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-        details.append(f"{dtype} ends at {number(torch.finfo(dtype).max)}")
+        details.append(f"the largest {dtype} is {number(torch.finfo(dtype).max)}")
     return tuple(details)
 
 

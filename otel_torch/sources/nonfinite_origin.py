@@ -58,6 +58,7 @@ from otel_torch.statistics.row_layout import NONFINITE, nonfinite_kind
 
 if TYPE_CHECKING:
     from otel_torch.sources.operations import Operations
+    from otel_torch.sources.replay import Replays
 
 # how many calls of a step are examined: what follows a NaN has it, too
 _EXAMINED = 16
@@ -89,7 +90,8 @@ class NonFiniteOrigin(Source):
 
     Args:
         report: takes whether each recorded tensor is finite: the budget's.
-        operations: records those of the module that is found, under `zoom`.
+        operations: records those of the module that is found, under `zoom`, if a replay of its
+            forward does not tell.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class NonFiniteOrigin(Source):
         self._error: NonFiniteError | None = None
         self._looks: Counter[tuple[str, str]] = Counter()  # by model and module
         self._evidence: dict[_Call, list[EnclosingCall]] = {}
+        self._replays = None if operations is None else _make_replays()
         self._history = RecentRecords()
         self._optimizer = "an optimizer"
         self._trained: dict[str, weakref.ref[Model]] = {}
@@ -146,9 +149,13 @@ class NonFiniteOrigin(Source):
         newest = next(reversed(self._evidence), None)
         if newest is not None and (newest.step, newest.loop) != (key.step, key.loop):
             self._evidence.clear()
+            if self._replays is not None:
+                self._replays.clear()
         if key not in self._evidence and len(self._evidence) < _EXAMINED:
             written = [tensor for label, tensor in tensors if label.startswith("out")]
-            self._evidence[key] = examine_running_calls(written)
+            self._evidence[key] = calls = examine_running_calls(written)
+            if self._replays is not None:
+                self._replays.add(key, calls, tensors)
 
     def _before_update(self, model: Model, *_: Any) -> None:
         """Keep the sizes of a model's weights before its first update."""
@@ -241,7 +248,7 @@ class NonFiniteOrigin(Source):
     def _other_ranks(self, verdict: Verdict) -> list[str]:
         """Return that gradients may be those of other ranks, too."""
         if verdict.producer == "backward" and self._session.job.world_size > 1:
-            return ["or another rank did: what each says of itself tells"]
+            return ["or another rank did: compare what each rank says"]
         return []
 
     def _masked_origin(self, step: list[tuple[Record, Row]]) -> Origin | None:
@@ -272,7 +279,10 @@ class NonFiniteOrigin(Source):
         verdict = judge(self._scene(records, index))
         trend = self._history.trend(record) if verdict.producer in _COMPUTED else []
         masks = [] if overflow is not None else self._masks(records, rows, bad, index)
-        return _origin(record, rows[index], verdict, [*trend, *masks])
+        origin = _origin(record, rows[index], verdict, [*trend, *masks])
+        if self._replays is None or verdict.producer not in _COMPUTED:
+            return origin
+        return self._replays.explain(origin, _Call.of(record))
 
     def _scene(self, records: list[Record], index: int) -> Scene:
         record, settings = records[index], self._session.settings
@@ -323,7 +333,7 @@ class NonFiniteOrigin(Source):
         if earlier is None:
             return []
         record = records[earlier]
-        return [f"-Inf since {record.tensor} of {named(record.model, record.module)}"]
+        return [f"-Inf first in {record.tensor} of {named(record.model, record.module)}"]
 
     def _found(self, origin: Origin) -> None:
         if self.origin is not None:
@@ -334,7 +344,11 @@ class NonFiniteOrigin(Source):
         if self._is_over:
             self._history.clear()
             self._evidence.clear()
-            if self._operations is not None and origin.producer in _COMPUTED:
+            if (
+                self._operations is not None
+                and origin.producer in _COMPUTED
+                and origin.operation is None
+            ):
                 self._operations.zoom(origin.model, origin.module)
         if self._session.settings.on_nonfinite == "stop":
             self._error = NonFiniteError(origin.line())
@@ -377,6 +391,12 @@ def _origin(record: Record, row: Row, verdict: Verdict, details: Sequence[str]) 
         text=verdict.text,
         details=(*verdict.details, *details),
     )
+
+
+def _make_replays() -> Replays:
+    from otel_torch.sources.replay import Replays  # only `zoom` needs it
+
+    return Replays()
 
 
 def _tensor(record: Record) -> tuple[str, str, str, str]:

@@ -24,6 +24,7 @@ class Origin:
         model, module, tensor: where; `module` is the one that produced it, or whose code did.
         text: who produced it, in words.
         details: what led there, in words.
+        operation: which operations made it, in words, if its forward was replayed.
     """
 
     kind: str
@@ -37,12 +38,16 @@ class Origin:
     phase: str
     text: str
     details: tuple[str, ...] = ()
+    operation: str | None = None
 
     def line(self) -> str:
         """Return one line."""
         step = f"step {self.step}" + (f" of loop {self.loop}" if self.loop else "")
         phase = "" if self.phase in ("forward", "train") else f" ({self.phase})"
-        return "; ".join((f"first {self.kind}: {step}{phase}, {self.text}", *self.details))
+        parts = [f"first {self.kind}: {step}{phase}, {self.text}", *self.details]
+        if self.operation is not None:
+            parts.append(f"replayed: {self.operation}")
+        return "; ".join(parts)
 
     def describe(self) -> dict[str, Any]:
         """Return what the metadata of a recording has under `nonfinite`."""

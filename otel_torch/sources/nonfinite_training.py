@@ -60,7 +60,7 @@ def judge_training(
             any(other.tensor == _CLIPPED for other, _ in step)
             and "finite" not in gradients.values()
         ):
-            gradients, details = {}, ("clipping has spread it over all gradients",)
+            gradients, details = {}, ("clipping has spread it to all gradients",)
         order = modules_in_order(other for other, _ in step)
         return Verdict("backward", *judge_backward(record.model, order, gradients), details)
     return None if model is None else _update(model, optimizer, first)
@@ -88,7 +88,10 @@ def judge_backward(
     last = bad[-1]
     place = owners.index(last)
     if gradients[owners[0]] == "finite":
-        text = "produced it in its backward: gradients in front of it are finite, its weights' not"
+        text = (
+            "produced it in its backward: the gradients of the modules before it are finite, "
+            "those of its weights are not"
+        )
         return last, f"{named(model, last)} {text}"
     behind = owners[place + 1] if place + 1 < len(owners) else None
     end = len(order) if behind is None else order.index(behind)
@@ -134,7 +137,7 @@ def _loss(step: Sequence[tuple[Record, Row]], record: Record) -> Verdict:
         last, row = outputs[-1]
         name = named(last.model, last.module)
         details = (f"largest |{last.tensor}| of {name} {number(largest_magnitude(row))}",)
-    text = f"the loss has it, which is computed behind {record.model} from finite outputs"
+    text = f"the code that computes the loss produced it: {record.model} returned finite values"
     return Verdict("loss", "", text, details)
 
 
@@ -149,7 +152,7 @@ def _update(model: Model, optimizer: str, first: Mapping[str, Examined]) -> Verd
                 "whose gradient is finite"
             )
             size = (
-                () if before is None else (f"largest |{name}| {number(before.largest)} at first",)
+                () if before is None else (f"largest |{name}| at first {number(before.largest)}",)
             )
             return Verdict("update", owner, text, size)
     return None

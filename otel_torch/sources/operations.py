@@ -41,7 +41,7 @@ from otel_torch.sources.values import walk, walk_inputs
 _HOOK = "otel_torch.operations"
 
 # operations that are not recorded: they leave memory uninitialized, or keep numbers and their order
-_UNRECORDED = frozenset(
+UNRECORDED_OPERATIONS = frozenset(
     f"aten.{name}"
     for name in (
         "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
@@ -83,7 +83,7 @@ class _OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as 
     def _record(self, func: Any, result: Any) -> None:
         try:
             name = str(func).rpartition(".")[0] or str(func)
-            if name in _UNRECORDED:
+            if name in UNRECORDED_OPERATIONS:
                 return
             tensors = [
                 (label, tensor)
