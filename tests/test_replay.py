@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from otel_torch import torch_private
 from otel_torch.sources.operations import _OperationMode
@@ -214,6 +215,27 @@ def test_only_zoom_replays(capfd: pytest.CaptureFixture[str]) -> None:
     with recording():
         run(network(log_of_negative))
     assert "replayed" not in capfd.readouterr().err
+
+
+def test_a_program_that_counts_functions_counts_none_of_the_replay(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Count(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    counts = []
+    for on_nonfinite in ("report", "zoom"):
+        with recording(on_nonfinite=on_nonfinite), Count() as count:
+            network(log_of_negative)(torch.ones(8, 4))
+        counts.append(count.calls)
+    assert counts[0] == counts[1] > 0
+    assert "replayed: aten.log made NaN" in capfd.readouterr().err
 
 
 def test_a_mode_of_the_program_is_seen() -> None:

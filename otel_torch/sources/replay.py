@@ -57,6 +57,7 @@ class Replays:
         self._replays.clear()
         self._modules.clear()
 
+    @torch_private.unseen_by_function_modes
     def add(
         self, key: Hashable, calls: Sequence[EnclosingCall], tensors: Iterable[tuple[str, Tensor]]
     ) -> None:
