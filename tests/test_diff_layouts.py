@@ -66,6 +66,15 @@ def test_a_model_split_by_a_library_matches_one_process(references, tmp_path, ho
     assert not report.weaker and report.pairs > 100
 
 
+def test_stages_that_count_from_0_are_numbered_as_the_whole(references, tmp_path):
+    report = _compare(tmp_path, LIBRARY, references(LIBRARY, "stages"), "stages")
+    assert (report.verdict, report.introduced, report.warnings) == ("match", [], [])
+    assert report.unpaired == {"reference": [], "port": []}
+    assert {f"blocks.{index}.down" for index in range(4)} <= {
+        pair.port_module for pair in report.compared if pair.state == "right"
+    }
+
+
 # fault -> options, then what the finding says: module, tensor, phase, rank, cause
 DOWN, PROJ, UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.up"
 FAULTS = {

@@ -1,8 +1,8 @@
 """Train a small model for two steps, in one process or split over ranks by a library.
 
-    split_by_library.py alone | data | data_wrong_mean | fsdp | tensor | sequence | zero1 | zero2 | zero3
+    split_by_library.py stages | alone | data | data_wrong_mean | fsdp | tensor | sequence
 
-Data parallel ranks have a part of the batch each, of unequal weight in `data_wrong_mean`.
+`stages` is one forward through a pipeline. Data parallel ranks have a part of the batch each, of unequal weight in `data_wrong_mean`.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 HOW = sys.argv[1]
 SIZE, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-IS_DATA_PARALLEL = HOW not in ("alone", "tensor", "sequence")
+IS_DATA_PARALLEL = HOW not in ("alone", "stages", "tensor", "sequence")
 
 
 class Block(nn.Module):
@@ -25,6 +25,29 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Stages(nn.Module):
+    """The blocks of a rank, which counts them from 0, between those of the ranks around it."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = [Block() for _ in range(4)]
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.blocks = nn.ModuleList(blocks[RANK * 4 // SIZE :][: 4 // SIZE])
+
+    def forward(self, x):
+        if RANK == 0:
+            x = self.embed(x)
+        else:
+            x = torch.empty(*x.shape[:-1], 16)
+            dist.recv(x, RANK - 1)
+        for block in self.blocks:
+            x = block(x)
+        if RANK == SIZE - 1:
+            return self.head(x)
+        dist.send(x, RANK + 1)
+        return x
 
 
 class Model(nn.Module):
@@ -100,11 +123,12 @@ def loss_of(output, target, weights):
 
 def main():
     torch.manual_seed(0)
-    model = Model()
     if SIZE > 1:
         dist.init_process_group("gloo")
-    if HOW.startswith("zero"):
-        return train_with_deepspeed(model)
+    if HOW == "stages":
+        with torch.no_grad():
+            return Stages()(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(2)))
+    model = Model()
     if SIZE > 1:
         model = split(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -114,25 +138,6 @@ def main():
         optimizer.step()
     if SIZE > 1:
         dist.destroy_process_group()
-
-
-def train_with_deepspeed(model):
-    import deepspeed
-
-    deepspeed.init_distributed("gloo")
-    configuration = {
-        "train_micro_batch_size_per_gpu": 4 // SIZE,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": int(HOW[-1])},
-        "gradient_clipping": 0.0,
-        "zero_allow_untested_optimizer": True,
-    }
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=configuration
-    )
-    for x, target, weights in batches():
-        engine.backward(loss_of(engine(x), target, weights))
-        engine.step()
 
 
 main()
