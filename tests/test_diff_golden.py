@@ -129,14 +129,14 @@ def test_text_json_and_page_say_it(recorded, tmp_path, capsys):
     assert main(arguments) == 0
     text = " ".join(capsys.readouterr().out.split())
     sentence = "The reference is nearer to the golden recording: the output of (root) is off by"
-    assert sentence in text and "more outputs; --all lists them" in text
+    assert sentence in text and "more; --all lists them" in text
     assert sentence in page.read_text()
     golden = json.loads(answer.read_text())["golden"]
     assert golden["recording"] == paths[2]
     assert (golden["end"]["nearer"], len(golden["modules"])) == ("reference", 17)
     assert main([*arguments[:5], "--all"]) == 0
     text = capsys.readouterr().out
-    assert "more outputs" not in text and text.count("  reference\n") == 17
+    assert "more; --all" not in text and text.count("  reference\n") == 17
 
 
 def test_a_value_that_is_not_finite_is_furthest(recorded, tmp_path):

@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare two runs of one program and name the first tensor that is not identical in "
         "every bit; record both with OTEL_TORCH_STATS=hash,shape,dtype",
     )
+    tolerances.add_argument(
+        "--quantized",
+        action="store_true",
+        help="the port computes in lower precision on purpose: rank its modules by the error that "
+        "each adds. Default: where weights of 8 bits or fewer say so",
+    )
     pairing = parser.add_argument_group("pairing")
     pairing.add_argument(
         "--warm-ups",
@@ -128,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             "tensors",
             "bitwise",
             "warm_ups",
+            "quantized",
         )
     }
     try:

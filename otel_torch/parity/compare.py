@@ -36,6 +36,14 @@ from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, ite
 from otel_torch.parity.judge import judge
 from otel_torch.parity.judge_isolated import is_isolated, judge_isolated, unexchanged_slots
 from otel_torch.parity.loaded_recording import LoadedRecording, load_recording_start
+from otel_torch.parity.lower_precision import (
+    accept_rounded,
+    find_outliers,
+    lower_side,
+    quantized_dtype,
+    rank_modules,
+    tolerance_of,
+)
 from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
@@ -73,6 +81,7 @@ def compare(
     pairing: PairingFinder | None = None,
     tensors: Sides[Path] | None = None,
     warm_ups: bool = False,
+    quantized: bool = False,
 ) -> Report:
     """Compare two recordings, or two folders with the recordings of all ranks.
 
@@ -86,6 +95,8 @@ def compare(
         pairing: Learns which tensors correspond, for an isolated run of the port.
         tensors: The folders of whole tensors of both runs. By default, those that the runs named
             in their metadata, if they are still there.
+        quantized: Take the port for one that computes in lower precision on purpose. By default,
+            the types of its weights tell.
         warm_ups: Compare the forwards of phase `warmup`, too.
 
     Raises:
@@ -104,6 +115,7 @@ def compare(
             pairing,
             tensors,
             warm_ups,
+            quantized,
         )
         report = comparison.run()
         if save_map is not None and not comparison.is_unrelated:
@@ -130,6 +142,7 @@ class _Comparison:
         pairing: PairingFinder | None,
         tensors: Sides[Path] | None,
         warm_ups: bool,
+        quantized: bool,
     ) -> None:
         self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
         self._warn = self.report.warnings.append
@@ -158,6 +171,8 @@ class _Comparison:
         self._findings = Findings(self.report.isolated)
         self._updates = Updates(self._recordings)
         self._coverage = Coverage()
+        self._quantized = quantized
+        self._dtypes = Sides[set[str]](set(), set())
         self.is_unrelated = False
 
     def run(self) -> Report:
@@ -167,6 +182,7 @@ class _Comparison:
         for recording, forward in zip(self._recordings, first, strict=True):
             recording.complete_modules(forward)
         self._match = ProgramMatch(self._recordings, self._map, self._tolerance, self._warn, first)
+        self._accept_quantized_weights()
         self._diagnosis = Diagnosis(
             self._recordings.map(lambda recording: recording.parameters),
             self._match.parameters,
@@ -190,6 +206,19 @@ class _Comparison:
         self._findings.add_training(self._training.first)
         self._complete_report()
         return self.report
+
+    def _accept_quantized_weights(self) -> None:
+        """Widen the limits if the port's weights are quantized, which is no fault."""
+        reference, port = self._recordings.map(
+            lambda recording: quantized_dtype(recording.parameters)
+        )
+        self._quantized = self._quantized or (bool(port) and not reference)
+        if not self._quantized:
+            return
+        self._dtypes.port.add(port)
+        if self._tolerance.rtol is None:
+            self._tolerance = tolerance_of(self._match.parameters)
+        self._match.replace_parameters(accept_rounded(self._match.parameters))
 
     # -- the forwards of both sides
     # ----------------------------------------------------------------------------------------------
@@ -365,6 +394,8 @@ class _Comparison:
         parameters.add_to(comparer, programs.reference)
         for program, recording in zip(programs, self._recordings, strict=True):
             comparer.coarse.update(coarsest_dtypes(program, recording.dtypes))
+        for program, dtypes in zip(programs, self._dtypes, strict=True):
+            dtypes.update(comparer.coarse[value] for value in program.values)
         if noise is not None:
             noise_program = build_program(noise.rows, self._plans.noise_sketches)
             add_noise(comparer, programs.reference, noise_program, self._noise.dtypes)
@@ -402,6 +433,7 @@ class _Comparison:
         report.pairs += self._retained.count
         report.compared = self._retained.finish()
         report.compared_left_out = self._retained.count - len(report.compared)
+        self._rank_lower_precision()
         report.weaker = self._coverage.forwards > 0 and not self._coverage.has_sketches
         self._add_warnings()
         report.introduced = findings.faults
@@ -416,6 +448,19 @@ class _Comparison:
             report.verdict, report.first = "diverged", report.introduced[0]
         elif self._coverage.forwards == 0 or not self._coverage.outputs:
             report.verdict, report.reason = "incomparable", self._why_nothing_compared()
+
+    def _rank_lower_precision(self) -> None:
+        """Rank the modules of the side of lower precision, and find what is more than rounding."""
+        report = self.report
+        side = "port" if self._quantized else lower_side(self._dtypes)
+        if side is None:
+            return
+        dtypes = self._dtypes.port if side == "port" else self._dtypes.reference
+        precision = rank_modules(side, dtypes, report.compared, report.isolated)
+        report.lower_precision = precision
+        if self._quantized and not self._findings.faults:
+            limit = self._tolerance.base(())
+            self._findings.faults += find_outliers(precision, report.compared, limit)
 
     def _add_warnings(self) -> None:
         if self._findings.faults and not self._coverage.has_inputs:

@@ -32,6 +32,7 @@ def diff(
     tensors: tuple[str | Path, str | Path] | None = None,
     bitwise: bool = False,
     warm_ups: bool = False,
+    quantized: bool = False,
 ) -> Report:
     """Compare the recording of a port with that of its reference.
 
@@ -54,6 +55,8 @@ def diff(
             recordings name, if they are still there.
         bitwise: Compare two runs of one program bit by bit, by the keys of their records. Takes
             none of the options above but `progress`.
+        quantized: Take the port for one that computes in lower precision on purpose, as one whose
+            weights were rounded to 8 bits and stored as floats. By default, their types tell.
         warm_ups: Compare forwards of phase `warmup`, too: those that a framework ran for itself.
 
     Returns:
@@ -87,6 +90,7 @@ def diff(
         pairing=pairing,
         tensors=None if tensors is None else Sides(Path(tensors[0]), Path(tensors[1])),
         warm_ups=warm_ups,
+        quantized=quantized,
     )
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)

@@ -10,6 +10,7 @@ from otel_torch.records import json_safe
 
 if TYPE_CHECKING:
     from otel_torch.parity.golden import GoldenComparison
+    from otel_torch.parity.lower_precision import LowerPrecision
 
 SCHEMA = "otel_torch.diff/1"
 
@@ -167,6 +168,8 @@ class Report:
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
         isolated: Whether the port ran from the reference's values (OTEL_TORCH_ISOLATE).
+        lower_precision: What each module adds to the error of a program in lower precision, if one
+            of the two is.
         golden: Which program is nearer to the golden recording, if one was given.
     """
 
@@ -191,6 +194,7 @@ class Report:
     tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False
     golden: GoldenComparison | None = None
+    lower_precision: LowerPrecision | None = None
 
     def __repr__(self) -> str:
         from otel_torch.parity.report.notebook import describe_report
@@ -228,6 +232,8 @@ class Report:
         }
         if self.golden is not None:
             content["golden"] = _to_json(self.golden)
+        if self.lower_precision is not None:
+            content["lower_precision"] = _to_json(self.lower_precision)
         if everything:
             content["compared"] = _to_json(self.compared)
             content["compared_left_out"] = self.compared_left_out

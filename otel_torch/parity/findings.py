@@ -180,6 +180,11 @@ class Findings:
 
 def healed_finding(pair: ComparedPair) -> Finding:
     """Return a compared pair as a harmless difference."""
+    return replace(pair_finding(pair), explanation=_HEALED)
+
+
+def pair_finding(pair: ComparedPair) -> Finding:
+    """Return a compared pair as a finding without an explanation."""
     kind: Kind = "value"
     if pair.error is None:
         kind = "shape"
@@ -195,7 +200,7 @@ def healed_finding(pair: ComparedPair) -> Finding:
         kind=kind,
         error=pair.error,
         floor=pair.floor,
-        explanation=_HEALED,
+        explanation="",
     )
 
 

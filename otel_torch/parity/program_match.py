@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from otel_torch.parity.call_graph import Parameter, build_program
 from otel_torch.parity.correspondence import Correspondence
@@ -92,6 +93,14 @@ class ProgramMatch:
         return pair_parameters(
             *pairable, self._tolerance, loader_names, given.parameters, is_reordered
         )
+
+    def replace_parameters(self, replaced: Mapping[int, ParameterPair]) -> None:
+        """Replace pairs of parameters, by their `id`."""
+        self.parameters = [replaced.get(id(pair), pair) for pair in self.parameters]
+        self.modules.weights = {
+            modules: [replaced.get(id(pair), pair) for pair in pairs]
+            for modules, pairs in self.modules.weights.items()
+        }
 
     def _match_models(self) -> None:
         """Match models by votes of their modules, then by name, then the only unmatched pair."""

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from otel_torch.parity.finding import Finding, Report, UncomparedTensor
 from otel_torch.parity.golden import GoldenComparison
+from otel_torch.parity.lower_precision import LowerPrecision
 from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_by_step
 from otel_torch.parity.report.html_modules import module_tree
 from otel_torch.parity.report.html_statistics import statistics_around_finding
 from otel_torch.parity.report.next_steps import isolation_advice, next_step
 from otel_torch.parity.report.wording import (
+    GAIN_UNKNOWN,
     STATE_MARKS,
     WEAKER_VERDICT,
     closest_to_floor,
@@ -25,6 +27,7 @@ from otel_torch.parity.report.wording import (
     headline,
     module_name,
     place_of,
+    precision_sentence,
     step_key_of,
     step_name,
 )
@@ -55,6 +58,7 @@ def _page(report: Report) -> str:
         *_summary(report),
         *_path(report),
         *_golden(report.golden),
+        *_precision(report.lower_precision),
         *(line for id, chart in charts.items() for line in chart.section(id)),
         *module_tree(report),
         *statistics_around_finding(report),
@@ -176,6 +180,27 @@ def _golden(golden: GoldenComparison | None) -> list[str]:
         f"<p>{escaped(golden_sentence(golden))} It is {code(golden.recording)}.</p>",
         f"<details{_open(rows)}><summary>{len(rows):,} outputs</summary>",
         f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
+    ]
+
+
+def _precision(precision: LowerPrecision | None) -> list[str]:
+    """Return what each module adds to the error of a program in lower precision."""
+    if precision is None:
+        return []
+    rows = [
+        [
+            code(module_name(row.module)),
+            *map(format_error, (row.input_error, row.output_error, row.added)),
+        ]
+        for row in precision.modules[:MAX_ENTRIES]
+    ]
+    header = ["module", "input", "output", "added"]
+    return [
+        "<h2>What lower precision costs</h2>",
+        f"<p>{escaped(precision_sentence(precision))}</p>",
+        f"<details{_open(rows)}><summary>{len(rows):,} modules</summary>",
+        f"<div class=wide>{html_table(header, rows, numbers=3)}</div></details>",
+        f"<p>{escaped(GAIN_UNKNOWN)}</p>",
     ]
 
 

@@ -14,7 +14,7 @@ from otel_torch.parity.report.text_finding import (
     next_step_block,
     path_block,
 )
-from otel_torch.parity.report.text_golden import golden_block
+from otel_torch.parity.report.text_rankings import golden_block, precision_block
 from otel_torch.parity.report.wording import (
     WEAKER_VERDICT,
     closest_to_floor,
@@ -64,7 +64,7 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
             curves,
         ]
     elif report.verdict == "match":
-        blocks = [_match_block(report, screen)]
+        blocks = [_match_block(report, screen), precision_block(report.lower_precision, screen)]
     else:
         blocks = [_incomparable_block(report, screen)]
     blocks += [

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from otel_torch.parity.environment import EnvironmentDifference
 from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
 from otel_torch.parity.golden import GoldenComparison
+from otel_torch.parity.lower_precision import LowerPrecision
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
@@ -46,6 +47,10 @@ _HEADLINES: dict[Side, tuple[str, str]] = {
     ),
     "parameter": ("the weight `{tensor}` of {module} differs", "No forward pass is involved."),
 }
+GAIN_UNKNOWN = (
+    "What the output would gain from one module in full precision is not measurable from two "
+    "recordings: run the port with that module in full precision."
+)
 _UNKNOWN_INPUT = "Its input was not compared: the fault is in it or in the code before it."
 # Likewise for what a training step does after its forwards, by phase.
 _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
@@ -98,6 +103,20 @@ def golden_sentence(golden: GoldenComparison) -> str:
     return (
         f"{verdict}: {where} is off by {errors}. Of {count}, {nearer} are nearer in the reference, "
         f"{other} in the port."
+    )
+
+
+def precision_sentence(precision: LowerPrecision) -> str:
+    """Return which program is of lower precision, what it costs, and what is not known."""
+    end = "" if precision.end is None else f"; its output is off by {format_error(precision.end)}"
+    source = (
+        "as measured from right inputs"
+        if precision.measured
+        else "estimated from its inputs and outputs; an isolated run measures it"
+    )
+    return (
+        f"The {precision.side} is of lower precision ({precision.dtype}){end}. "
+        f"Modules by the error that each adds ({source}):"
     )
 
 
