@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from otel_torch.recording.growing_file import GrowingFile
+from otel_torch.show import live
 from otel_torch.show.live import LiveRun
 from otel_torch.show.live_view import brief_line, view_lines
 from tests.support import in_terminal, run_python
@@ -97,7 +98,8 @@ def test_a_growing_recording_is_followed_until_its_run_ends(tmp_path: Path) -> N
         view = read_until(process, lambda view: view["records"] == 4)
         assert view["training"] == {"Net": {"loss": 1.5}} and view["damaged"] == 1
         assert view["step"] == {"loop": 0, "number": 2}
-        assert view["nonfinite"] == {"records": 1, "first": "Net block out, loop 0, step 2, call 0"}
+        first = "Net block out, loop 0, step 2, call 0"
+        assert view["nonfinite"] == {"records": 1, "first": first, "most_in": "Net block out"}
 
         metadata.write_text(json.dumps({"ended_cleanly": True}))
         assert read_until(process, lambda view: view["state"] == "ended")["records"] == 4
@@ -203,6 +205,34 @@ def test_the_tensor_that_changes_most_comes_first() -> None:
         ("Net vanishes out", 0.001),
         ("Net grows out", 50),
     ]
+
+
+def test_nonfinite_values_are_found_without_a_count_and_in_the_loss() -> None:
+    run = folded(
+        line("counted", nonfinite=1), line("b", 1, abs_mean="NaN"), line("b", 2, abs_mean="Infinity"),
+        b'{"module": "bare", "tensor": "out", "step": 2, "model": "Net", "abs_mean": NaN}',
+        line("failed", abs_mean="<error: no>", nonfinite="<error: no>"),
+        line("", 2, tensor="grad_norm", phase="train", mean="Infinity"),  # the scaler may skip it
+        loss(3, "NaN"),
+    )  # fmt: skip
+    assert run.nonfinite == 5 and run.worst_tensor() == ("Net b out", 2)
+    assert run.first_nonfinite.startswith("Net counted out")
+    shown = view_lines(run, "run", None, "running", width=80, color=False)
+    assert "most of them in Net b out: 2" in shown
+
+
+def test_damaged_lines_are_counted_and_the_first_one_is_named() -> None:
+    run = folded(line(), b"{broken", b"", line(), b'{"module": 3}')
+    assert (run.records, run.damaged, run.first_damage) == (2, 2, "line 2 is not JSON")
+    assert brief_line(run, None).endswith("2 damaged lines left out, the first: line 2 is not JSON")
+
+
+def test_tensors_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_MAX_TENSORS", 2)
+    run = folded(*(line(name, nonfinite=1) for name in "abcd"))
+    assert (run.unfollowed, run.nonfinite) == (2, 4)
+    shown = view_lines(run, "run", None, "running", width=80, color=False)
+    assert "changes not seen: 2 records of too many tensors" in shown
 
 
 @pytest.mark.parametrize(

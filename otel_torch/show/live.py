@@ -7,10 +7,11 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
-from otel_torch.recording.rows import Row, parse_line, parse_lines
-from otel_torch.show.combined import is_number
+from otel_torch.recording.row_schema import UNREADABLE, RowRecord, decode_record, record_of
+from otel_torch.recording.rows import parse_line
 from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.selection import row_location
 from otel_torch.training_quantities import PHASE
@@ -19,11 +20,12 @@ from otel_torch.training_quantities import PHASE
 _MAX_LOSSES = 120
 # records of a tensor before a change of it counts
 _MIN_RECORDS = 3
-# statistics that say how large the values of a tensor are, the best one first
-_SIZES = ("rms", "abs_mean", "l2")
+# tensors beyond these are counted only
+_MAX_TENSORS = 100_000
 # phases that describe no activations
 _NOT_COMPARED = frozenset({PHASE, "attach", "update"})
 _TENSOR = ("model", "module", "tensor", "phase", "branch")
+_tensor_of = attrgetter(*_TENSOR)
 
 
 @dataclass(slots=True)
@@ -57,8 +59,13 @@ class Health:
 
 @dataclass(slots=True)
 class Level:
-    """How large a tensor is: in its newest record, and on average in those before it."""
+    """How large a tensor is: in its newest record, and on average in those before it.
 
+    Attributes:
+        nonfinite: Records with a NaN or Inf, which count for nothing else.
+    """
+
+    nonfinite: int = 0
     records: int = 0
     before: float = 0.0
     now: float = 0.0
@@ -94,56 +101,93 @@ class LiveRun:
     Attributes:
         records: Rows, without damaged ones.
         damaged: Lines that are no rows.
+        first_damage: Number and fault of the first one of them; "" without one.
         step: Of the newest row that has one.
         steps: How many times the step has changed.
         training: By model.
-        nonfinite: Rows with a NaN or Inf.
+        nonfinite: Rows with a NaN or Inf, counted or as a statistic, and losses that are one.
         first_nonfinite: Where the first one of them was recorded; "" without one.
+        unfollowed: Rows of further tensors, whose changes are not seen.
     """
 
     def __init__(self) -> None:
-        self.records = self.damaged = self.steps = self.nonfinite = 0
+        self.records = self.damaged = self.steps = self.nonfinite = self.unfollowed = 0
         self.step: LoopStep | None = None
         self.training: dict[str, Health] = {}
-        self.first_nonfinite = ""
+        self.first_nonfinite = self.first_damage = ""
         self._levels: dict[tuple[Any, ...], Level] = {}
 
-    def add_lines(self, lines: list[bytes]) -> None:
+    def add_lines(self, lines: Iterable[bytes]) -> None:
         """Add lines of a recording; those that are no rows are counted."""
-        rows = parse_lines(lines)
-        for row in self._rows_one_by_one(lines) if rows is None else rows:
-            self._add(row)
-
-    def _rows_one_by_one(self, lines: Iterable[bytes]) -> Iterable[Row]:
         for line in lines:
-            row = parse_line(line)
-            if isinstance(row, dict):
-                yield row
-            elif row:
-                self.damaged += 1
+            try:
+                self._add(decode_record(line))
+            except UNREADABLE:
+                self._add_tolerantly(line)
 
-    def _add(self, row: Row) -> None:
+    def _add_tolerantly(self, line: bytes) -> None:
+        """Add a row with bare NaN tokens or behind a byte-order mark; count any other line."""
+        row = parse_line(line.removeprefix(b"\xef\xbb\xbf"))
+        if isinstance(row, dict):
+            self._add(record_of(row))
+        elif row:
+            self.damaged += 1
+            self.first_damage = self.first_damage or f"line {self.records + self.damaged} {row}"
+
+    def _add(self, row: RowRecord) -> None:
         self.records += 1
-        step = LoopStep(row.get("loop"), row["step"])
-        phase = row.get("phase", "forward")
-        if step.number is not None and phase != "attach" and step != self.step:
-            self.step = step
+        place = (row.loop, row.step)
+        if place != self.step and row.step is not None and row.phase != "attach":
+            self.step = LoopStep(*place)
             self.steps += 1
-        if row.get("nonfinite"):
-            self.nonfinite += 1
-            self.first_nonfinite = self.first_nonfinite or row_location(row)
-        if phase == PHASE:
-            if not row["module"] and is_number(row.get("mean")):
-                health = self.training.setdefault(str(row.get("model") or ""), Health())
-                health.add(row["tensor"], step, float(row["mean"]))
-        elif phase not in _NOT_COMPARED:
-            size = next((row[name] for name in _SIZES if is_number(row.get(name))), None)
-            if size is not None and math.isfinite(size):
-                tensor = tuple(map(row.get, _TENSOR))
-                level = self._levels.get(tensor)
-                if level is None:
-                    level = self._levels[tensor] = Level()
-                level.add(float(size))
+        if row.phase == PHASE:
+            self._add_training(row)
+            return
+        size = _size_of(row)
+        is_finite = size is None or math.isfinite(size)
+        is_finite = is_finite and (type(row.nonfinite) is not int or not row.nonfinite)
+        if not is_finite:
+            self._count_nonfinite(row)
+        if row.phase not in _NOT_COMPARED or not is_finite:
+            self._add_level(row, size, is_finite)
+
+    def _add_training(self, row: RowRecord) -> None:
+        value = _number(row.mean)
+        if row.module or value is None:
+            return
+        health = self.training.setdefault(row.model, Health())
+        health.add(row.tensor, LoopStep(row.loop, row.step), value)
+        # the gradients of a step that the gradient scaler skips may be infinite
+        if row.tensor == "loss" and not math.isfinite(value):
+            self._count_nonfinite(row)
+
+    def _count_nonfinite(self, row: RowRecord) -> None:
+        self.nonfinite += 1
+        if not self.first_nonfinite:
+            names = (*_TENSOR, "loop", "step", "call")
+            self.first_nonfinite = row_location({name: getattr(row, name) for name in names})
+
+    def _add_level(self, row: RowRecord, size: float | None, is_finite: bool) -> None:
+        tensor = _tensor_of(row)
+        level = self._levels.get(tensor)
+        if level is None:
+            if len(self._levels) == _MAX_TENSORS:
+                self.unfollowed += 1
+                return
+            level = self._levels[tensor] = Level()
+        if not is_finite:
+            level.nonfinite += 1
+        elif size is not None:
+            level.add(size)
+
+    def worst_tensor(self) -> tuple[str, int]:
+        """Return the tensor with the most records that have a NaN or Inf, and how many."""
+        tensor, level = max(
+            self._levels.items(), key=lambda item: item[1].nonfinite, default=(None, Level())
+        )
+        if tensor is None or not level.nonfinite:
+            return "", 0
+        return row_location(dict(zip(_TENSOR, tensor, strict=True))), level.nonfinite
 
     def largest_changes(self, count: int) -> list[Change]:
         """Return the tensors whose size differs most from their records before, by its ratio."""
@@ -160,3 +204,18 @@ class LiveRun:
             for tensor, level in largest
             if level.ratio != 1
         ]
+
+
+def _size_of(row: RowRecord) -> float | None:
+    """Return how large a tensor's values are, None where that was not recorded."""
+    for size in (row.rms, row.abs_mean, row.l2):
+        if size is not None:
+            return size if type(size) is float else _number(size)
+    return None
+
+
+def _number(value: float | str | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None  # what FastVideo writes for a statistic that failed

@@ -50,7 +50,12 @@ def view_lines(
         lines.append("")
     if run.nonfinite:
         text = f"{plural(run.nonfinite, 'record')} with NaN or Inf, the first: "
-        lines += [paint(shorten(escape(text + run.first_nonfinite), width), "red", color), ""]
+        lines += [paint(shorten(escape(text + run.first_nonfinite), width), "red", color)]
+        worst, count = run.worst_tensor()
+        if worst:
+            text = f"most of them in {worst}: {count:,}"
+            lines.append(paint(shorten(escape(text), width), "red", color))
+        lines.append("")
     if changes := run.largest_changes(_MAX_CHANGES):
         cells = [
             Line([change.where, f"{change.before:.4g}", f"{change.now:.4g}", f"{change.ratio:.3g}"])
@@ -59,7 +64,10 @@ def view_lines(
         header = ["largest changes", "before", "now", "times"]
         lines += format_table(header, cells, color=color, width=width).splitlines()
     if run.damaged:
-        lines += ["", f"{plural(run.damaged, 'damaged line')} left out"]
+        lines += ["", shorten(escape(_damage(run)), width)]
+    if run.unfollowed:
+        text = f"changes not seen: {plural(run.unfollowed, 'record')} of too many tensors"
+        lines += ["", shorten(text, width)]
     return lines
 
 
@@ -76,7 +84,7 @@ def brief_line(run: LiveRun, pace: float | None) -> str:
     if run.nonfinite:
         parts.append(f"{run.nonfinite:,} with NaN or Inf, the first: {run.first_nonfinite}")
     if run.damaged:
-        parts.append(f"{plural(run.damaged, 'damaged line')} left out")
+        parts.append(_damage(run))
     return escape(", ".join(parts))
 
 
@@ -88,13 +96,18 @@ def view_json(run: LiveRun, name: str, pace: float | None, state: str) -> dict[s
         "state": state,
         "records": run.records,
         "damaged": run.damaged,
+        "first_damage": run.first_damage or None,
         "step": None if run.step is None else run.step._asdict(),
         "steps_per_second": pace,
         "training": {
             model: {label: json_safe(value) for label, value in health.values.items()}
             for model, health in run.training.items()
         },
-        "nonfinite": {"records": run.nonfinite, "first": run.first_nonfinite or None},
+        "nonfinite": {
+            "records": run.nonfinite,
+            "first": run.first_nonfinite or None,
+            "most_in": run.worst_tensor()[0] or None,
+        },
         "changes": [dataclasses.asdict(change) for change in run.largest_changes(_MAX_CHANGES)],
     }
 
@@ -121,6 +134,10 @@ def _progress(run: LiveRun, pace: float | None) -> list[str]:
     if pace is not None:
         parts.append(f"{pace:.3g} steps a second")
     return parts
+
+
+def _damage(run: LiveRun) -> str:
+    return f"{plural(run.damaged, 'damaged line')} left out, the first: {run.first_damage}"
 
 
 def _words(label: str) -> str:
