@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from otel_torch.recording import growing_file
 from otel_torch.recording.growing_file import GrowingFile
 from otel_torch.show import live
 from otel_torch.show.live import LiveRun
@@ -131,6 +132,56 @@ def test_a_file_that_is_cut_short_is_read_again(tmp_path: Path) -> None:
     assert file.read() == [b"third"] and file.starts == 1
     path.write_bytes(b"new\n")
     assert file.read() == [b"new"] and file.starts == 2
+
+
+@pytest.mark.parametrize("new", [b"", b"b\n", b"quite different lines\n" * 9])
+def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path, new: bytes) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"first\nsecond\n")
+    file = GrowingFile(path)
+    file.read()
+    path.write_bytes(new)
+    assert (file.read(), file.starts) == (new.split(b"\n")[:-1], 2)
+    file.close()
+
+
+def test_a_line_that_its_writer_takes_back_was_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"first\nhal")
+    file = GrowingFile(path)
+    assert file.read() == [b"first"] and file.read_unfinished_line() == b"hal"
+    os.truncate(path, len(b"first\n"))
+    append(path, b"second\n")
+    assert (file.read(), file.starts) == ([b"second"], 1)
+    file.close()
+
+
+def test_a_replaced_file_is_read_to_its_end_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"one\n")
+    file = GrowingFile(path)
+    file.read()
+    with path.open("ab") as writer:
+        path.rename(tmp_path / "run.1.jsonl")
+        assert file.read() == []  # there is no other file yet
+        path.write_bytes(b"new\n")
+        writer.write(b"two\n")
+    assert (file.read(), file.starts) == ([b"two"], 1)
+    assert (file.read(), file.starts) == ([b"new"], 2)
+    file.close()
+
+
+def test_of_a_line_without_an_end_little_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growing_file, "_BLOCK_BYTES", 100)
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"x" * 1000)
+    file = GrowingFile(path)
+    assert file.read() == [b"x" * 64] and file.read() == [] and file.position == 1000
+    append(path, b"x\nnext\n")
+    assert file.read() == [b"next"] and file.read() == []
+    file.close()
 
 
 def test_a_run_that_was_killed_is_over(tmp_path: Path) -> None:
