@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from otel_torch.cli import watch
+from otel_torch.cli.main import main
 from otel_torch.recording import growing_file
 from otel_torch.recording.growing_file import GrowingFile
 from otel_torch.show import live
 from otel_torch.show.live import LiveRun
-from otel_torch.show.live_view import brief_line, view_lines
-from tests.support import in_terminal, run_python
+from otel_torch.show.live_view import brief_line, view_json, view_lines
+from tests.support import environment, in_terminal, run_python
 
 HOSTILE = "block\x1b[2J"
 TRAIN = """
@@ -174,7 +178,7 @@ def test_a_replaced_file_is_read_to_its_end_before_the_next(tmp_path: Path) -> N
 def test_of_a_line_without_an_end_little_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing_file, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(growing_file, "BLOCK_BYTES", 100)
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"x" * 1000)
     file = GrowingFile(path)
@@ -189,6 +193,7 @@ def test_a_run_that_was_killed_is_over(tmp_path: Path) -> None:
         pass
     path = tmp_path / "run.jsonl"
     append(path, line() + b"\n")
+    os.utime(path, (1, 1))  # so long ago that it is no run in another container
     owner = {"ended_cleanly": False, "pid": ended.pid, "host": os.uname().nodename}
     (tmp_path / "run.meta.json").write_text(json.dumps(owner))
     with watching("--json", path) as process:
@@ -228,7 +233,7 @@ def test_names_cannot_control_the_terminal() -> None:
         line(HOSTILE, 2, abs_mean=9.0, nonfinite=1, model=HOSTILE),
         line("", 2, tensor=f"lr[{HOSTILE}]", phase="train", mean=0.1, model=HOSTILE),
     )  # fmt: skip
-    lines = view_lines(run, HOSTILE, 1.0, "running", width=80, color=False)
+    lines = view_lines(run, HOSTILE, 1.0, "running", {}, width=80, color=False)
     assert not any("\x1b" in text for text in [*lines, brief_line(run, 1.0)])
 
 
@@ -238,7 +243,7 @@ def test_losses_of_a_step_are_their_mean_and_a_nan_is_drawn() -> None:
     assert list(health.losses)[:2] == [2.0, 1.0] and math.isnan(health.values["loss"])
     text = next(
         text
-        for text in view_lines(run, "run", None, "running", width=80, color=False)
+        for text in view_lines(run, "run", None, "running", {}, width=80, color=False)
         if text.startswith("loss")
     )
     assert text.endswith("█▁!") and "nan" in text
@@ -268,7 +273,7 @@ def test_nonfinite_values_are_found_without_a_count_and_in_the_loss() -> None:
     )  # fmt: skip
     assert run.nonfinite == 5 and run.worst_tensor() == ("Net b out", 2)
     assert run.first_nonfinite.startswith("Net counted out")
-    shown = view_lines(run, "run", None, "running", width=80, color=False)
+    shown = view_lines(run, "run", None, "running", {}, width=80, color=False)
     assert "most of them in Net b out: 2" in shown
 
 
@@ -282,7 +287,7 @@ def test_tensors_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(live, "_MAX_TENSORS", 2)
     run = folded(*(line(name, nonfinite=1) for name in "abcd"))
     assert (run.unfollowed, run.nonfinite) == (2, 4)
-    shown = view_lines(run, "run", None, "running", width=80, color=False)
+    shown = view_lines(run, "run", None, "running", {}, width=80, color=False)
     assert "changes not seen: 2 records of too many tensors" in shown
 
 
@@ -292,13 +297,165 @@ def test_tensors_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -
         (["--interval", "0"], "--interval 0: give 0.01 to 3600 seconds"),
         (["FOLDER"], "is a folder; watch one recording in it: a.jsonl"),
         (["/dev/zero"], "is a device and holds no records"),
+        (["run.meta.json"], "is the metadata of a recording; give run.jsonl"),
+        (["NOTES"], "notes.jsonl: line 1 is not JSON"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(line())
-    words = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "notes.jsonl").write_text("not a recording\n")
+    places = {"FOLDER": str(tmp_path), "NOTES": str(notes / "notes.jsonl")}
+    words = [places.get(word, word) for word in words]
     words = words if "--interval" not in words else [*words, str(tmp_path / "a.jsonl")]
     done = subprocess.run(
         [sys.executable, "-m", "otel_torch", "watch", *words], capture_output=True, text=True
     )
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_once_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(line() + b"\n" + line(step=3) + b"\n")
+    assert main(["watch", str(path), "--once"]) == 0
+    assert capsys.readouterr().out.startswith("running: 2 records, step 3")
+    assert main(["watch", str(path), "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 2
+    assert main(["watch", str(tmp_path / "missing.jsonl"), "--once"]) == 2
+    assert "missing.jsonl: does not exist" in capsys.readouterr().err
+
+
+def test_a_long_recording_is_shown_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (growing_file, watch):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"".join(line(step=step) + b"\n" for step in range(100)))
+    (tmp_path / "run.meta.json").write_text(json.dumps({"ended_cleanly": True}))
+    follower = watch._Watch(path, as_json=False, is_terminal=False, screen=None)
+    assert not follower.look(-1)  # as if a block took longer than an interval
+    follower.print_last()
+    assert "8% read: 8 records" in capsys.readouterr().out
+    assert follower.look(600)
+    follower.print_last()
+    assert "ended: 100 records" in capsys.readouterr().out
+
+
+def test_the_slowest_regions_are_those_of_the_metadata() -> None:
+    regions = {"fast": {"count": 2, "host_total_s": 3.0, "host_longest_s": 2.0}}
+    regions["slow"] = {"count": 1, "host_total_s": 9.0, "host_longest_s": 9.0}
+    metadata = {"regions": regions | {HOSTILE: {"count": 1, "host_total_s": 1.0}}}
+    lines = view_lines(folded(line()), "run", None, "running", metadata, width=80, color=False)
+    assert lines[-3].split() == ["slow", "1", "9", "9"] and lines[-2].split()[0] == "fast"
+    assert "\x1b" not in "".join(lines)
+    shown = view_json(folded(line()), "run", None, "running", metadata)
+    assert list(shown["regions"])[:2] == ["slow", "fast"]
+
+
+# -- in a terminal
+
+
+# makes the terminal of its output that of its session, so that Ctrl-C and a resize arrive
+IN_SESSION = (
+    "import fcntl, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n"
+    "from otel_torch.cli.main import main; sys.exit(main())"
+)
+
+
+class Terminal:
+    """A watch in a terminal of its own: what it draws, and what is typed."""
+
+    def __init__(self, tmp_path: Path, *words: str, **variables: str) -> None:
+        self._leader, follower = pty.openpty()
+        self.resize(80, 24)
+        environ = environment(tmp_path, OTEL_TORCH_ENABLED="0", TERM="xterm", **variables)
+        for name in ("COLUMNS", "LINES"):
+            environ.pop(name, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IN_SESSION, "watch", "run.jsonl", *words],
+            cwd=tmp_path,
+            env=environ,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            start_new_session=True,
+        )
+        os.close(follower)
+        self._drawn = b""
+
+    def resize(self, columns: int, lines: int) -> None:
+        termios.tcsetwinsize(self._leader, (lines, columns))
+
+    def type(self, text: bytes) -> None:
+        os.write(self._leader, text)
+
+    def until(self, text: bytes) -> bytes:
+        """Return what was drawn up to a text."""
+        while text not in self._drawn:
+            self._drawn += os.read(self._leader, 65536)
+        drawn, self._drawn = self._drawn.split(text, 1)
+        return drawn + text
+
+    def rest(self) -> tuple[bytes, int]:
+        """Return what is drawn until the end, and the exit status."""
+        try:
+            while piece := os.read(self._leader, 65536):
+                self._drawn += piece
+        except OSError:
+            pass  # the program has ended
+        os.close(self._leader)
+        return self._drawn, self.process.wait(60)
+
+
+LEAVE = b"\x1b[?7h\x1b[?25h\x1b[?1049l"
+
+
+OPENS, LEAVES = b"\x1b[?1049h\x1b[?25l", b"\x1b[?25h\x1b[?1049l"
+
+
+def test_a_terminal_is_drawn_over_resized_and_left_as_it_was(tmp_path: Path) -> None:
+    rows = [line(f"l.{n}", step, abs_mean=3.0**step) for step in range(6) for n in range(30)]
+    (tmp_path / "run.jsonl").write_bytes(b"\n".join([*rows, line(step=5, nonfinite=1), b""]))
+    terminal = Terminal(tmp_path, "--interval", "600")
+    drawn = terminal.until(b"\x1b[J")
+    assert drawn.startswith(OPENS) and b"largest changes" in drawn
+    assert b"\x1b[31m1 record with NaN or Inf, the first: Net block out" in drawn
+    terminal.resize(40, 4)  # an interval is ten minutes: only the resize can wake it
+    drawn = terminal.until(b"\x1b[J")
+    assert drawn.count(b"\r\n") == 2 and b"largest changes" not in drawn
+    terminal.type(b"\x03")
+    rest, status = terminal.rest()
+    _, after = rest.split(LEAVES)
+    assert status == 0 and b"1 record with" in after and b"\x1b[H" not in after
+
+
+def test_a_terminal_without_colors_says_that_the_file_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    terminal = Terminal(tmp_path, "--interval", "0.02", NO_COLOR="1")
+    terminal.until(b"run.jsonl: waiting for it")
+    path.write_bytes(line(step=7, nonfinite=1) + b"\n")
+    terminal.until(b"step 7")
+    path.write_bytes(loss(3, "NaN") + b"\n")
+    assert b"\x1b[3" not in terminal.until(b"begins anew: another run has taken its name")
+    (tmp_path / "run.meta.json").write_text(json.dumps({"ended_cleanly": True}))
+    rest, status = terminal.rest()
+    assert status == 0 and b"run.jsonl: ended" in rest.split(LEAVES)[1]
+
+
+def test_a_terminated_watch_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_bytes(line() + b"\n")
+    terminal = Terminal(tmp_path, "--interval", "600")
+    terminal.until(b"\x1b[J")
+    terminal.process.terminate()
+    rest, status = terminal.rest()
+    assert rest.endswith(LEAVES) and status == 128 + signal.SIGTERM
+
+
+def test_a_file_that_turns_out_to_be_none_leaves_the_terminal_too(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "--interval", "0.02")
+    terminal.until(b"waiting for it")
+    (tmp_path / "run.jsonl").write_text("notes\n")
+    rest, status = terminal.rest()
+    assert status == 2 and b"line 1 is not JSON" in rest.split(LEAVES)[1]

@@ -7,12 +7,13 @@ then its writer may still take it back.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from otel_torch.recording.input_file import require_regular_file
 
 # bytes read at a time; a longer line is no record
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 # bytes in front of the position by which a file that was written anew is recognized
 _TAIL_BYTES = 64
 
@@ -38,6 +39,13 @@ class GrowingFile:
         """Bytes of the file now, 0 before it exists."""
         return 0 if self._descriptor < 0 else os.fstat(self._descriptor).st_size
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the file was last written to, 0 before it exists."""
+        if self._descriptor < 0:
+            return 0.0
+        return time.time() - os.fstat(self._descriptor).st_mtime
+
     def read(self) -> list[bytes]:
         """Return complete lines that were appended, of about 1 MiB; [] if there are none now.
 
@@ -59,7 +67,7 @@ class GrowingFile:
         if block is not None and end:
             self._advance(block[:end])
             return block[: end - 1].split(b"\n")
-        if block is not None and len(block) == _BLOCK_BYTES:
+        if block is not None and len(block) == BLOCK_BYTES:
             self._is_in_long_line = True
             self._advance(block)
             return [block[:_TAIL_BYTES]]
@@ -72,7 +80,7 @@ class GrowingFile:
         """Return what was written behind the last complete line."""
         if self._descriptor < 0 or self._is_in_long_line:
             return b""
-        return os.pread(self._descriptor, _BLOCK_BYTES, self.position)
+        return os.pread(self._descriptor, BLOCK_BYTES, self.position)
 
     def close(self) -> None:
         """Close the file; the next call of `read` begins at its start."""
@@ -93,7 +101,7 @@ class GrowingFile:
     def _read_block(self) -> bytes | None:
         """Return what follows the position; None if the file was rewritten in front of it."""
         start = self.position - len(self._tail)
-        block = os.pread(self._descriptor, len(self._tail) + _BLOCK_BYTES, start)
+        block = os.pread(self._descriptor, len(self._tail) + BLOCK_BYTES, start)
         return block[len(self._tail) :] if block.startswith(self._tail) else None
 
     def _advance(self, data: bytes) -> None:

@@ -164,8 +164,13 @@ def write_line(stream: TextIO, text: str) -> None:
     Raises:
         BrokenPipeError: If the reader has closed the pipe.
     """
+    stream.write(encodable(text, stream) + "\n")
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Return the text with the characters escaped that the stream cannot encode."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _pad(text: str, width: int, *, align_left: bool) -> str:

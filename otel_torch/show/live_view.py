@@ -18,20 +18,28 @@ from otel_torch.training_quantities import split_label
 SCHEMA = "otel_torch.watch/1"
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# lines of one model's quantities, and of changes
-_MAX_QUANTITIES, _MAX_CHANGES = 10, 5
+# lines of one model's quantities, of changes, and of regions
+_MAX_QUANTITIES, _MAX_CHANGES, _MAX_REGIONS = 10, 5, 5
 # in a single line of text
 _BRIEF = ("loss", "lr", "grad_norm")
 
 
 def view_lines(
-    run: LiveRun, name: str, pace: float | None, state: str, *, width: int, color: bool
+    run: LiveRun,
+    name: str,
+    pace: float | None,
+    state: str,
+    metadata: dict[str, Any],
+    *,
+    width: int,
+    color: bool,
 ) -> list[str]:
     """Return the lines of the view.
 
     Args:
         pace: Steps a second; None while unknown.
         state: What the run is doing, in words.
+        metadata: What the run says itself: its slowest regions.
     """
     lines = [
         paint(shorten(escape(name), max(width - 2 - len(state), 10)), "bold", color) + f": {state}",
@@ -63,6 +71,13 @@ def view_lines(
         ]
         header = ["largest changes", "before", "now", "times"]
         lines += format_table(header, cells, color=color, width=width).splitlines()
+    if regions := _slowest_regions(metadata):
+        cells = [
+            Line([region, f"{times.get('count', 0):,}", *_seconds(times)])
+            for region, times in regions
+        ]
+        header = ["slowest regions", "count", "total s", "longest s"]
+        lines += ["", *format_table(header, cells, color=color, width=width).splitlines()]
     if run.damaged:
         lines += ["", shorten(escape(_damage(run)), width)]
     if run.unfollowed:
@@ -88,7 +103,9 @@ def brief_line(run: LiveRun, pace: float | None) -> str:
     return escape(", ".join(parts))
 
 
-def view_json(run: LiveRun, name: str, pace: float | None, state: str) -> dict[str, Any]:
+def view_json(
+    run: LiveRun, name: str, pace: float | None, state: str, metadata: dict[str, Any]
+) -> dict[str, Any]:
     """Return the state as a JSON object; NaN and Inf are strings, as in a recording."""
     return {
         "schema": SCHEMA,
@@ -109,6 +126,7 @@ def view_json(run: LiveRun, name: str, pace: float | None, state: str) -> dict[s
             "most_in": run.worst_tensor()[0] or None,
         },
         "changes": [dataclasses.asdict(change) for change in run.largest_changes(_MAX_CHANGES)],
+        "regions": dict(_slowest_regions(metadata)),
     }
 
 
@@ -134,6 +152,18 @@ def _progress(run: LiveRun, pace: float | None) -> list[str]:
     if pace is not None:
         parts.append(f"{pace:.3g} steps a second")
     return parts
+
+
+def _slowest_regions(metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the regions with the longest total times, as the run wrote them down."""
+    timed = [item for item in metadata.get("regions", {}).items() if item[1].get("host_total_s")]
+    return sorted(timed, key=lambda item: -item[1]["host_total_s"])[:_MAX_REGIONS]
+
+
+def _seconds(times: dict[str, Any]) -> list[str]:
+    """Return total and longest host time of a region."""
+    seconds = (times.get("host_total_s"), times.get("host_longest_s"))
+    return ["" if each is None else f"{each:.4g}" for each in seconds]
 
 
 def _damage(run: LiveRun) -> str:
