@@ -60,6 +60,7 @@ from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
 from otel_torch.parity.values import Comparer
@@ -243,6 +244,16 @@ class _Comparison:
 
     def _pair_forwards(self, queues: Sides[Iterator[ForwardRows]]) -> Iterator[Sides[ForwardRows]]:
         """Yield pairs of forwards of matched models; warn about those without a counterpart."""
+        if all("tokens" in recording.captures for recording in self._recordings):
+            by_tokens, queues = pair_by_tokens(
+                queues, self._match, self._recordings.map(lambda side: side.kinds)
+            )
+            if by_tokens is not None:
+                self._findings.tokens = by_tokens.tokens
+                self._plans.off = True
+                self.report.warnings += by_tokens.warnings
+                yield from by_tokens.pairs
+                return
         equally_often = self._models_called_equally_often()
         by_order, by_step = equally_often, frozenset[str]()
         if self._may_sample_other_steps():

@@ -21,6 +21,8 @@ from otel_torch.parity.outside_forward import other_inputs, update_finding
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.retained_pairs import ComparedForward
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.first_token import describe_first_token
+from otel_torch.parity.tokens.requests import MatchedToken
 from otel_torch.parity.tolerance import Tolerance
 
 # wrong forwards that are searched for further faults after the first wrong one; others are counted
@@ -43,6 +45,7 @@ class Findings:
         suspects: Models whose wrong outputs may have entered the current forward.
         searched: Wrong forwards analysed after the first fault.
         unsearched: Wrong forwards that were not.
+        tokens: By the reference's model, where forwards were aligned by tokens.
     """
 
     def __init__(self, isolated: bool) -> None:
@@ -52,6 +55,7 @@ class Findings:
         self.tensors: tuple[str | None, str | None] = (None, None)
         self.suspects: set[str] = set()
         self.searched = self.unsearched = 0
+        self.tokens: dict[str, list[MatchedToken]] = {}
         self._isolated = isolated
         self._loops: Sides[int | None] | None = None
         self._is_first_forward = True
@@ -106,7 +110,7 @@ class Findings:
         is_inherited = had_suspects and not self._isolated and not _begins_right(alignment)
         for fault in judgment.faults:
             finding = replace(
-                _finding(fault, explain(fault, alignment)),
+                _finding(fault, self._explain(fault, alignment)),
                 knows_input=has_known_inputs(fault, alignment),
             )
             if is_inherited or self._is_listed(finding):
@@ -121,6 +125,11 @@ class Findings:
                 self.tensors = examination.folders
             self.faults.append(_diagnosed(finding, examination))
         return forward
+
+    def _explain(self, fault: Fault, alignment: Alignment) -> str:
+        tokens = self.tokens.get(alignment.reference.calls[0].model, ())
+        sentences = explain(fault, alignment), describe_first_token(fault, tokens)
+        return " ".join(filter(None, sentences))
 
     def blame_update(self, alignment: Alignment, judgment: Judgment) -> Judgment:
         """Return the judgment of a forward after an update, which made what no other input did."""

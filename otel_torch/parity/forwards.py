@@ -15,13 +15,12 @@ from otel_torch.recording.reader import iterate_attach_rows
 from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
 from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
+from otel_torch.records import TOKENS
 
 # of a framework's own forwards on dummy inputs, which are compared only if asked
 WARM_UP = "warmup"
 # phases outside of forwards, or of a forward that is already recorded
-SKIPPED_PHASES = frozenset(
-    {"attach", "backward", "recompute", "tokens", "train", "update", WARM_UP}
-)
+SKIPPED_PHASES = frozenset({"attach", "backward", "recompute", TOKENS, "train", "update", WARM_UP})
 # prefix of the tensors of OTEL_TORCH_OPERATIONS: two programs may compute the same by different
 # operations
 _OPERATION_PREFIX = "op["
@@ -41,6 +40,7 @@ class ForwardRows:
         key: Of the first row.
         cut: The forward is longer, and was cut at a change of step.
         repeated: A tensor repeated within the step, and no call was recorded.
+        tokens: The row that says which tokens it computes, if one was recorded.
         parts: (batch, start, stop) of its rows.
     """
 
@@ -49,6 +49,7 @@ class ForwardRows:
     cut: bool = False
     repeated: bool = False
     length: int = 0
+    tokens: Row | None = None
     parts: list[tuple[RowBatch, int, int]] = field(default_factory=list)
 
     @property
@@ -148,6 +149,7 @@ class _ForwardCutter:
         self._first_entry = -1
         self._calls: set[int] = set()  # while the outermost call was not seen
         self._last_key: ForwardKey | None = None  # of the previous row of the current model
+        self._tokens: Row | None = None  # of the next forward
 
     def cut(self, batch: RowBatch) -> Iterator[ForwardRows]:
         """Yield the forwards that end in a batch."""
@@ -160,7 +162,9 @@ class _ForwardCutter:
         row, end = 0, len(skipped)
         while row < end:
             if skipped[row]:
-                row = end if skipped[row:].all() else row + int(np.argmin(skipped[row:]))
+                stop = end if skipped[row:].all() else row + int(np.argmin(skipped[row:]))
+                self._find_tokens(batch, row, stop)
+                row = stop
                 continue
             current = self._current
             is_inside = 0 <= entered[row] <= self._exit
@@ -175,6 +179,13 @@ class _ForwardCutter:
             else:
                 yield from self._add_row(batch, row, int(entered[row]), int(exited[row]))
             row += 1
+
+    def _find_tokens(self, batch: RowBatch, start: int, stop: int) -> None:
+        """Keep the row of a forward's tokens, which stands before the forward."""
+        kinds = self._kinds.kinds
+        for row in range(start, stop):
+            if kinds[int(batch.kinds[row])].phase == TOKENS:
+                (self._tokens,) = batch.rows(row, row + 1)
 
     def finish(self) -> Iterator[ForwardRows]:
         """Yield the forwards that the recording's end ends."""
@@ -194,7 +205,8 @@ class _ForwardCutter:
         if current is None or is_cut or self._starts_forward(current, record, key, entered):
             if current is not None:
                 yield current
-            current = self._current = ForwardRows(key, self._kinds, is_cut)
+            tokens, self._tokens = self._tokens, None
+            current = self._current = ForwardRows(key, self._kinds, is_cut, tokens=tokens)
             if not is_cut:
                 self._is_open, self._exit, self._first_entry = False, -1, entered
                 self._calls.clear()

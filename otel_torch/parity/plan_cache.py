@@ -48,7 +48,7 @@ class PlanCache:
 
     Args:
         parameters: The parameters of either side; their sketches are needed later.
-        off: Make no plans, so that every forward is analysed in full.
+        off: Make no plans, so that every forward is analysed in full. May be set later.
     """
 
     def __init__(self, parameters: Sides[Sequence[Parameter]], off: bool = False) -> None:
@@ -58,13 +58,13 @@ class PlanCache:
         self._structures = Structures()
         self._plans: dict[_Structures, PairPlan | None] = {}
         self._noise_partners: dict[tuple[Structure, Structure], Indices] = {}
-        self._off = off
+        self.off = off
 
     def look_up(
         self, reference: ForwardRows, port: ForwardRows, noise: ForwardRows | None
     ) -> CacheLookup:
         """Compare two forwards by the plan for their structures, if any."""
-        if self._off:
+        if self.off:
             return CacheLookup()
         floors = noise_structure = None
         try:

@@ -154,6 +154,8 @@ def sketch_error(reference: TensorValue, port: TensorValue) -> float | None:
     """Return the estimated relative L2 distance, or None without sketches."""
     if reference.sketch is None or port.sketch is None:
         return None
+    if len(reference.sketch) != len(port.sketch):
+        return None  # rows of other tokens, or of another width
     error = float(sketch_errors(reference.sketch[None], port.sketch[None], _norms([reference]))[0])
     return None if math.isnan(error) else error
 
@@ -170,7 +172,7 @@ def _have_same_extremes(reference: Row, port: Row, limit: float) -> bool:
     names = [name for name in ("min", "max") if _is_number(reference.get(name))]
     numbers = [(reference[name], port[name]) for name in names if _is_number(port.get(name))]
     scale = max((abs(number) for pair in numbers for number in pair), default=0.0)
-    return all(abs(x - y) <= 4 * max(limit, SINGLE) * scale for x, y in numbers)
+    return bool(numbers) and all(abs(x - y) <= 4 * max(limit, SINGLE) * scale for x, y in numbers)
 
 
 def errors_of_roles(references: Sequence[Role], ports: Sequence[Role]) -> Floats:

@@ -1,0 +1,1 @@
+"""Compares programs that batch their tokens differently: rows are tokens."""

@@ -1,0 +1,65 @@
+"""Say at which token a fault begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.parity.call_graph import Role
+from otel_torch.parity.faults import Fault
+from otel_torch.parity.tokens.requests import MatchedToken
+
+
+def describe_first_token(fault: Fault, tokens: Sequence[MatchedToken]) -> str:
+    """Return a sentence that names the first wrong token of a fault, "" if it is not known."""
+    pair, relation = fault.pair, fault.relation
+    if pair is None or relation is None:
+        return ""
+    reference, port = _sum(pair.reference), _sum(pair.port)
+    numbers = pair.reference[0].row.get("tokens")
+    if numbers is None or reference is None or port is None or reference.shape != port.shape:
+        return ""
+    rows = reference.reshape(len(numbers), -1), port.reshape(len(numbers), -1)
+    error = np.linalg.norm(rows[0] - rows[1], axis=1)
+    size = np.linalg.norm(rows[0], axis=1)
+    wrong = ~(error <= relation.limit * size)
+    if not wrong.any():
+        return ""
+    return _describe([tokens[number] for number in numbers], wrong)
+
+
+def _sum(roles: Sequence[Role]) -> NDArray[np.float64] | None:
+    """Return the sketch of a tensor, or of the sum of several."""
+    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
+    if len(sketches) < len(roles) or len({len(sketch) for sketch in sketches}) != 1:
+        return None
+    total: NDArray[np.float64] = np.sum(sketches, axis=0)
+    return total
+
+
+def _describe(tokens: Sequence[MatchedToken], wrong: NDArray[np.bool_]) -> str:
+    """Say which tokens are wrong.
+
+    >>> from otel_torch.parity.sides import Sides
+    >>> tokens = [MatchedToken(2, position, Sides(None, None)) for position in range(3)]
+    >>> _describe(tokens, np.array([False, True, True]))
+    'It begins with token 1 of request 2.'
+    >>> _describe(tokens, np.array([False, True, False]))
+    'Only token 1 of request 2 is wrong.'
+    >>> _describe(tokens, np.array([True, True, True]))
+    'Every token is wrong.'
+    """
+    first = tokens[int(np.argmax(wrong))]
+    name = f"token {first.position} of request {first.request}"
+    if wrong.all() and len(wrong) > 1:
+        return "Every token is wrong."
+    if wrong.sum() == 1:
+        return f"Only {name} is wrong."
+    of_request = [
+        bool(flag)
+        for token, flag in zip(tokens, wrong, strict=True)
+        if token.request == first.request and token.position >= first.position
+    ]
+    return f"It begins with {name}" + ("." if all(of_request) else "; later ones are right.")

@@ -1,0 +1,233 @@
+"""Make one forward of several: the tensors of all tokens that were matched, in one order.
+
+    a prefill      fc out   rows of tokens 0 1 2
+    a step         fc out   row of token 3
+    merged         fc out   sketch: those of the rows 0 1 2 3, one after the other
+
+Two runs so merged have equal batches, and the rest of the comparison takes them for forwards. Its
+`sketch` of a tensor is then the sketches of the rows, which are as linear.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.requests import Place, TokenForward
+from otel_torch.recording.row_batches import RowBatch, RowKinds
+from otel_torch.recording.row_schema import record_of
+from otel_torch.recording.rows import Row
+from otel_torch.statistics.row_layout import ROW_NUMBERS
+
+# shape (tokens, rows per token, ROW_NUMBERS)
+Sketches = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+_KEPT = ("module", "tensor", "step", "call", "loop", "model", "phase", "class", "argument", "dtype")
+# model, module, tensor, and which of several such rows of a forward
+_Key = tuple[str, str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class MergedTensor:
+    """A tensor over all matched tokens.
+
+    row: its first record. sketches: of the rows of each token. present: which tokens have them.
+    values: the numbers of its values in the forwards.
+    """
+
+    row: Row
+    order: tuple[int | None, ...]
+    parent: int | None
+    sketches: Sketches
+    present: Flags
+    values: list[tuple[int, Any]] = field(default_factory=list)
+
+
+class MergedForward:
+    """The forwards of one side, as one.
+
+    Args:
+        forwards: Those that computed the tokens.
+        places: Where the matched tokens were computed.
+    """
+
+    def __init__(self, forwards: Sequence[TokenForward], places: Sequence[Place]) -> None:
+        self.tensors: dict[_Key, MergedTensor] = {}
+        self._first = max(forwards, key=lambda forward: len(forward.positions)).rows
+        self._end = -1
+        # sketches by number of the value, which only its first record has
+        self._sketches: dict[int, bytes] = {}
+        where = np.array(places)
+        # the forward with the most tokens says in which order the modules run
+        decoded = [(index, forward, forward.rows.rows) for index, forward in enumerate(forwards)]
+        for _, _, rows in decoded:
+            self._keep_sketches(rows)
+        decoded.sort(key=lambda entry: -len(entry[1].positions))
+        for index, forward, rows in decoded:
+            self._add(index, forward, rows, where)
+
+    def _keep_sketches(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if "rows" in row and isinstance(row.get("value"), int):
+                self._sketches[row["value"]] = base64.b64decode(row["rows"])
+
+    def _add(
+        self, index: int, forward: TokenForward, rows: list[Row], where: NDArray[np.int64]
+    ) -> None:
+        chosen = np.flatnonzero(where[:, 0] == index)
+        events = [event for row in rows for event in row.get("order") or () if event is not None]
+        offset = self._end + 1 - min(events, default=0)
+        counts: Counter[tuple[str, str, str]] = Counter()
+        is_first = not self.tensors
+        known_calls = {(model, module, count) for model, module, _, count in self.tensors}
+        for row in rows:
+            name = (row.get("model") or "", row["module"], row["tensor"])
+            counts[name] += 1
+            sketches = self._sketches_of(row)
+            by_token = None if sketches is None else arrange(sketches, row["shape"], forward.grid)
+            if by_token is None or row.get("dtype") == "torch.bool":
+                continue  # not of the tokens, or a mask
+            key, call = (*name, counts[name]), (*name[:2], counts[name])
+            if key not in self.tensors:
+                if call in known_calls:
+                    continue  # an argument that only some forwards have, such as a mask
+                self.tensors[key] = _new(row, 0 if is_first else offset, by_token, len(where))
+            merged = self.tensors[key]
+            numbers, is_known = by_token
+            if numbers.shape[1:] != merged.sketches.shape[1:]:
+                continue
+            rows_of_tokens = where[chosen, 1]
+            merged.sketches[chosen] = numbers[rows_of_tokens]
+            merged.present[chosen] = is_known[rows_of_tokens]
+            merged.values.append((index, row.get("value", id(row))))
+        self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
+
+    def _sketches_of(self, row: Row) -> NDArray[np.float32] | None:
+        number = row.get("value")
+        if "rows" in row:
+            data: bytes | None = base64.b64decode(row["rows"])
+        else:
+            data = self._sketches.get(number) if isinstance(number, int) else None
+        if not data or not isinstance(row.get("shape"), list):
+            return None
+        return np.frombuffer(data, "<f4").reshape(-1, ROW_NUMBERS)
+
+    def coverage(self) -> dict[ModulePath, Flags]:
+        """Return for each module which tokens all of its tensors have."""
+        covered: dict[ModulePath, Flags] = {}
+        for (model, module, _, _), tensor in self.tensors.items():
+            path = model, module
+            covered[path] = covered[path] & tensor.present if path in covered else tensor.present
+        return covered
+
+    def as_forward(self, coverage: dict[ModulePath, Flags], kinds: RowKinds) -> ForwardRows:
+        """Return it as a forward, whose tensors have the tokens of `coverage`."""
+        numbers: dict[object, int] = {}
+        rows = []
+        for (model, module, _, _), tensor in self.tensors.items():
+            covered = coverage[model, module]
+            if covered.any():
+                value = numbers.setdefault((*tensor.values, covered.tobytes()), len(numbers))
+                rows.append(_merged_row(tensor, covered, value))
+        forward = ForwardRows(self._first.key, kinds)
+        if rows:
+            batch = RowBatch([record_of(row) for row in rows], rows, kinds, True, lambda: rows)
+            forward.append(batch, 0, len(rows))
+        return forward
+
+
+def _new(row: Row, offset: int, by_token: tuple[Sketches, Flags], tokens: int) -> MergedTensor:
+    events = (row.get("order") or (None, None), (row.get("parent"),))
+    order, (parent,) = (
+        tuple(None if event is None else event + offset for event in group) for group in events
+    )
+    shape = (tokens, *by_token[0].shape[1:])
+    return MergedTensor(
+        row, order, parent, np.full(shape, np.nan, np.float32), np.zeros(tokens, np.bool_)
+    )
+
+
+def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
+    """Return a record of the tokens of `covered`; `tokens` are their numbers."""
+    sketches = tensor.sketches[covered]
+    projections = np.ascontiguousarray(sketches[:, :, :-1])
+    width = tensor.row["shape"][-1] * sketches.shape[1]
+    row = {name: tensor.row[name] for name in _KEPT if name in tensor.row}
+    return row | {
+        "order": list(tensor.order),
+        "parent": tensor.parent,
+        "value": value,
+        "shape": [len(sketches), width],
+        "numel": len(sketches) * width,
+        "nonfinite": int(not np.isfinite(sketches).all()),
+        "l2": math.sqrt(float(sketches[:, :, -1].astype(np.float64).sum())),
+        "sketch": base64.b64encode(projections.astype("<f4").tobytes()).decode(),
+        "tokens": np.flatnonzero(covered).tolist(),
+    }
+
+
+def arrange(
+    sketches: NDArray[np.float32], shape: Sequence[int], grid: tuple[int, ...]
+) -> tuple[Sketches, Flags] | None:
+    """Return the sketches of the rows by token, and which tokens have any.
+
+    None if the rows are not those of the tokens.
+
+    Args:
+        sketches: Of the rows along the last dimension, shape (rows, ROW_NUMBERS).
+        shape: Of the tensor.
+        grid: Of the tokens: (tokens,) or (requests, tokens).
+    """
+    count, rows = math.prod(grid), tuple(shape[:-1])
+    if math.prod(rows) != len(sketches) or not rows:
+        return None
+    known = np.ones(count, np.bool_)
+    if rows[: len(grid)] == grid:
+        return sketches.reshape(count, -1, ROW_NUMBERS), known
+    if len(grid) == 2:
+        requests, length = grid
+        if rows in ((length,), (1, length)):  # the same for all requests, as rotary tables
+            return np.tile(sketches.reshape(length, 1, -1), (requests, 1, 1)), known
+        if len(rows) == 3 and (rows[0], rows[2]) == grid:  # heads before tokens
+            by_head = sketches.reshape(*rows, ROW_NUMBERS).swapaxes(1, 2)
+            return by_head.reshape(count, rows[1], ROW_NUMBERS), known
+        if len(rows) == 2 and rows[0] == requests and rows[1] < length:  # the last tokens only
+            numbers = np.full((requests, length, 1, ROW_NUMBERS), np.nan, np.float32)
+            numbers[:, -rows[1] :, 0] = sketches.reshape(*rows, ROW_NUMBERS)
+            is_last = np.zeros(grid, np.bool_)
+            is_last[:, -rows[1] :] = True
+            return numbers.reshape(count, 1, ROW_NUMBERS), is_last.reshape(-1)
+    if count in np.cumprod(rows):  # other dimensions, in the order of the tokens
+        return sketches.reshape(count, -1, ROW_NUMBERS), known
+    return None
+
+
+def merge_forwards(
+    forwards: Sides[list[TokenForward]],
+    places: Sides[list[Place]],
+    matched: dict[ModulePath, ModulePath],
+    kinds: Sides[RowKinds],
+) -> Sides[ForwardRows]:
+    """Return the forwards of either side as one, with the tokens that both have."""
+    sides = Sides(*(MergedForward(*side) for side in zip(forwards, places, strict=True)))
+    coverage = sides.map(MergedForward.coverage)
+    for module, match in matched.items():
+        if module in coverage.reference and match in coverage.port:
+            both = coverage.reference[module] & coverage.port[match]
+            coverage.reference[module] = coverage.port[match] = both
+    return Sides(
+        *(
+            side.as_forward(covered, side_kinds)
+            for side, covered, side_kinds in zip(sides, coverage, kinds, strict=True)
+        )
+    )

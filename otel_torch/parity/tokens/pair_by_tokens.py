@@ -1,0 +1,121 @@
+"""Pair the forwards of two runs by their tokens, where their batches differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.program_match import ProgramMatch
+from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.merge import merge_forwards
+from otel_torch.parity.tokens.requests import (
+    MatchedToken,
+    TokenForward,
+    match_tokens,
+    read_tokens,
+)
+from otel_torch.recording.row_batches import RowKinds
+
+# of either run, which bounds what is in memory: a token has some kilobytes of sketches
+MOST_TOKENS = 4096
+
+
+@dataclass(slots=True)
+class TokenPairs:
+    """Forwards of two runs, merged so that both have the same tokens.
+
+    pairs: one for each model. tokens: those of each pair. warnings: what is not compared.
+    """
+
+    pairs: list[Sides[ForwardRows]] = field(default_factory=list)
+    tokens: dict[str, list[MatchedToken]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Side:
+    """The forwards of one run, up to `MOST_TOKENS` tokens."""
+
+    read: list[ForwardRows] = field(default_factory=list)
+    by_model: dict[str, list[TokenForward]] = field(default_factory=dict)
+    is_whole: bool = True
+    others: Counter[str] = field(default_factory=Counter)
+
+    def batches(self, model: str) -> list[object]:
+        return [forward.batch for forward in self.by_model.get(model, ())]
+
+
+def pair_by_tokens(
+    streams: Sides[Iterator[ForwardRows]],
+    match: ProgramMatch,
+    kinds: Sides[RowKinds],
+) -> tuple[TokenPairs | None, Sides[Iterator[ForwardRows]]]:
+    """Return the merged forwards, or None and the forwards as they are.
+
+    None if the tokens of a run are not known, if both have the same batches, or no token in common.
+
+    Args:
+        kinds: Those of the rows, by side.
+    """
+    sides = streams.map(_read)
+    rest: Sides[Iterator[ForwardRows]] = Sides(
+        *(chain(side.read, stream) for side, stream in zip(sides, streams, strict=True))
+    )
+    paired = {
+        model: port_model
+        for model, port_model in match.models.items()
+        if model in sides.reference.by_model and port_model in sides.port.by_model
+    }
+    if all(sides.reference.batches(m) == sides.port.batches(p) for m, p in paired.items()):
+        return None, rest
+    result = TokenPairs()
+    for model, port_model in paired.items():
+        forwards = Sides(sides.reference.by_model[model], sides.port.by_model[port_model])
+        tokens = match_tokens(*forwards)
+        if tokens:
+            places = Sides(*([token.places[side] for token in tokens] for side in (0, 1)))
+            result.pairs.append(merge_forwards(forwards, places, match.modules.matched, kinds))
+            result.tokens[model] = tokens
+    if not result.pairs:
+        return None, rest
+    result.warnings = _warnings(sides, result)
+    return result, rest
+
+
+def _read(stream: Iterator[ForwardRows]) -> _Side:
+    side, count = _Side(), 0
+    for forward in stream:
+        side.read.append(forward)
+        tokens = read_tokens(forward)
+        if tokens is None:
+            side.others[forward.model] += 1
+            if not side.by_model and len(side.read) > 1:
+                break  # a run without tokens
+            continue
+        side.by_model.setdefault(forward.model, []).append(tokens)
+        count += len(tokens.positions)
+        if count >= MOST_TOKENS:
+            side.is_whole = False
+            break
+    return side
+
+
+def _warnings(sides: Sides[_Side], result: TokenPairs) -> list[str]:
+    count = sum(map(len, result.tokens.values()))
+    requests = sum(len({token.request for token in tokens}) for tokens in result.tokens.values())
+    warnings = [
+        "the programs batch their tokens differently: forwards were aligned by tokens, and "
+        f"{count} tokens of {requests} requests compared"
+    ]
+    for name, side in zip(("reference", "port"), sides, strict=True):
+        if not side.is_whole:
+            warnings.append(f"of the {name}, only the first {MOST_TOKENS} tokens were read")
+        if others := sum(side.others.values()):
+            warnings.append(
+                f"{others} forwards of the {name} ({', '.join(sorted(side.others))}) are of "
+                "unknown tokens and were not compared"
+            )
+    return warnings

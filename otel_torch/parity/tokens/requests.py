@@ -1,0 +1,160 @@
+"""Which token each row of a forward is, and which tokens two runs have in common.
+
+reference   one forward    request 0: a b c d e
+port        a prefill      request 7: a b c        then steps  request 7: d   request 7: e
+matched     (a, a) (b, b) (c, c) (d, d) (e, e)
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.sides import Sides
+from otel_torch.recording.rows import Row
+
+# of splitmix64, by which recordings hash ids
+_STRIDE, _MIX, _LAST_MIX = (
+    np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+@dataclass(slots=True, eq=False)
+class TokenForward:
+    """A forward whose tokens are known.
+
+    grid: shape of its ids. hashes, positions, requests: one entry per token; -1 for a padding.
+    """
+
+    rows: ForwardRows
+    grid: tuple[int, ...]
+    hashes: NDArray[np.uint64]
+    positions: NDArray[np.int64]
+    requests: NDArray[np.int64]
+
+    @property
+    def batch(self) -> tuple[object, ...]:
+        """What two runs with the same batches have in common."""
+        numbers = (self.hashes, self.positions, self.requests)
+        return self.grid, *(part.tobytes() for part in numbers)
+
+
+class Place(NamedTuple):
+    """Where a token was computed: index of the forward, and of the row in it."""
+
+    forward: int
+    row: int
+
+
+class MatchedToken(NamedTuple):
+    """A token that both runs computed; `request` counts the reference's, from 0."""
+
+    request: int
+    position: int
+    places: Sides[Place]
+
+
+# by position
+_Request = dict[int, tuple[int, Place]]
+
+
+def read_tokens(forward: ForwardRows) -> TokenForward | None:
+    """Return a forward with its tokens; None if they are not known, or not all of them."""
+    row = forward.tokens
+    if row is None:
+        return None
+    grid = tuple(row["shape"])
+    count = int(np.prod(grid))
+    hashes, positions = _hashes(row), row.get("positions")
+    if hashes is None or positions is None or not len(hashes) == len(positions) == count:
+        return None
+    where = np.array(positions, dtype=np.int64)
+    requests = row.get("requests")
+    if requests is None:  # a request begins where the positions do not go on
+        requests = np.cumsum(np.diff(where, prepend=where[:1] - 1) != 1)
+    return TokenForward(forward, grid, hashes, where, np.array(requests, dtype=np.int64))
+
+
+def _hashes(row: Row) -> NDArray[np.uint64] | None:
+    if "hashes" in row:
+        return np.frombuffer(base64.b64decode(row["hashes"]), "<u8").astype(np.uint64)
+    return None if "ids" not in row else hash_ids(np.array(row["ids"]))
+
+
+def hash_ids(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the hashes that a recording has in place of ids.
+
+    >>> hash_ids(np.array([0, 1])).tolist()
+    [16294208416658607535, 10451216379200822465]
+    """
+    mixed = ids.astype(np.uint64) + _STRIDE
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _LAST_MIX
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def match_tokens(
+    reference_forwards: Sequence[TokenForward], port_forwards: Sequence[TokenForward]
+) -> list[MatchedToken]:
+    """Return the tokens that both runs computed, in the order of the reference.
+
+    A request has one partner: that with which it has the longest beginning in common.
+    """
+    reference, port = _find_requests(reference_forwards), _find_requests(port_forwards)
+    common = [
+        (_common_positions(request, other), index, other_index)
+        for index, request in enumerate(reference)
+        for other_index, other in enumerate(port)
+    ]
+    common.sort(key=lambda entry: (-len(entry[0]), entry[1], entry[2]))
+    partners: dict[int, tuple[int, list[int]]] = {}
+    taken = set()
+    for positions, index, other_index in common:
+        if positions and index not in partners and other_index not in taken:
+            partners[index] = other_index, positions
+            taken.add(other_index)
+    return [
+        MatchedToken(
+            index,
+            position,
+            Sides(reference[index][position][1], port[other_index][position][1]),
+        )
+        for index, (other_index, positions) in sorted(partners.items())
+        for position in positions
+    ]
+
+
+def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
+    """Collect the tokens of each request over all forwards.
+
+    A request that begins at position 0 is a new one, also in the same row of a batch.
+    """
+    requests: list[_Request] = []
+    running: dict[int, _Request] = {}
+    for index, forward in enumerate(forwards):
+        numbers = forward.requests.tolist()
+        entries = zip(numbers, forward.positions.tolist(), forward.hashes.tolist(), strict=True)
+        for row, (number, position, token) in enumerate(entries):
+            if position < 0:
+                continue
+            if number not in running or position == 0:
+                running[number] = {}
+                requests.append(running[number])
+            running[number][position] = token, Place(index, row)
+    return requests
+
+
+def _common_positions(reference: _Request, port: _Request) -> list[int]:
+    """Return the positions up to the first token that differs."""
+    positions = []
+    for position in sorted(reference.keys() & port.keys()):
+        if reference[position][0] != port[position][0]:
+            break
+        positions.append(position)
+    return positions

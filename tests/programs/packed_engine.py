@@ -1,0 +1,117 @@
+"""A small inference engine in the style of vLLM: packed batches, a cache, fused projections, and
+norms that add the residual.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+
+class AddNorm(nn.Module):
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(weight), eps
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = hidden + residual
+        normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed, hidden
+
+
+class PackedAttention(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        parts = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkv"]
+        self.sizes = [len(part) for part in parts]
+        self.qkv_proj = nn.Linear(parts[0].shape[1], sum(self.sizes), bias=False)
+        self.qkv_proj.weight = nn.Parameter(torch.cat(parts))
+        self.o_proj = nn.Linear(*attention.o_proj.weight.shape[::-1], bias=False)
+        self.o_proj.weight = nn.Parameter(attention.o_proj.weight.detach().clone())
+        self.width, self.theta = attention.head_dim, 10000.0
+        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        frequencies = self.theta ** (-torch.arange(0, self.width, 2) / self.width)
+        angles = (positions[:, None] * frequencies).repeat(1, 2)[:, None]
+        first, second = heads.chunk(2, -1)
+        return heads * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    def forward(self, hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        q, k, v = (
+            part.view(len(hidden), -1, self.width)
+            for part in self.qkv_proj(hidden).split(self.sizes, -1)
+        )
+        q, k = self.rotate(q, positions), self.rotate(k, positions)
+        out = torch.empty_like(q)
+        for request in requests.unique().tolist():
+            rows = requests == request
+            keys, values = k[rows], v[rows]
+            if request in self.cache:
+                keys, values = (
+                    torch.cat(pair)
+                    for pair in zip(self.cache[request], (keys, values), strict=True)
+                )
+            self.cache[request] = keys, values
+            allowed = torch.arange(len(keys)) <= positions[rows][:, None]
+            out[rows] = nn.functional.scaled_dot_product_attention(
+                *(part.transpose(0, 1) for part in (q[rows], keys, values)),
+                attn_mask=allowed,
+                enable_gqa=True,
+            ).transpose(0, 1)
+        return self.o_proj(out.flatten(1))
+
+
+class PackedMLP(nn.Module):
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        weight = torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()))
+        self.gate_up_proj = nn.Linear(*weight.shape[::-1], bias=False)
+        self.gate_up_proj.weight = nn.Parameter(weight)
+        self.down_proj = nn.Linear(*mlp.down_proj.weight.shape[::-1], bias=False)
+        self.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach().clone())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(hidden).chunk(2, -1)
+        return self.down_proj(nn.functional.silu(gate) * up)
+
+
+class PackedLayer(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        eps = layer.input_layernorm.variance_epsilon
+        self.input_layernorm, self.post_attention_layernorm = (
+            AddNorm(norm.weight.detach().clone(), eps)
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        )
+        self.self_attn = PackedAttention(layer.self_attn)
+        self.mlp = PackedMLP(layer.mlp)
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, requests: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn(hidden, positions, requests)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class PackedEngine(nn.Module):
+    """A Llama that computes a packed batch of tokens: 1-D ids, positions and requests."""
+
+    def __init__(self, llama: LlamaForCausalLM) -> None:
+        super().__init__()
+        model = llama.model
+        self.embed_tokens = nn.Embedding.from_pretrained(model.embed_tokens.weight.detach().clone())
+        self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.layers)
+        self.norm = AddNorm(model.norm.weight.detach().clone(), model.norm.variance_epsilon)
+        self.lm_head = nn.Linear(*llama.lm_head.weight.shape[::-1], bias=False)
+        self.lm_head.weight = nn.Parameter(llama.lm_head.weight.detach().clone())
+
+    def forward(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        hidden = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(hidden)
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, positions, requests)
+        return self.lm_head(self.norm(hidden, residual)[0])

@@ -1,0 +1,347 @@
+"""A comparison whose rows are tokens: the same requests in other batches, with and without faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from otel_torch import bootstrap
+from otel_torch.parity.diff import diff
+from otel_torch.parity.finding import Report
+from otel_torch.sources import tokens
+from otel_torch.sources.tokens import Tokens
+from tests.programs.packed_engine import PackedEngine
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.08,
+}
+IDS = torch.randint(3, 96, (2, 10), generator=torch.Generator().manual_seed(1))
+Run = Callable[[nn.Module], None]
+
+
+def make(kind: type = Qwen3ForCausalLM, config: type = Qwen3Config) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    model = kind(config(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if parameter.dim() == 1 else 0.08 * noise)
+    return model
+
+
+def whole(model: nn.Module) -> None:
+    model(IDS, use_cache=False)
+
+
+def prefill_and_decode(model: nn.Module) -> None:
+    out = model(IDS[:, :6], use_cache=True)
+    for index in range(6, 10):
+        token = IDS[:, index : index + 1]
+        out = model(token, past_key_values=out.past_key_values, use_cache=True)
+
+
+def chunked_prefill(model: nn.Module) -> None:
+    out = model(IDS[:, :4], use_cache=True)
+    model(IDS[:, 4:], past_key_values=out.past_key_values, use_cache=True)
+
+
+def left_padded(model: nn.Module) -> None:
+    ids = torch.cat((torch.zeros(2, 3, dtype=torch.long), IDS), 1)
+    mask = (torch.arange(13) >= 3).long().expand(2, -1)
+    positions = (mask.cumsum(1) - 1).clamp(0)
+    model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
+
+
+def right_padded(model: nn.Module) -> None:
+    ids = torch.cat((IDS, torch.zeros(2, 3, dtype=torch.long)), 1)
+    model(ids, attention_mask=(torch.arange(13) < 10).long().expand(2, -1), use_cache=False)
+
+
+def one_by_one_in_another_order(model: nn.Module) -> None:
+    for row in (1, 0):
+        model(IDS[row : row + 1], use_cache=False)
+
+
+def last_logits_only(model: nn.Module) -> None:
+    out = model(IDS[:, :7], use_cache=True, logits_to_keep=1)
+    model(IDS[:, 7:], past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+
+
+def record(path: Path, run: Run, model: nn.Module) -> Path:
+    assert bootstrap.start(jsonl=str(path), capture="tokens")
+    try:
+        with torch.no_grad():
+            run(model)
+    finally:
+        bootstrap.stop()
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("reference") / "whole.jsonl", whole, make())
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        prefill_and_decode,
+        chunked_prefill,
+        left_padded,
+        right_padded,
+        one_by_one_in_another_order,
+        last_logits_only,
+    ],
+)
+def test_other_batches_of_the_same_tokens_match(reference: Path, tmp_path: Path, run: Run) -> None:
+    report = diff(reference, record(tmp_path / "port.jsonl", run, make()))
+    assert (report.verdict, report.harmless) == ("match", [])
+    assert "20 tokens of 2 requests" in report.warnings[0]
+    outputs = {pair.module for pair in report.compared if pair.side == "output"}
+    assert {"lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.down_proj"} <= outputs
+
+
+def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> None:
+    model = make()
+    with torch.no_grad():
+        cache = model(IDS[:, :4], use_cache=True).past_key_values
+
+    def suffix(model: nn.Module) -> None:
+        model(IDS[:, 4:], past_key_values=cache, use_cache=True)
+
+    report = diff(
+        record(tmp_path / "reference.jsonl", whole, make()),
+        record(tmp_path / "port.jsonl", suffix, model),
+    )
+    assert report.verdict == "match"
+    assert "12 tokens of 2 requests" in report.warnings[0]
+
+
+# -- faults
+
+
+def other_eps(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon = 1e-3
+
+
+def no_query_norm(model: Any) -> None:
+    model.model.layers[1].self_attn.q_norm.forward = lambda x: x
+
+
+def other_theta(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+
+    def rotate(x: Tensor, position_ids: Tensor, **kwargs: Any) -> Any:
+        return forward(x, position_ids * 0.97, **kwargs)
+
+    rotary.forward = rotate
+
+
+def positions_off_by_one_in_decode(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+
+    def rotate(x: Tensor, position_ids: Tensor, **kwargs: Any) -> Any:
+        return forward(x, position_ids + (x.shape[1] == 1), **kwargs)
+
+    rotary.forward = rotate
+
+
+def cache_block_overwritten(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length(1) == 8:
+            cache.layers[1].keys[1, :, 3] = 0
+        return forward(*args, **kwargs)
+
+    attention.forward = attend
+
+
+def window_off_by_one(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def attend(
+        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        cache = kwargs.get("past_key_values")
+        past, length = 0 if cache is None else cache.get_seq_length(1), hidden_states.shape[1]
+        query, key = torch.arange(past, past + length)[:, None], torch.arange(past + length)
+        mask = torch.where((key <= query) & (key > query - 7), 0.0, -torch.inf)[None, None]
+        return forward(hidden_states, position_embeddings, mask, **kwargs)
+
+    attention.forward = attend
+
+
+def boundary_token_lost(model: Any) -> None:
+    """The second chunk does not see the last token of the first one."""
+    attention = model.model.layers[0].self_attn
+    forward = attention.forward
+
+    def attend(
+        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length(0) == 4:
+            query, key = torch.arange(4, 10)[:, None], torch.arange(10)
+            attention_mask = torch.where((key <= query) & (key != 3), 0.0, -torch.inf)[None, None]
+        return forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+
+    attention.forward = attend
+
+
+@pytest.mark.parametrize(
+    ("fault", "run", "module", "side", "words"),
+    [
+        (other_eps, prefill_and_decode, "model.layers.1.input_layernorm", "output", "Every token"),
+        (no_query_norm, left_padded, "model.layers.1.self_attn.q_norm", "output", "Every token"),
+        (other_theta, prefill_and_decode, "model.rotary_emb", "output", "token 1 of request 0"),
+        (
+            positions_off_by_one_in_decode,
+            prefill_and_decode,
+            "model.rotary_emb",
+            "output",
+            "token 6 of request 0",
+        ),
+        (
+            cache_block_overwritten,
+            prefill_and_decode,
+            "model.layers.1.self_attn.o_proj",
+            "input",
+            "token 8 of request 1",
+        ),
+        (
+            window_off_by_one,
+            prefill_and_decode,
+            "model.layers.1.self_attn.o_proj",
+            "input",
+            "token 7 of request 0",
+        ),
+        (
+            boundary_token_lost,
+            chunked_prefill,
+            "model.layers.0.self_attn.o_proj",
+            "input",
+            "token 4 of request 0",
+        ),
+    ],
+)
+def test_a_fault_is_named_with_its_first_token(
+    reference: Path,
+    tmp_path: Path,
+    fault: Callable[[Any], None],
+    run: Run,
+    module: str,
+    side: str,
+    words: str,
+) -> None:
+    model = make()
+    fault(model)
+    first = diff(reference, record(tmp_path / "port.jsonl", run, model)).first
+    assert first is not None
+    assert (first.module, first.side, first.port_module) == (module, side, module)
+    assert words in first.explanation
+
+
+# -- sums: a value that one program keeps as two
+
+
+@pytest.fixture
+def engine_tokens() -> Iterator[None]:
+    def packed(module: nn.Module, args: Any, kwargs: Any) -> Tokens | None:
+        return Tokens(*args) if isinstance(module, PackedEngine) else None
+
+    tokens.token_sources.insert(0, packed)
+    yield
+    tokens.token_sources.remove(packed)
+
+
+def serve(engine: nn.Module) -> None:
+    """Prefill both requests in one packed batch, then go on with one after the other."""
+    parts = [[(1, 0, 5), (0, 0, 7)], [(0, 7, 8), (1, 5, 9)], [(1, 9, 10)], [(0, 8, 10)]]
+    for batch in parts:
+        entries = [(row, place) for row, start, stop in batch for place in range(start, stop)]
+        rows, places = (torch.tensor(column) for column in zip(*entries, strict=True))
+        engine(IDS[rows, places], places, rows + 20)
+
+
+def compare_engine(tmp_path: Path, fault: Callable[[PackedEngine], None]) -> Report:
+    llama = make(LlamaForCausalLM, LlamaConfig)
+    engine = PackedEngine(llama)
+    fault(engine)
+    return diff(
+        record(tmp_path / "llama.jsonl", whole, llama),
+        record(tmp_path / "engine.jsonl", serve, engine),
+    )
+
+
+def test_an_engine_that_keeps_the_residual_apart_matches(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    report = compare_engine(tmp_path, lambda engine: None)
+    assert report.verdict == "match", report
+    assert any(
+        (pair.module, pair.port_tensor) == ("model.layers.1.mlp", "out") for pair in report.compared
+    )
+    sums = [pair for pair in report.compared if "+" in pair.tensor + pair.port_tensor]
+    assert sums
+    assert all(pair.state == "right" for pair in sums)
+
+
+def engine_theta(engine: PackedEngine) -> None:
+    engine.layers[1].self_attn.theta = 9000.0
+
+
+def engine_eps(engine: PackedEngine) -> None:
+    engine.layers[1].post_attention_layernorm.eps = 1e-3
+
+
+def engine_loses_the_cache(engine: PackedEngine) -> None:
+    attention = engine.layers[1].self_attn
+    forward = attention.forward
+
+    def attend(hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        if len(hidden) == 1:  # the last step of request 1
+            attention.cache[21][1][2] = 0
+        return forward(hidden, positions, requests)
+
+    attention.forward = attend  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "words"),
+    [
+        (engine_theta, "layers.1.self_attn.o_proj", "token 1 of request 0"),
+        (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
+        (engine_loses_the_cache, "layers.1.self_attn.o_proj", "Only token 9 of request 1"),
+    ],
+)
+def test_a_fault_of_the_engine_is_named(
+    tmp_path: Path,
+    engine_tokens: None,
+    fault: Callable[[PackedEngine], None],
+    module: str,
+    words: str,
+) -> None:
+    first = compare_engine(tmp_path, fault).first
+    assert first is not None
+    assert first.port_module == module
+    assert words in first.explanation
