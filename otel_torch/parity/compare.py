@@ -251,6 +251,7 @@ class _Comparison:
             if by_tokens is not None:
                 self._findings.tokens = by_tokens.tokens
                 self._plans.off = True
+                self._noise = NoiseForwards(None, self._recordings, self._warn, self._progress)
                 self.report.warnings += by_tokens.warnings
                 yield from by_tokens.pairs
                 return

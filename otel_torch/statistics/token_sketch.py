@@ -28,8 +28,8 @@ from otel_torch.statistics.row_layout import ROW_NUMBERS, ROWS_MAX
 from otel_torch.statistics.sketch import as_real, sign_tensor, wide_dtype
 
 _FOLD, _PROJECTIONS = 64, ROW_NUMBERS - 1
-# elements that are widened at once
-_AT_ONCE = 2**22
+# elements that are widened at once: on a CPU few enough for its cache
+_AT_ONCE, _AT_ONCE_ON_CPU = 2**22, 2**16
 
 
 def row_sketches(values: Tensor) -> Tensor:
@@ -54,15 +54,16 @@ def row_sketches(values: Tensor) -> Tensor:
             "sketch, so the tokens behind them are not compared one by one"
         )
         rows = rows[:ROWS_MAX]
-    dtype = wide_dtype(values.device)
     signs, projection = _signs(width, values.device), _projection(values.device)
-    step = max(1, _AT_ONCE // width)
+    step = max(1, (_AT_ONCE_ON_CPU if values.is_cpu else _AT_ONCE) // width)
     sketches = []
     for first in range(0, len(rows), step):
-        signed = rows[first : first + step].to(dtype) * signs
-        blocks = functional.pad(signed, (0, -width % _FOLD)).view(len(signed), -1, _FOLD)
-        projected = (blocks.sum(1)[:, None] * projection).sum(2)
-        sketches.append(torch.cat((projected, signed.square().sum(1, keepdim=True)), 1))
+        signed = rows[first : first + step] * signs  # as wide as these
+        squares = torch.linalg.vector_norm(signed, dim=1, keepdim=True).square()
+        if width % _FOLD:
+            signed = functional.pad(signed, (0, -width % _FOLD))
+        folded = signed.view(len(signed), -1, _FOLD).sum(1)
+        sketches.append(torch.cat(((folded[:, None] * projection).sum(2), squares), 1))
     return sketches[0] if len(sketches) == 1 else torch.cat(sketches)
 
 

@@ -14,8 +14,8 @@ class AddNorm(nn.Module):
         super().__init__()
         self.weight, self.eps = nn.Parameter(weight), eps
 
-    def forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = hidden + residual
+    def forward(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        hidden = hidden if residual is None else hidden + residual
         normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * normed, hidden
 
@@ -89,7 +89,7 @@ class PackedLayer(nn.Module):
         self.mlp = PackedMLP(layer.mlp)
 
     def forward(
-        self, hidden: Tensor, residual: Tensor, positions: Tensor, requests: Tensor
+        self, hidden: Tensor, residual: Tensor | None, positions: Tensor, requests: Tensor
     ) -> tuple[Tensor, Tensor]:
         hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn(hidden, positions, requests)
@@ -111,7 +111,7 @@ class PackedEngine(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
         hidden = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(hidden)
+        residual = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, positions, requests)
         return self.lm_head(self.norm(hidden, residual)[0])
