@@ -476,5 +476,10 @@ def test_the_wheel_has_the_start_up_files_beside_the_package(tmp_path):
     }
     assert all(
         group in entry_points
-        for group in ("console_scripts", "opentelemetry_instrumentor", "opentelemetry_environment")
+        for group in (
+            "console_scripts",
+            "opentelemetry_instrumentor",
+            "opentelemetry_environment",
+            "vllm.general_plugins",
+        )
     )

@@ -29,6 +29,7 @@ from otel_torch.sources.modules import Model
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall
 from otel_torch.sources.values import argument_names
+from otel_torch.sources.warm_ups import PHASE
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.row_layout import ROWS_MAX
 from otel_torch.statistics.token_rows import NO_TOKEN, measure_tokens
@@ -66,7 +67,8 @@ class TokenObserver:
 
     def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
         is_wanted = context.recording and self._selection.has_model(model.name)
-        if inputs.module is None or not is_wanted or is_capturing():
+        is_dummy = context.phase == PHASE  # its step is no step of the program
+        if inputs.module is None or is_dummy or not is_wanted or is_capturing():
             return
         try:
             tokens = _find(inputs.module, inputs.args, inputs.kwargs)
