@@ -130,6 +130,14 @@ def test_tokens_stand_before_their_forward_and_are_not_exported() -> None:
         assert all(record.phase != "tokens" for record in activations.records)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 6, 20])
+def test_token_numbers_are_not_taken_for_statistics(
+    length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded_tokens(torch.arange(1, length + 1)[None])
+    assert "NaN" not in capsys.readouterr().err
+
+
 def decoded(sink: ListSink, module: str, tensor: str) -> np.ndarray:
     (stats,) = sink.rows("stats", module=module, tensor=tensor, phase="forward")
     return np.frombuffer(base64.b64decode(stats["rows"]), "<f4").reshape(-1, ROW_NUMBERS)

@@ -129,7 +129,7 @@ class TensorReader:
         if self.parity:
             self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self._first_stats, "row_sketch"))
         self.identities = IdentityRegistry()
-        # called with the records of a flush and their rows
+        # called with the records of a flush and their rows; None for what is no tensor
         self.observers: list[Callable[[list[Record], list[Row]], None]] = []
 
     def read(self, pending: list[MeasuredTensor]) -> _PendingRecords:
@@ -165,6 +165,8 @@ class _PendingRecords:
         as_record = self._reader.as_record
         rows = self._transfer.fetch()
         records = [as_record(tensor, row) for tensor, row in zip(self._pending, rows, strict=True)]
+        phases = (tensor.call.phase for tensor in self._pending)
+        measured = [None if p == TOKENS else row for p, row in zip(phases, rows, strict=True)]
         for observe in self._reader.observers:
-            observe(records, rows)
+            observe(records, measured)
         return records
