@@ -100,7 +100,9 @@ def _packed_batch(
     Positions and requests are those of the scheduler, and not what the model is called with. None
     if the runner does not describe its batch, as versions do that this one does not know.
     """
-    runner = None if is_warming_up() else _engine.runner
+    if is_warming_up() or _engine.runner is None:
+        return None
+    runner = _engine.runner
     batch = getattr(runner, "input_batch", None)
     starts = getattr(getattr(runner, "query_start_loc", None), "np", None)
     if batch is None or starts is None:
