@@ -2,7 +2,8 @@
 
     split_by_library.py stages | alone | data | data_wrong_mean | fsdp | tensor | sequence
 
-`stages` is one forward through a pipeline. Data parallel ranks have a part of the batch each, of unequal weight in `data_wrong_mean`.
+`stages` is one forward through a pipeline. Data parallel ranks have a part of the batch each, of
+unequal weight in `data_wrong_mean`.
 """
 
 import os
