@@ -162,14 +162,22 @@ def test_without_the_rows_of_training_the_next_forward_tells_of_the_update(tmp_p
 
 
 def test_detecting_anomalies_works_as_without_recording(tmp_path: Path) -> None:
-    ends = [
-        run_python(
-            tmp_path, PROGRAM, "anomaly", check=False, OTEL_TORCH_ENABLED=enabled
-        ).stderr.splitlines()[-1]
+    bare, recorded = (
+        run_python(tmp_path, PROGRAM, "anomaly", check=False, OTEL_TORCH_ENABLED=enabled)
         for enabled in ("0", "1")
-    ]
-    assert [end for end in ends if "returned nan values in its 0th output" in end] != []
-    assert ends[0] in ends[1] or "records in" in ends[1]
+    )
+    for done in (bare, recorded):
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        assert done.returncode == 1
+        assert errors == [
+            "RuntimeError: Function 'AddmmBackward0' returned nan values in its 0th output."
+        ]
+        # torch's traceback of the forward that made the function
+        _, found, traceback = done.stderr.partition("Error detected in AddmmBackward0.")
+        assert found and "x = layer(x)" in traceback
+    assert "otel_torch: " not in bare.stderr
+    rows = [json.loads(row) for row in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["module"] == "custom"] == [0]
 
 
 def test_every_rank_says_its_own(tmp_path: Path) -> None:
