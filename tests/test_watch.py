@@ -334,7 +334,7 @@ def test_a_long_recording_is_shown_while_it_is_read(
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"".join(line(step=step) + b"\n" for step in range(100)))
     (tmp_path / "run.meta.json").write_text(json.dumps({"ended_cleanly": True}))
-    follower = watch._Watch(path, as_json=False, is_terminal=False, screen=None)
+    follower = watch._RunFollower(path, as_json=False, is_terminal=False, screen=None)
     assert not follower.look(-1)  # as if a block took longer than an interval
     follower.print_last()
     assert "8% read: 8 records" in capsys.readouterr().out

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_terminal = not arguments.json and terminal_size(sys.stdout) is not None
     has_screen = is_terminal and not arguments.once and os.environ.get("TERM") != "dumb"
     screen = LiveScreen(sys.stdout) if has_screen else None
-    watch = _Watch(path, as_json=arguments.json, is_terminal=is_terminal, screen=screen)
+    watch = _RunFollower(path, as_json=arguments.json, is_terminal=is_terminal, screen=screen)
     try:
         if arguments.once:
             watch.look(float("inf"))
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Watch:
+class _RunFollower:
     """Looks at a recording again and again, and prints what it sees."""
 
     def __init__(
