@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.sides import Sides
-from otel_torch.parity.tokens.requests import Place, TokenForward
+from otel_torch.parity.tokens.requests import TokenForward, TokenPlace
 from otel_torch.recording.row_batches import RowBatch, RowKinds
 from otel_torch.recording.row_schema import record_of
 from otel_torch.recording.rows import Row
@@ -61,7 +61,7 @@ class MergedForward:
         places: Where the matched tokens were computed.
     """
 
-    def __init__(self, forwards: Sequence[TokenForward], places: Sequence[Place]) -> None:
+    def __init__(self, forwards: Sequence[TokenForward], places: Sequence[TokenPlace]) -> None:
         self.tensors: dict[_Key, MergedTensor] = {}
         self._first = max(forwards, key=lambda forward: len(forward.positions)).rows
         self._end = -1
@@ -214,7 +214,7 @@ def arrange(
 
 def merge_forwards(
     forwards: Sides[list[TokenForward]],
-    places: Sides[list[Place]],
+    places: Sides[list[TokenPlace]],
     matched: dict[ModulePath, ModulePath],
     kinds: Sides[RowKinds],
 ) -> Sides[ForwardRows]:

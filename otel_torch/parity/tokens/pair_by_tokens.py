@@ -36,7 +36,7 @@ class TokenPairs:
 
 
 @dataclass(slots=True)
-class _Side:
+class _TokenSide:
     """The forwards of one run, up to `MOST_TOKENS` tokens."""
 
     read: list[ForwardRows] = field(default_factory=list)
@@ -85,8 +85,8 @@ def pair_by_tokens(
     return result, rest
 
 
-def _read(stream: Iterator[ForwardRows]) -> _Side:
-    side, count = _Side(), 0
+def _read(stream: Iterator[ForwardRows]) -> _TokenSide:
+    side, count = _TokenSide(), 0
     for forward in stream:
         side.read.append(forward)
         tokens = read_tokens(forward)
@@ -103,7 +103,7 @@ def _read(stream: Iterator[ForwardRows]) -> _Side:
     return side
 
 
-def _warnings(sides: Sides[_Side], result: TokenPairs) -> list[str]:
+def _warnings(sides: Sides[_TokenSide], result: TokenPairs) -> list[str]:
     count = sum(map(len, result.tokens.values()))
     requests = sum(len({token.request for token in tokens}) for tokens in result.tokens.values())
     warnings = [

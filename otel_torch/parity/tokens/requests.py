@@ -45,7 +45,7 @@ class TokenForward:
         return self.grid, *(part.tobytes() for part in numbers)
 
 
-class Place(NamedTuple):
+class TokenPlace(NamedTuple):
     """Where a token was computed: index of the forward, and of the row in it."""
 
     forward: int
@@ -57,11 +57,11 @@ class MatchedToken(NamedTuple):
 
     request: int
     position: int
-    places: Sides[Place]
+    places: Sides[TokenPlace]
 
 
 # by position
-_Request = dict[int, tuple[int, Place]]
+_Request = dict[int, tuple[int, TokenPlace]]
 
 
 def read_tokens(forward: ForwardRows) -> TokenForward | None:
@@ -146,7 +146,7 @@ def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
             if number not in running or position == 0:
                 running[number] = {}
                 requests.append(running[number])
-            running[number][position] = token, Place(index, row)
+            running[number][position] = token, TokenPlace(index, row)
     return requests
 
 
