@@ -131,7 +131,7 @@ def _replay(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], k
     own_args = copy_of_arguments(tuple(args), copies)
     own_kwargs = copy_of_arguments(dict(kwargs), copies)
     replica = replica_of(module)
-    watch = _Watch(kind, [*copies.values(), *replica.buffers()])
+    watch = _ReplayMode(kind, [*copies.values(), *replica.buffers()])
     cache = torch.is_autocast_cache_enabled()
     with preserved_global_state(), refused_calls(), torch.no_grad():
         # a weight that is cast without gradients must not be used by the program
@@ -150,7 +150,7 @@ def _replay(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], k
     )
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
+class _ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
     """Looks at each operation of a replay, and ends it at the first whose result is `kind`.
 
     Attributes:
