@@ -41,6 +41,7 @@ TAKEN = {
     **dict.fromkeys(("step", "call", "loop"), ("negative",)),
     **dict.fromkeys(("nonfinite", "zeros", "numel"), ("negative", "text", "NaN")),
     **dict.fromkeys(("shape", "histogram"), ("list", "text", "NaN")),
+    **dict.fromkeys(("ids", "positions", "requests"), ("list",)),
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from otel_torch.records import FINGERPRINTS
 from otel_torch.settings import STATISTICS
 
 FOLDER = Path(__file__).parent / "dashboards"
@@ -49,9 +50,7 @@ MAGNITUDE = "torch_module_activation_magnitude"
 REGION = "torch_region_duration_seconds"
 TRAINING = "torch_training_"
 # statistics without a gauge
-NOT_GAUGES = frozenset(
-    {"nonfinite", "numel", "histogram", "sketch", "row_sketch", "hash", "shape", "dtype"}
-)
+NOT_GAUGES = FINGERPRINTS | {"nonfinite", "numel", "histogram", "shape", "dtype"}
 GAUGES = [name for name in STATISTICS if name not in NOT_GAUGES]
 
 SELECTION = 'job=~"$job", otel_torch_run_id=~"$run", dl_rank=~"$rank"'

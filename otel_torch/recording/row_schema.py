@@ -23,6 +23,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Number = float | str | None
 Count = Integer | str | None
 Sizes = tuple[Integer, ...] | str | None
+Integers = tuple[Integer, ...] | None
 Order = tuple[Index | None, Index | None] | None
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
@@ -83,10 +84,11 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     shape: Sizes = None
     row_sketch: bytes | None = None
     rows: bytes | None = None
-    ids: Sizes = None
+    part_sketches: bytes | None = None
+    ids: Integers = None
     hashes: bytes | None = None
-    positions: Sizes = None
-    requests: Sizes = None
+    positions: Integers = None
+    requests: Integers = None
 
 
 class FiniteRow(RowRecord, gc=False, rename={"cls": "class"}):
@@ -111,6 +113,7 @@ _EXPECTED: dict[Any, str] = {
     Number: "a number that fits a double",
     Count: "an integer of 64 bits",
     Sizes: "a list of integers",
+    Integers: "a list of integers",
     Order: "a list of two integers from 0 to 2**53",
     RowShard | None: "an object with `shape`, `offset` and `partial`",
     bytes | None: "text in base64",
