@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -202,6 +202,22 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     except Exception:
         pass
     return function
+
+
+def run_eagerly(function: _F) -> _F:
+    """Keep the compiler from compiling what `function` calls, on torch before 2.13 too.
+
+    The function must not be traced into a graph: older torch breaks the graph there.
+    """
+    if TORCH_AT_LEAST_2_13:
+        return keep_out_of_frames(function)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        return (function if disable is None else disable(function))(*args, **kwargs)
+
+    return cast(_F, run)
 
 
 def count_compiled_graphs() -> int:

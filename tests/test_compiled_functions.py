@@ -11,9 +11,10 @@ PROGRAM = PROGRAMS / "compile_functions.py"
 WHOLE = ("a", "b", "")
 # the modules that each way calls, and how often in a forward
 WAYS = {
+    # first: after another way's evaluation the teacher, which runs first, would belong to that
+    "two_models": (WHOLE, 1),
     "function": (WHOLE, 1),
     "argument": (WHOLE, 1),
-    "two_models": (WHOLE, 1),
     "loop": (WHOLE, 3),
     "method_of_model": (("a",), 1),
     "method_of_trainer": (WHOLE, 1),

@@ -149,6 +149,12 @@ class Training(Source):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Report the gradients of this step now, or after each evaluation of its closure."""
         _leave_graph()
+        return self._begin_step(optimizer, args, kwargs)
+
+    @torch_private.run_eagerly
+    def _begin_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._scopes[id(optimizer)] = entry.open_region("training_optimizer", lexical=False)
         self._steps[id(optimizer)] = step = self._step_of(optimizer)
         self._emit(self._events.optimizer_stepping, step)
@@ -268,6 +274,10 @@ class Training(Source):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         _leave_graph()
+        self._end_step(optimizer)
+
+    @torch_private.run_eagerly
+    def _end_step(self, optimizer: Optimizer) -> None:
         entry.close_region(self._scopes.pop(id(optimizer), None))
         step = self._steps.pop(id(optimizer), None)
         if step is not None:
