@@ -9,6 +9,7 @@ neither torch nor OpenTelemetry.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -120,6 +121,7 @@ def row_label(quantity: str, group: str | None) -> str:
     return quantity if group is None else f"{quantity}[{group}]"
 
 
+@functools.lru_cache(maxsize=1024)
 def split_label(label: str) -> RowName:
     """Split the tensor name of a row into its quantity and its group.
 

@@ -25,6 +25,7 @@ MINE = [
     "six_statistics",
     "small_tensors",
     "gpu",
+    "training",
     "regions",
     "telemetry",
     "startup",
@@ -97,6 +98,13 @@ def test_every_benchmark_is_in_the_table() -> None:
     assert files - shared == set(driver.BENCHMARKS)
 
 
+def test_a_goal_within_the_spread_is_neither_met_nor_missed() -> None:
+    figure = Figure("step", 1.008, 1.01, "a step", spread=(1.002, 1.03))
+    assert figure.met is None and figure.plain()["detail"] == "cannot tell; a step"
+    assert Figure("step", 1.008, 1.01, spread=(1.002, 1.009)).met is True
+    assert Figure("step", 1.02, 1.01, spread=(1.015, 1.03)).met is False
+
+
 def test_a_benchmark_that_fails_is_a_line_of_the_table() -> None:
     (figure,) = driver.figures_of("no_such_benchmark")
     assert figure["ours"] is None and "no_such_benchmark" in figure["detail"]
@@ -135,6 +143,7 @@ def test_ratios_are_of_the_same_round() -> None:
     # the machine is ten times slower in the second round, for both sides alike
     rounds = Rounds({BARE: [1.0, 10.0, 1.0], "theirs": [1.4, 14.0, 1.4], "ours": [1.1, 11.0, 1.1]})
     assert rounds.ratio("ours").value == pytest.approx(1.1)
+    assert rounds.mixed_ratio({"theirs": 0.5, "ours": 0.5}).value == pytest.approx(1.25)
     assert rounds.share("ours", "theirs").value == pytest.approx(0.25)
     assert rounds.overhead("theirs") == "+40.0 %"
     assert rounds.cost_share("ours", "theirs", {"ours": 2.0, "theirs": 1.0}).value == pytest.approx(

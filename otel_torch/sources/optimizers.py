@@ -7,6 +7,7 @@ distributed optimizer). It then trains whichever model no other optimizer holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from torch import nn
@@ -210,7 +211,7 @@ class Optimizers:
 def optimized_parameters(optimizer: Any) -> frozenset[int]:
     """Return the ids of the parameters that an optimizer holds."""
     return frozenset(
-        id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        map(id, chain.from_iterable(group["params"] for group in optimizer.param_groups))
     )
 
 

@@ -15,15 +15,18 @@ import torch
 from torch import Tensor
 
 from otel_torch.statistics.device_rows import allocate_row
+from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.reduce import split
 from otel_torch.statistics.row_layout import SCALARS
-from otel_torch.statistics.unwrap_tensor import is_part, unwrap
+from otel_torch.statistics.unwrap_tensor import has_memory, is_part, unwrap
 from otel_torch.torch_private import norms_of_each, unobserved
 
 # A CPU adds up the squares of float32 in float32: a sum of so many has an error of about 1e-6, one
 # of 40 million of 3e-3.
 _PIECE_ON_CPU = 2**16
+_ORDINARY_TYPES = (Tensor, torch.nn.Parameter)
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 @unobserved
@@ -32,10 +35,24 @@ def whole_values(tensor: Tensor) -> Tensor | None:
 
     That is so for the shard of a distributed tensor, and for tensors without memory.
     """
+    if _is_ordinary(tensor):  # a parameter or gradient, of which there are many
+        return tensor if has_memory(tensor) else None
     values = None if is_part(tensor) else unwrap(tensor).values
     if values is None or not (values.is_floating_point() or values.is_complex()):
         return None
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Return whether a tensor is nothing but dense values, which no CUDA graph is computing."""
+    return (
+        type(tensor) in _ORDINARY_TYPES
+        and tensor.dtype in _FLOATS
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and (tensor.is_cpu or not is_capturing())
+    )
 
 
 @unobserved

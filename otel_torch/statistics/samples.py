@@ -9,7 +9,6 @@ step changed 2 % of the rows, or the last rows a thousand times more than the fi
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +32,7 @@ class Samples:
     @unobserved
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._numels = [tensor.numel() for tensor in tensors]
-        self._kept = [samples.clone() for samples in _joined(tensors).values()]
+        self._kept = [sample(tensor).clone() for tensor in tensors]
 
     @unobserved
     def squared_changes(self, tensors: Sequence[Tensor]) -> Tensor | None:
@@ -47,15 +46,7 @@ class Samples:
         """
         if [tensor.numel() for tensor in tensors] != self._numels:
             return None
-        joined = _joined(tensors)
-        changes: list[Tensor] = [tensors[0]] * len(tensors)
-        for (indices, after), before in zip(joined.items(), self._kept, strict=True):
-            dtype = torch.float64 if after.dtype is torch.float64 else torch.float32
-            change = after.to(dtype) - before.to(dtype)
-            lengths = [min(self._numels[index], _RUNS * _LENGTH) for index in indices]
-            for index, part in zip(indices, torch.split(change, lengths), strict=True):
-                changes[index] = part
-        squares = squared_norms(changes)
+        squares = squared_norms(list(map(_change, tensors, self._kept)))
         ratios = [max(1.0, numel / (_RUNS * _LENGTH)) for numel in self._numels]
         if max(ratios) > 1:
             wide = torch.tensor(ratios, dtype=widest(squares.device), device="cpu")
@@ -63,15 +54,9 @@ class Samples:
         return squares
 
 
-def _joined(tensors: Sequence[Tensor]) -> dict[tuple[int, ...], Tensor]:
-    """Return by indices the samples of all tensors of one device and dtype, as one tensor."""
-    groups: defaultdict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-    for index, tensor in enumerate(tensors):
-        groups[tensor.device, tensor.dtype].append(index)
-    return {
-        tuple(indices): torch.cat([sample(tensors[index]).reshape(-1) for index in indices])
-        for indices in groups.values()
-    }
+def _change(tensor: Tensor, before: Tensor) -> Tensor:
+    dtype = torch.float64 if before.dtype is torch.float64 else torch.float32
+    return sample(tensor).to(dtype) - before.to(dtype)
 
 
 def sample(tensor: Tensor) -> Tensor:

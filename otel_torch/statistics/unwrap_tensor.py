@@ -212,9 +212,11 @@ def has_memory(tensor: Tensor) -> bool:
             return False
     except (RuntimeError, NotImplementedError):
         return False  # opaque, or a wrapper of functorch or of a mode
-    extent = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    if tensor.is_contiguous():
+        extent = tensor.numel() - 1
+    else:
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = sum((size - 1) * stride for size, stride in sizes)
     return (tensor.storage_offset() + extent + 1) * tensor.itemsize <= int(storage.nbytes())
 
 

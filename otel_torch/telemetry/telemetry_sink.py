@@ -114,7 +114,7 @@ class TelemetrySink(Sink):
         return (
             bool(self._exporters)
             or self._file_budget is not None
-            or any(find_provider(signal) for signal in self._carriers)
+            or any(map(find_provider, self._carriers))
         )
 
     @property
@@ -142,6 +142,8 @@ class TelemetrySink(Sink):
 
     def write(self, batch: Batch) -> None:
         sinks = self._start()
+        if not sinks and not self.has_destination:
+            return
         if self._pipelines is not None and (
             batch.step is None or batch.step is not self._last_step
         ):
@@ -153,7 +155,7 @@ class TelemetrySink(Sink):
         if activations.records:
             for sink in sinks:
                 sink.write(activations)
-            if not sinks and self.has_destination:
+            if not sinks:
                 self._count_unstarted(activations)
 
     def _write_training(self, batch: Batch) -> None:

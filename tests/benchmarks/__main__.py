@@ -28,6 +28,7 @@ BENCHMARKS = {
     "small_tensors": "records of tiny tensors",
     "fastvideo_trace": "the real FastVideo",
     "gpu": "on a GPU",
+    "training": "the health of a training",
     "regions": "regions",
     "compiled": "under torch.compile",
     "telemetry": "sending",

@@ -16,17 +16,30 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table; less is better. `ours` is None if it could not be measured; `detail` says why."""
+    """One line of the table; less is better. `ours` is None if it could not be measured; `detail` says why.
+
+    spread: from where to where `ours` may be; if the goal lies between, nobody can tell.
+    """
 
     name: str
     ours: float | None
     goal: float | None = None
     detail: str = ""
+    spread: tuple[float, float] | None = None
 
     @property
     def met(self) -> bool | None:
-        """Return whether the goal is met; None without a goal or a measurement."""
-        return None if self.ours is None or self.goal is None else self.ours <= self.goal
+        """Return whether the goal is met; None without a goal or a measurement that can tell."""
+        if self.ours is None or self.goal is None or self.is_unclear:
+            return None
+        return self.ours <= self.goal
+
+    @property
+    def is_unclear(self) -> bool:
+        """Return whether the goal is within the spread."""
+        if self.goal is None or self.spread is None:
+            return False
+        return self.spread[0] <= self.goal < self.spread[1]
 
     def plain(self) -> dict[str, Any]:
         """Return the figure as in the JSON.
@@ -39,7 +52,7 @@ class Figure:
             "ours": self.ours,
             "goal": self.goal,
             "met": self.met,
-            "detail": self.detail,
+            "detail": f"cannot tell; {self.detail}" if self.is_unclear else self.detail,
         }
 
 
@@ -94,10 +107,8 @@ def goal_of(figure: Figure) -> str:
     """Describe the goal and whether it is met."""
     if figure.goal is None:
         return ""
-    return (
-        f", goal ≤ {number(figure.goal)}"
-        + {True: ", met", False: ", not met", None: ""}[figure.met]
-    )
+    verdict = {True: ", met", False: ", not met", None: ""}[figure.met]
+    return f", goal ≤ {number(figure.goal)}" + (", cannot tell" if figure.is_unclear else verdict)
 
 
 def number(value: float | None) -> str:

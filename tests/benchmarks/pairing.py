@@ -69,6 +69,14 @@ class Rounds:
         """Return the side's time over that of `to`."""
         return estimate(lambda rounds: self._ratio(side, to, rounds), self.count)
 
+    def mixed_ratio(self, weights: Mapping[str, float], to: str = BARE) -> Estimate:
+        """Return the time of a mixture of sides, whose weights add up to 1, over that of `to`."""
+
+        def of(rounds: Sequence[int]) -> float:
+            return sum(weight * self._ratio(side, to, rounds) for side, weight in weights.items())
+
+        return estimate(of, self.count)
+
     def overhead(self, side: str, bare: str = BARE) -> str:
         """Format the side's overhead over `bare`.
 
