@@ -16,62 +16,23 @@ rotation `blocks.0.rope` without parameters:
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from otel_torch.parity.call_graph import ModuleCall, Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePairs, ModulePath
-from otel_torch.parity.parameters import pattern
-from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors, sum_errors
+from otel_torch.parity.pair_roles import computed_roles, pair_roles
+from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.rules import ORDER_BLIND, Floats, fused_errors
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import Basis, TensorPair
 from otel_torch.parity.values import Comparer, Relation
 
 # how far beyond the error of its parts under noise the error of a fused tensor is still chance
 FUSED_FACTOR = 2.0
-
-# why two tensors should be equal, the surest first
-Basis = Literal["owner", "fused", "container", "outermost", "alike"]
-
-# of a call with more inputs or outputs than that, only those with the same name are paired
-MOST_SEARCHED_ROLES = 128
-
-
-@dataclass(slots=True, eq=False)
-class TensorPair:
-    """Two tensors that should be equal.
-
-    One side may have several: their sum, or their concatenation, equals the other side's tensor.
-    """
-
-    reference: list[Role]
-    port: list[Role]
-    basis: Basis
-    relation: Relation
-
-    @property
-    def is_right(self) -> bool:
-        """Whether they are equal."""
-        return self.relation.is_right
-
-    @property
-    def is_output(self) -> bool:
-        """Whether the reference's tensor is an output of a module."""
-        return self.reference[0].side == "output"
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one tensor on each side."""
-        return len(self.reference) == len(self.port) == 1
-
-    @property
-    def time(self) -> int:
-        """When the reference reaches it."""
-        return min(role.time for role in self.reference)
 
 
 @dataclass(slots=True)
@@ -197,274 +158,6 @@ def _pair_tensors_of_paired_calls(alignment: Alignment) -> None:
         comparer = alignment.comparer
         alignment.pairs += pair_roles(comparer, reference.inputs, port.inputs, basis)
         alignment.pairs += pair_roles(comparer, reference.outputs, port.outputs, basis)
-
-
-# -- the inputs or outputs of two calls
-# --------------------------------------------------------------------------------------------------
-
-
-def pair_roles(
-    comparer: Comparer, reference: Sequence[Role], port: Sequence[Role], basis: Basis
-) -> list[TensorPair]:
-    """Pair the inputs, or the outputs, of two calls by the passes in `_PASSES`, the surest first.
-
-    Args:
-        basis: Why the calls correspond.
-
-    >>> from otel_torch.parity.call_graph import build_program
-    >>> from otel_torch.parity.tolerance import Tolerance
-    >>> def inputs(**sums):
-    ...     rows = [
-    ...         {"module": "attn", "tensor": f"in.{name}", "step": 0, "order": [1, 2]}
-    ...         | {"shape": [4], "sum": total, "abs_mean": 1.0}
-    ...         for name, total in sums.items()
-    ...     ]
-    ...     return build_program(rows).calls[0].inputs
-    >>> reference, port = inputs(query=3.0, bias=1.0), inputs(x=3.0, bias=1.5)
-    >>> for pair in pair_roles(Comparer(Tolerance()), reference, port, "owner"):
-    ...     print(pair.reference[0].tensor, pair.port[0].tensor, pair.relation.state)
-    in.query in.x equal
-    in.bias in.bias different
-    """
-    pairing = _RolePairing(comparer, basis, tuple(reference), tuple(port))
-    is_crowded = max(len(reference), len(port)) > MOST_SEARCHED_ROLES
-    for pair_by in (_pair_names_in_order,) if is_crowded else _PASSES:
-        pair_by(pairing)
-    return pairing.pairs
-
-
-class _RolePairing:
-    """The roles of two calls, the pairs so far and the roles that have none."""
-
-    def __init__(
-        self,
-        comparer: Comparer,
-        basis: Basis,
-        reference: tuple[Role, ...],
-        port: tuple[Role, ...],
-    ) -> None:
-        self.comparer = comparer
-        self.basis = basis
-        self.all = Sides(reference, port)
-        self.reference, self.port = list(reference), list(port)
-        self.pairs: list[TensorPair] = []
-
-    def relation(self, reference: Role, port: Role) -> Relation:
-        return self.comparer.relation(reference.value, port.value)
-
-    def take(self, reference: Role, port: Role) -> None:
-        self.take_several([reference], [port], self.relation(reference, port))
-
-    def take_several(self, reference: list[Role], port: list[Role], relation: Relation) -> None:
-        self.pairs.append(TensorPair(reference, port, self.basis, relation))
-        for role in reference:
-            self.reference.remove(role)
-        for role in port:
-            self.port.remove(role)
-
-
-def _pair_names_in_order(pairing: _RolePairing) -> None:
-    """Pair the tensors of each name in order, for calls with too many to compare each with all."""
-    waiting: dict[str, deque[Role]] = defaultdict(deque)
-    for role in pairing.all.port:
-        waiting[role.tensor].append(role)
-    for role in pairing.all.reference:
-        if waiting[role.tensor]:
-            match = waiting[role.tensor].popleft()
-            relation = pairing.relation(role, match)
-            pairing.pairs.append(TensorPair([role], [match], pairing.basis, relation))
-
-
-def _pair_equal_values(pairing: _RolePairing) -> None:
-    """Pair equal tensors; if several are equal, those with the same name."""
-    for role in pairing.all.reference:
-        matches = [m for m in pairing.port if pairing.comparer.is_equal(role.value, m.value)]
-        if matches:
-            best = max(matches, key=lambda m: (_have_same_name(role, m), m.tensor == role.tensor))
-            pairing.take(role, best)
-
-
-def _undo_exchanges(pairing: _RolePairing) -> None:
-    """Pair equal tensors by name if two names are exchanged: q passed as k, and k as q.
-
-    Both are faults, though each tensor has an equal one on the other side.
-    """
-    pairs, comparer = pairing.pairs, pairing.comparer
-    for first, second in itertools.permutations(list(pairs), 2):
-        if first not in pairs or second not in pairs:
-            continue
-        a, b, c, d = first.reference[0], first.port[0], second.reference[0], second.port[0]
-        are_exchanged = _have_same_name(a, d) and _have_same_name(c, b)
-        if not are_exchanged or comparer.is_equal(a.value, d.value) or _have_same_name(a, b):
-            continue
-        pairs.remove(first)
-        pairs.remove(second)
-        pairs.append(TensorPair([a], [d], pairing.basis, pairing.relation(a, d)))
-        pairs.append(TensorPair([c], [b], pairing.basis, pairing.relation(c, b)))
-
-
-def _pair_sums(pairing: _RolePairing) -> None:
-    """Pair a tensor with the two tensors that add up to it: a residual not yet added."""
-    comparer = pairing.comparer
-    for whole in list(pairing.reference):
-        for parts in itertools.combinations(pairing.port, 2):
-            relation = _matching_sum(comparer, whole, parts)
-            if relation is not None:
-                pairing.take_several([whole], list(parts), relation)
-                break
-    for whole in list(pairing.port):
-        for parts in itertools.combinations(pairing.reference, 2):
-            relation = _matching_sum(comparer, whole, parts)
-            if relation is not None:
-                pairing.take_several(list(parts), [whole], relation)
-                break
-
-
-def _pair_wrong_sums(pairing: _RolePairing) -> None:
-    """Pair an input with the only two of its size, though they do not add up to it.
-
-    The port's module adds the residual itself, to a wrong input.
-    """
-    if pairing.basis != "owner":
-        return
-    for role in list(pairing.reference):
-        parts = [m for m in pairing.port if _have_same_size(role, m)]
-        if role.side != "input" or len(parts) != 2:
-            continue
-        if sum(_have_same_size(rival, parts[0]) for rival in pairing.reference) == 1:
-            pairing.take_several([role], parts, _sum_relation(pairing.comparer, role, parts))
-
-
-def _pair_same_names(pairing: _RolePairing) -> None:
-    for role in list(pairing.reference):
-        matches = [
-            m
-            for m in pairing.port
-            if _have_same_name(role, m)
-            and (_have_same_size(role, m) or _are_meaningful_scalars(role, m))
-        ]
-        if len(matches) == 1:
-            pairing.take(role, matches[0])
-
-
-def _pair_same_sizes(pairing: _RolePairing) -> None:
-    """Pair tensors of one size in order, if both sides have equally many.
-
-    Two containers may receive different inputs; the output of a module is always its output.
-    """
-    for role in list(pairing.reference):
-        matches = [m for m in pairing.port if _have_same_size(role, m)]
-        rivals = [rival for rival in pairing.reference if _have_same_size(role, rival)]
-        is_result = role.side == "output" and pairing.basis != "container"
-        if matches and (len(matches) == len(rivals) or is_result):
-            pairing.take(role, matches[min(rivals.index(role), len(matches) - 1)])
-
-
-def _pair_indices_of_other_size(pairing: _RolePairing) -> None:
-    """Pair integer inputs of one name whose sizes differ: wrong indices."""
-    if pairing.basis not in ("owner", "outermost"):
-        return
-    for role in list(pairing.reference):
-        matches = [
-            m
-            for m in pairing.port
-            if role.value.is_integer and m.value.is_integer and _have_same_name(role, m)
-        ]
-        if role.side != "input" or len(matches) != 1:
-            continue
-        if role.value.numel != matches[0].value.numel:
-            pairing.take(role, matches[0])
-
-
-def _pair_only_roles(pairing: _RolePairing) -> None:
-    """Pair the only tensors of two owners if just one of them is constant."""
-    reference, port = pairing.all
-    if pairing.basis != "owner" or not (len(reference) == len(port) == 1):
-        return
-    if not pairing.reference or not pairing.port:
-        return
-    if reference[0].value.is_constant != port[0].value.is_constant:
-        pairing.take(reference[0], port[0])
-
-
-def _pair_only_computed(pairing: _RolePairing) -> None:
-    """Pair the only computed tensors of two owners, whatever their shapes."""
-    reference, port = computed_roles(pairing.reference), computed_roles(pairing.port)
-    if pairing.basis == "owner" and len(reference) == len(port) == 1:
-        pairing.take(reference[0], port[0])
-
-
-def _pair_repeated(pairing: _RolePairing) -> None:
-    """Pair a tensor with one that repeats it: a table expanded by one program only."""
-    for role in list(pairing.reference):
-        matches = [m for m in pairing.port if pairing.relation(role, m).state == "repeated"]
-        if matches and not role.value.is_constant:
-            pairing.take(role, matches[0])
-
-
-_PASSES: tuple[Callable[[_RolePairing], None], ...] = (
-    _pair_equal_values,
-    _undo_exchanges,
-    _pair_sums,
-    _pair_wrong_sums,
-    _pair_same_names,
-    _pair_same_sizes,
-    _pair_indices_of_other_size,
-    _pair_only_roles,
-    _pair_only_computed,
-    _pair_repeated,
-)
-
-
-def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> Relation | None:
-    """Return how a tensor compares with the sum of two, None unless they are equal."""
-    values = [role.value for role in (whole, *parts)]
-    if len({value.numel for value in values}) > 1:
-        return None
-    if any(value.sketch is None or value.is_constant for value in values):
-        return None
-    relation = _sum_relation(comparer, whole, parts)
-    return relation if relation.is_right else None
-
-
-def _sum_relation(comparer: Comparer, whole: Role, parts: Sequence[Role]) -> Relation:
-    limit = 2 * comparer.limit(whole.value, parts[0].value)
-    sketches = [role.value.sketch for role in parts if role.value.sketch is not None]
-    if whole.value.sketch is None or len(sketches) < len(parts):
-        return Relation("different", None, limit)
-    error = float(sum_errors(whole.value.sketch[None], np.stack(sketches)[:, None])[0])
-    return Relation("equal" if error <= limit else "different", error, limit)
-
-
-def _have_same_size(role: Role, match: Role) -> bool:
-    """Return whether two tensors have as many elements and neither is constant."""
-    if role.value.is_constant or match.value.is_constant:
-        return False
-    return role.value.numel == match.value.numel
-
-
-def _are_meaningful_scalars(role: Role, match: Role) -> bool:
-    """Return whether two constants are numbers of the program, such as a timestep, and no masks."""
-    if role.value.numel != match.value.numel:
-        return False
-    return _is_meaningful_scalar(role) and _is_meaningful_scalar(match)
-
-
-def _is_meaningful_scalar(role: Role) -> bool:
-    number = role.row.get("min")
-    if not role.value.is_constant or not isinstance(number, int | float):
-        return False
-    return abs(number) not in (0, 1) and abs(number) < 1e9
-
-
-def _have_same_name(role: Role, match: Role) -> bool:
-    """Return whether both programs use the same argument name or output key."""
-    name = _argument_name(role)
-    return bool(name) and name == _argument_name(match)
-
-
-def _argument_name(role: Role) -> str:
-    return role.argument or role.tensor.partition(".")[2]
 
 
 # -- fused modules
@@ -691,11 +384,6 @@ def _is_unpaired_leaf(alignment: Alignment, call: ModuleCall) -> bool:
     if any(word in call.cls.lower() for word in ("identity", "dropout", "droppath")):
         return False
     return bool(computed_roles(call.inputs)) and len(computed_roles(call.outputs)) == 1
-
-
-def computed_roles(roles: Sequence[Role]) -> list[Role]:
-    """Return the roles whose values are neither constant nor integers."""
-    return [role for role in roles if not role.value.is_constant and not role.value.is_integer]
 
 
 def _are_in_paired_calls(alignment: Alignment, reference: ModuleCall, port: ModuleCall) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.align import FUSED_FACTOR, Alignment, TensorPair
+from otel_torch.parity.align import FUSED_FACTOR, Alignment
 from otel_torch.parity.call_graph import ModuleCall, TensorValue
 from otel_torch.parity.columns import Columns, Sketches, Structure
 from otel_torch.parity.faults import Judgment
@@ -38,6 +38,7 @@ from otel_torch.parity.rules import (
     sum_errors,
 )
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tolerance import END_FACTOR, NOISE_FACTOR
 from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation, shapes_match
 

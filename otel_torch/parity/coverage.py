@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from otel_torch.parity.align import MOST_SEARCHED_ROLES, Alignment
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.finding import UncomparedTensor
 from otel_torch.parity.loaded_recording import LoadedRecording
 from otel_torch.parity.modules import ModulePairs, ModulePath
+from otel_torch.parity.pair_roles import MOST_SEARCHED_ROLES
 from otel_torch.parity.sides import Sides
 
 _SIDES = Sides("reference", "port")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from otel_torch.parity.align import TensorPair
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.evidence import Evidence, is_informative, returns_input, wrong_role
 from otel_torch.parity.faults import Fault, Location, kind_of
-from otel_torch.parity.parameters import pattern
+from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.values import Relation
 
 # distance from 1 up to which the ratio of two norms may be that of a rotation

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from otel_torch.parity.align import Alignment, TensorPair, enclosing_calls
+from otel_torch.parity.align import Alignment, enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue
 from otel_torch.parity.faults import Fault, Location, kind_of
-from otel_torch.parity.parameters import ParameterPair, pattern
+from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.parameters import ParameterPair
+from otel_torch.parity.tensor_pair import TensorPair
 
 # how closely a value of the port matches the reference's values: not at all, in the order of
 # another layout, exactly

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.faults import Fault
+from otel_torch.parity.tensor_pair import TensorPair
 
 # keeps the path on one screen
 _LONGEST = 8

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from otel_torch.parity.align import TensorPair
 from otel_torch.parity.call_graph import ModuleCall, Role, RoleSide
 from otel_torch.parity.finding import Kind
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.values import Relation, RelationState
 
 # the kind of a fault by how its tensors compare; all others have other values

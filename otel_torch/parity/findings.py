@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import ModuleCall, Role
 from otel_torch.parity.diagnosis.diagnose import Diagnosis, Examination
 from otel_torch.parity.explain import explain, has_known_inputs
@@ -21,6 +21,7 @@ from otel_torch.parity.outside_forward import other_inputs, update_finding
 from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.retained_pairs import ComparedForward
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tokens.first_token import describe_first_token
 from otel_torch.parity.tokens.requests import MatchedToken
 from otel_torch.parity.tolerance import Tolerance

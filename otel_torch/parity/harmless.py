@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from otel_torch.parity.align import TensorPair, enclosing_calls
+from otel_torch.parity.align import enclosing_calls
 from otel_torch.parity.call_graph import ModuleCall, Role, Sketch
 from otel_torch.parity.evidence import Evidence, is_informative
+from otel_torch.parity.tensor_pair import TensorPair
 
 # how many of the next tensors are searched for a value that is made later
 _LOOKAHEAD = 4

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Program
 from otel_torch.parity.earlier_faults import (
     find_misordered_parts,
@@ -41,6 +41,7 @@ from otel_torch.parity.harmless import is_harmless
 from otel_torch.parity.missing_modules import first_missing
 from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_at_the_end
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation, shapes_match
 

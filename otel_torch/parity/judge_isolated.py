@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from otel_torch.parity.align import Alignment, TensorPair, paired_container
+from otel_torch.parity.align import Alignment, paired_container
 from otel_torch.parity.call_graph import ModuleCall, Role, TensorValue, enclosing_names
 from otel_torch.parity.evidence import wrong_role
 from otel_torch.parity.faults import Fault, Judgment, Location, MissingModule, kind_of
-from otel_torch.parity.parameters import pattern
+from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.recording.isolation_pairing import Slot
 
 

@@ -8,7 +8,7 @@ from otel_torch.parity.call_graph import ModuleCall, Program, enclosing_names
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, Location, MissingModule
 from otel_torch.parity.modules import ModulePath
-from otel_torch.parity.parameters import pattern
+from otel_torch.parity.parameter_names import pattern
 
 
 def first_missing(evidence: Evidence, missing: Sequence[MissingModule]) -> Fault | None:

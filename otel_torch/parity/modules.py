@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from otel_torch.parity.call_graph import Parameter, enclosing_names
-from otel_torch.parity.parameters import ParameterPair, similarity
+from otel_torch.parity.parameter_names import similarity
+from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
 
 ModulePath = tuple[str, str]  # model, module

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from otel_torch.parity.call_graph import Program, Role, TensorValue
 from otel_torch.parity.modules import ModulePath
-from otel_torch.parity.parameters import similarity
+from otel_torch.parity.parameter_names import similarity
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.values import Comparer
 

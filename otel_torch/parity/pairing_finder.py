@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Role
-from otel_torch.parity.parameters import pattern
+from otel_torch.parity.parameter_names import pattern
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.recording.isolation_pairing import CallIndex, Pairing, Slot
 
 # a slot in any block: model, pattern of the module's name, tensor, and the number of tensors of

@@ -10,18 +10,24 @@ pairs so far. For example, `blocks.0.q = layers.0.wq`, equal by numbers, teaches
 from __future__ import annotations
 
 import itertools
-import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
-
-from otel_torch.parity.call_graph import Parameter, Sketch
-from otel_torch.parity.tolerance import SINGLE, Tolerance
-from otel_torch.statistics.sketch_format import TURNS
+from otel_torch.parity.call_graph import Parameter
+from otel_torch.parity.parameter_distance import (
+    can_add_up,
+    fused_error,
+    has_equal_statistics,
+    is_padded,
+    log_norm,
+    ordered_parts,
+    parameter_distance,
+)
+from otel_torch.parity.parameter_names import fill, indices, pattern, similarity
+from otel_torch.parity.renaming import Renaming, Rules, learn_rules
+from otel_torch.parity.tolerance import Tolerance
 
 How = Literal["map", "equal", "transposed", "fused", "name"]
 
@@ -144,9 +150,9 @@ class _Pairing:
         """Add the pairs of the user's map, whatever their numbers."""
         for references, ports in mapped:
             if len(ports) > 1:
-                error = _fused_error(ports, references[0])
+                error = fused_error(ports, references[0])
             elif len(references) > 1:
-                error = _fused_error(references, ports[0])
+                error = fused_error(references, ports[0])
             else:
                 reference = references[0]
                 error = self._mapped_error(reference, ports[0], is_reordered(reference))
@@ -157,12 +163,12 @@ class _Pairing:
     ) -> float | None:
         if is_reordered:
             limit = self._tolerance.of_parameters([reference, port])
-            is_same = _has_equal_statistics(reference.row, port.row, limit)
+            is_same = has_equal_statistics(reference.row, port.row, limit)
         elif self._transposed_error(reference, port) is not None:
             is_same = True
         else:
-            is_same = reference.shape != port.shape and _is_padded(reference, port)
-        return 0.0 if is_same else _parameter_distance(reference, port)
+            is_same = reference.shape != port.shape and is_padded(reference, port)
+        return 0.0 if is_same else parameter_distance(reference, port)
 
     def pair_by_loader(self, loader_names: Callable[[Parameter], list[str]]) -> None:
         """Pair parameters as the port's loader maps them, whatever their numbers."""
@@ -176,10 +182,10 @@ class _Pairing:
             if whole is None or sum(part.numel for part in parts) != whole.numel:
                 continue
             if len(parts) == 1:
-                self._add(parts, [whole], "map", _parameter_distance(parts[0], whole))
+                self._add(parts, [whole], "map", parameter_distance(parts[0], whole))
             else:
                 ordered = ordered_parts(parts, whole) or parts
-                self._add(ordered, [whole], "map", _fused_error(ordered, whole))
+                self._add(ordered, [whole], "map", fused_error(ordered, whole))
 
     def pair_equal(self) -> None:
         """Pair equal numbers; among several (unit norms, zero biases), the most similar names."""
@@ -217,10 +223,10 @@ class _Pairing:
         """Return the pairs of equal size and norm for which `error_of` returns an error."""
         ports: dict[tuple[int, int], list[Parameter]] = defaultdict(list)
         for parameter in self._remaining[1]:
-            ports[parameter.numel, _magnitude(parameter)].append(parameter)
+            ports[parameter.numel, log_norm(parameter)].append(parameter)
         pairs = []
         for reference in self._remaining[0]:
-            magnitude = _magnitude(reference)
+            magnitude = log_norm(reference)
             for step in (-1, 0, 1):
                 for port in ports.get((reference.numel, magnitude + step), ()):
                     error = error_of(reference, port)
@@ -231,7 +237,7 @@ class _Pairing:
 
     def _equal_error(self, reference: Parameter, port: Parameter) -> float | None:
         """Return the error of equal parameters, None if they differ."""
-        error = _parameter_distance(reference, port)
+        error = parameter_distance(reference, port)
         if error is None or error > self._tolerance.of_parameters([reference, port]):
             return None
         return error
@@ -243,7 +249,7 @@ class _Pairing:
         if sorted(_squeezed(reference.shape)) != sorted(_squeezed(port.shape)):
             return None
         limit = self._tolerance.of_parameters([reference, port])
-        return 0.0 if _has_equal_statistics(reference.row, port.row, limit) else None
+        return 0.0 if has_equal_statistics(reference.row, port.row, limit) else None
 
     def pair_fused(self) -> None:
         """Pair fused weights with parts whose size, squares and row sketches add up to them."""
@@ -251,7 +257,7 @@ class _Pairing:
             for whole in list(self._remaining[whole_side]):
                 parts = self._find_parts(whole, self._remaining[1 - whole_side])
                 if parts is not None:
-                    self._add_fused(whole_side, whole, parts, "fused", _fused_error(parts, whole))
+                    self._add_fused(whole_side, whole, parts, "fused", fused_error(parts, whole))
 
     def _find_parts(self, whole: Parameter, candidates: list[Parameter]) -> list[Parameter] | None:
         if not whole.shape or whole.row_sketch is None:
@@ -270,7 +276,7 @@ class _Pairing:
                     if sum(part.numel for part in parts) != whole.numel:
                         continue
                     ordered = (
-                        ordered_parts(parts, whole) if _can_add_up(parts, whole, limit) else None
+                        ordered_parts(parts, whole) if can_add_up(parts, whole, limit) else None
                     )
                     if ordered is not None:
                         return ordered
@@ -353,27 +359,28 @@ class _Pairing:
             if port is None:
                 continue
             if port.shape == reference.shape:
-                self._add([reference], [port], "name", _parameter_distance(reference, port))
-            elif _is_padded(reference, port):
+                self._add([reference], [port], "name", parameter_distance(reference, port))
+            elif is_padded(reference, port):
                 self._add([reference], [port], "name", 0.0)
 
     def _pair_by_learned_rules(self) -> None:
-        rules = _learn(self.pairs)
-        for whole_side in (1, 0):
+        pairs = [(pair.reference, pair.port) for pair in self.pairs]
+        reversed_pairs = [(port, reference) for reference, port in pairs]
+        for whole_side, rules in ((1, _learn(reversed_pairs)), (0, _learn(pairs))):
             for whole in list(self._remaining[whole_side]):
-                for rule in rules[whole_side].get(pattern(whole.full_name), ()):
+                for rule in rules.get(pattern(whole.full_name), ()):
                     parts = self._parts_by_rule(whole, rule, 1 - whole_side)
                     if parts:
                         error = (
-                            _parameter_distance(parts[0], whole)
+                            parameter_distance(parts[0], whole)
                             if len(parts) == 1
-                            else _fused_error(parts, whole)
+                            else fused_error(parts, whole)
                         )
                         self._add_fused(whole_side, whole, parts, "name", error)
                         break
 
     def _parts_by_rule(
-        self, whole: Parameter, rule: tuple[_Renaming, ...], part_side: int
+        self, whole: Parameter, rule: tuple[Renaming, ...], part_side: int
     ) -> list[Parameter]:
         """Return the parts that a rule names for a whole; [] if any is missing or misfits."""
         names = [renaming.apply(indices(whole.full_name)) for renaming in rule]
@@ -403,7 +410,7 @@ class _Pairing:
         for _, reference, port in sorted(candidates, key=lambda candidate: -candidate[0]):
             if id(reference) not in paired and id(port) not in paired:
                 paired |= {id(reference), id(port)}
-                self._add([reference], [port], "name", _parameter_distance(reference, port))
+                self._add([reference], [port], "name", parameter_distance(reference, port))
 
 
 def _group_relatives(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
@@ -419,250 +426,13 @@ def _group_relatives(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     return [group for group in sorted(groups.values(), key=len) if len(group) <= _MOST_SIBLINGS]
 
 
-@dataclass(frozen=True, slots=True)
-class _Renaming:
-    """How the name of a part follows from the name of its whole.
-
-    Attributes:
-        pattern: The pattern of the part's name.
-        sources: For each index of the part's name, (position, offset): the index at this position
-            of the whole's name plus the offset, or the offset alone where the position is None.
-    """
-
-    pattern: str
-    sources: tuple[tuple[int | None, int], ...]
-
-    def apply(self, whole_indices: Sequence[int]) -> str:
-        """Return the part's name for the indices in the whole's name."""
-        part_indices = [
-            offset if position is None else whole_indices[position] + offset
-            for position, offset in self.sources
-        ]
-        return fill(self.pattern, part_indices)
-
-
-_Rules = dict[str, list[tuple[_Renaming, ...]]]
-
-
-def _learn(pairs: Sequence[ParameterPair]) -> tuple[_Rules, _Rules]:
-    """Return the renaming rules of pairs by the whole's pattern, the most frequent first.
-
-    In [0] the whole is the reference's parameter, in [1] the port's.
-    """
-    return (
-        _rules_of([(pair.reference, pair.port) for pair in pairs]),
-        _rules_of([(pair.port, pair.reference) for pair in pairs]),
+def _learn(pairs: Iterable[tuple[Sequence[Parameter], Sequence[Parameter]]]) -> Rules:
+    """Return the renaming rules of (wholes, parts), of the pairs with one whole."""
+    return learn_rules(
+        (wholes[0].full_name, [part.full_name for part in parts])
+        for wholes, parts in pairs
+        if len(wholes) == 1
     )
-
-
-def _rules_of(pairs: Sequence[tuple[Sequence[Parameter], Sequence[Parameter]]]) -> _Rules:
-    """Return the renaming rules of (wholes, parts), without those of several wholes."""
-    examples: dict[tuple[str, tuple[str, ...]], list[tuple[Any, ...]]] = defaultdict(list)
-    for wholes, parts in pairs:
-        if len(wholes) == 1:
-            name = wholes[0].full_name
-            key = pattern(name), tuple(pattern(part.full_name) for part in parts)
-            part_indices = tuple(indices(part.full_name) for part in parts)
-            examples[key].append((indices(name), part_indices))
-    rules: _Rules = {}
-    by_frequency = sorted(examples.items(), key=lambda item: -len(item[1]))
-    for (whole_pattern, part_patterns), pair_indices in by_frequency:
-        whole_indices = [whole for whole, _ in pair_indices]
-        rule = tuple(
-            _Renaming(part_pattern, _sources(whole_indices, [part[i] for _, part in pair_indices]))
-            for i, part_pattern in enumerate(part_patterns)
-        )
-        rules.setdefault(whole_pattern, []).append(rule)
-    return rules
-
-
-def _sources(
-    wholes: list[tuple[int, ...]], parts: list[tuple[int, ...]]
-) -> tuple[tuple[int | None, int], ...]:
-    """Return the source of each index of the part's name, as in `_Renaming.sources`.
-
-    >>> _sources(wholes=[(0,), (1,)], parts=[(1, 7), (2, 7)])
-    ((0, 1), (None, 7))
-    """
-    sources: list[tuple[int | None, int]] = []
-    for part_position in range(len(parts[0])):
-        column = [part[part_position] for part in parts]
-        source: tuple[int | None, int] = (None, column[0])
-        for position in range(len(wholes[0])):
-            offsets = Counter(
-                index - whole[position] for index, whole in zip(column, wholes, strict=True)
-            )
-            offset, count = offsets.most_common(1)[0]
-            if count == len(column) and (len(set(column)) > 1 or offset == 0):
-                source = position, offset
-                break
-        sources.append(source)
-    return tuple(sources)
-
-
-# -- names
-# --------------------------------------------------------------------------------------------------
-
-
-def pattern(name: str) -> str:
-    """Replace the indices of a name by `*`; the 1 of `attn1` is not an index.
-
-    >>> pattern("blocks.12.attn1.to_q.weight")
-    'blocks.*.attn1.to_q.weight'
-    """
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
-def fill(name: str, numbers: Sequence[int]) -> str:
-    """Put indices into a pattern; return "" if the counts differ.
-
-    >>> fill("blocks.*.to_q", [3])
-    'blocks.3.to_q'
-    """
-    parts = name.split(".")
-    if parts.count("*") != len(numbers):
-        return ""
-    remaining = iter(numbers)
-    return ".".join(str(next(remaining)) if part == "*" else part for part in parts)
-
-
-def indices(name: str) -> tuple[int, ...]:
-    """Return the indices in a name.
-
-    >>> indices("blocks.12.net.0")
-    (12, 0)
-    """
-    return tuple(int(part) for part in name.split(".") if part.isdigit())
-
-
-def similarity(reference: str, port: str) -> float:
-    """Return the similarity of two names, from 0 to 1.
-
-    It depends on common words, equal last components and the first index.
-
-    >>> name = "a.0.to_q.weight"
-    >>> similarity(name, "b.0.to_q.weight") > similarity(name, "b.1.to_k.weight")
-    True
-    """
-    if reference == port:
-        return 1.0
-    reference_words, port_words = _words(reference), _words(port)
-    common = sum((Counter(reference_words) & Counter(port_words)).values())
-    word_count = len(reference_words) + len(port_words)
-    tail = 0
-    for first, second in zip(
-        reversed(reference.split(".")), reversed(port.split(".")), strict=False
-    ):
-        if first != second:
-            break
-        tail += 1
-    same_index = indices(reference)[:1] == indices(port)[:1]
-    return 0.6 * 2 * common / word_count + 0.15 * min(tail, 2) / 2 + 0.24 * same_index
-
-
-def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[._]|(?<=[a-z])(?=[0-9A-Z])", name) if word]
-
-
-# -- numbers
-# --------------------------------------------------------------------------------------------------
-
-
-def distance(reference: Sketch, port: Sketch) -> float:
-    """Return the estimated L2 distance of two tensors, relative to the norm of the reference.
-
-    It is inf if only the reference is zero.
-    """
-    difference = float(np.linalg.norm(reference - port))
-    if difference == 0:
-        return 0.0
-    size = float(np.linalg.norm(reference))
-    return difference / size if size else float("inf")
-
-
-def _parameter_distance(reference: Parameter, port: Parameter) -> float | None:
-    if reference.numel != port.numel:
-        return None
-    if reference.sketch is None or port.sketch is None:
-        return 0.0 if _has_equal_statistics(reference.row, port.row, SINGLE) else None
-    return distance(reference.sketch, port.sketch)
-
-
-def _has_equal_statistics(
-    reference: dict[str, object], port: dict[str, object], limit: float
-) -> bool:
-    """Return whether the statistics in both rows are equal, whatever the order of elements."""
-    compared = 0
-    for name in ("abs_mean", "l2", "min", "max", "sum"):
-        expected, actual = reference.get(name), port.get(name)
-        if isinstance(expected, int | float) and isinstance(actual, int | float):
-            compared += 1
-            # a sum of large elements may be close to zero
-            abs_sum = _abs_sum(reference) if name == "sum" else 0.0
-            scale = max(abs(expected), abs(actual), abs_sum)
-            if abs(expected - actual) > limit * scale:
-                return False
-    return compared > 0
-
-
-def _is_padded(reference: Parameter, port: Parameter) -> bool:
-    """Return whether one is the other with appended rows of zeros (a rounded-up vocabulary)."""
-    squares = _squares(reference), _squares(port)
-    is_same_norm = abs(squares[0] - squares[1]) <= SINGLE * max(squares)
-    return reference.shape[1:] == port.shape[1:] and is_same_norm
-
-
-def _abs_sum(row: dict[str, object]) -> float:
-    mean, shape = row.get("abs_mean"), row.get("shape")
-    if not isinstance(mean, int | float) or not isinstance(shape, list):
-        return 0.0
-    return float(mean) * math.sqrt(math.prod(shape))
-
-
-def _magnitude(parameter: Parameter) -> int:
-    """Return the log of the norm in steps of about 1.5 %; equal parameters differ by at most 1."""
-    squares = _squares(parameter)
-    return round(32 * math.log(squares)) if squares > 0 and math.isfinite(squares) else -(10**6)
-
-
-def _squares(parameter: Parameter) -> float:
-    norm = parameter.row.get("l2")
-    return float(norm) ** 2 if isinstance(norm, int | float) else float("nan")
-
-
-def _can_add_up(parts: Iterable[Parameter], whole: Parameter, limit: float) -> bool:
-    total = sum(_squares(part) for part in parts)
-    return abs(total - _squares(whole)) <= 2 * limit * _squares(whole)
-
-
-def stacked_row_sketch(parts: Sequence[Parameter]) -> Sketch | None:
-    """Return the row sketch of the concatenated parts."""
-    total, rows = np.zeros(32, dtype=np.complex128), 0
-    for part in parts:
-        if part.row_sketch is None:
-            return None
-        half = part.row_sketch[:32] + 1j * part.row_sketch[32:]
-        total = total + half * np.exp(2j * np.pi * np.mod(rows * np.array(TURNS), 1.0))
-        rows += part.shape[0] if part.shape else 1
-    return np.concatenate((total.real, total.imag))
-
-
-def _fused_error(parts: Sequence[Parameter], whole: Parameter) -> float | None:
-    stacked = stacked_row_sketch(parts)
-    if stacked is None or whole.row_sketch is None:
-        return None
-    return distance(whole.row_sketch, stacked)
-
-
-def ordered_parts(parts: Sequence[Parameter], whole: Parameter) -> list[Parameter] | None:
-    """Return the parts in the order in which they make the whole, or None."""
-
-    def error_of(order: Sequence[Parameter]) -> float:
-        error = _fused_error(order, whole)
-        return float("inf") if error is None else error
-
-    best = min(itertools.permutations(parts), key=error_of)
-    return list(best) if error_of(best) < 0.02 else None
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from otel_torch.parity.align import Alignment, TensorPair
+from otel_torch.parity.align import Alignment
 from otel_torch.parity.breakdown import axis_names, break_down
 from otel_torch.parity.call_graph import ModuleCall, Parameter, Role
 from otel_torch.parity.diagnosis import (
@@ -39,8 +39,10 @@ from otel_torch.parity.diagnosis.clues import (
 from otel_torch.parity.diagnosis.stored_tensors import Array, StoredTensors
 from otel_torch.parity.faults import Fault
 from otel_torch.parity.finding import Cause
-from otel_torch.parity.parameters import ParameterPair, distance, stacked_row_sketch
+from otel_torch.parity.parameter_distance import distance, stacked_row_sketch
+from otel_torch.parity.parameters import ParameterPair
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tolerance import Tolerance
 
 Hypothesis = Callable[[Clues], Cause | None]

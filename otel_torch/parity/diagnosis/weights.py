@@ -10,7 +10,8 @@ import numpy as np
 from otel_torch.parity.call_graph import Parameter
 from otel_torch.parity.diagnosis.clues import Clues, Measured
 from otel_torch.parity.finding import Cause
-from otel_torch.parity.parameters import ParameterPair, ordered_parts
+from otel_torch.parity.parameter_distance import ordered_parts
+from otel_torch.parity.parameters import ParameterPair
 
 # how close the extremes of uniform numbers come to their bound
 _NEAR_BOUND = 0.02
