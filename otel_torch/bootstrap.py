@@ -152,6 +152,7 @@ class RunningSession:
         from otel_torch.sources.steps import StepTracker
         from otel_torch.sources.tensor_reader import TensorReader
         from otel_torch.sources.training import Training
+        from otel_torch.sources.upcast import Upcast
 
         if settings.isolate is not None and settings.budget is not None:
             say("OTEL_TORCH_BUDGET is ignored with OTEL_TORCH_ISOLATE, which needs every step")
@@ -169,6 +170,7 @@ class RunningSession:
         self.inventory = Inventory()
         self.isolation = self._make_isolation(events)
         jitter = Jitter(settings.noise) if settings.noise is not None else None
+        upcast = Upcast() if settings.upcast != "off" else None
         operations = self._make_operations(events)
         self.training_health = self._make_training_health(events)
         cadence = self.step_tracker.cadence
@@ -188,6 +190,7 @@ class RunningSession:
             self.inventory,
             isolation=self.isolation,
             jitter=jitter,
+            upcast=upcast,
             operations=operations,
             nonfinite_watch=nonfinite_watch,
         )
@@ -195,6 +198,7 @@ class RunningSession:
         optional = (
             self.isolation,
             jitter,
+            upcast,
             operations,
             self.training_health,
             nonfinite_watch,

@@ -535,6 +535,13 @@ class Settings:
         "`otel-torch diff --noise`.",
         shown="off",
     )
+    upcast: str = _setting(
+        "OTEL_TORCH_UPCAST",
+        _one_of("off", "float64"),
+        "off",
+        "`float64` runs every model in double precision, for the golden recording of `otel-torch "
+        "diff --golden`. This changes the program's numbers, and takes twice the memory.",
+    )
     operations: re.Pattern[str] | None = _setting(
         "OTEL_TORCH_OPERATIONS",
         _regex,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -413,3 +413,28 @@ def number_of_operation(node: Any) -> int | None:
     """Return the number that autograd has given a node of its graph; None if it has none."""
     number = getattr(node, "_sequence_nr", None)
     return None if number is None else int(number())
+
+
+def returns_view(operation: Any) -> bool:
+    """Return whether an ATen operation only looks at the memory of its input in another way."""
+    return bool(getattr(operation, "is_view", False))
+
+
+@functools.cache
+def written_arguments(operation: Any) -> frozenset[str | int]:
+    """Return the names and positions of the arguments that an ATen operation writes to."""
+    written: set[str | int] = set()
+    schema = getattr(operation, "_schema", None)
+    for index, argument in enumerate(() if schema is None else schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {index, argument.name}
+    return frozenset(written)
+
+
+def argument(operation: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return an argument of an ATen operation, or its default; None if it has none."""
+    schema = getattr(operation, "_schema", None)
+    for index, declared in enumerate(() if schema is None else schema.arguments):
+        if declared.name == name:
+            return args[index] if index < len(args) else kwargs.get(name, declared.default_value)
+    return None

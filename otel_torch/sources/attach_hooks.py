@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # most runs need only some of these
     from otel_torch.sources.noise import Jitter
     from otel_torch.sources.nonfinite_watch import NonFiniteWatch
     from otel_torch.sources.operations import Operations
+    from otel_torch.sources.upcast import Upcast
 
 
 class HookAttacher:
@@ -33,6 +34,7 @@ class HookAttacher:
         *,
         isolation: Isolation | None,
         jitter: Jitter | None,
+        upcast: Upcast | None,
         operations: Operations | None,
         nonfinite_watch: NonFiniteWatch | None,
     ) -> None:
@@ -41,6 +43,7 @@ class HookAttacher:
         self._inventory = inventory
         self._isolation = isolation
         self._jitter = jitter
+        self._upcast = upcast
         self._operations = operations
         self._nonfinite_watch = nonfinite_watch
         events.modules_found.append(self.attach)
@@ -64,6 +67,8 @@ class HookAttacher:
         if self._jitter is not None and settings.activations:
             # On every rank, recorded or not, or the ranks would diverge.
             self._jitter.attach(model, sites)
+        if self._upcast is not None and settings.activations:
+            self._upcast.attach(model, sites)
         if self._operations is not None:
             self._operations.attach(model, selected)
         if self._nonfinite_watch is not None and selected:
