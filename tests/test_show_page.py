@@ -14,11 +14,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import otel_torch.rendering.page
 from otel_torch.cli.main import main
+from otel_torch.show import explorer_data as explorer
 from otel_torch.show import grid as grids
-from otel_torch.show.chart_data import MAX_ROWS, chart_data
+from otel_torch.show.explorer_data import explorer_data
 from otel_torch.show.grid import Grid, combine
+from otel_torch.show.packed import pack, unpack
 from otel_torch.show.traces import Process, Span, assign_lanes
 from tests.pages.spans import line, span, step, write
 from tests.support import run_python
@@ -27,9 +28,8 @@ from tests.test_show import recording, row  # noqa: F401  # a fixture
 
 
 @pytest.fixture
-def page(tmp_path, monkeypatch, capsys):
+def page(tmp_path, capsys):
     """Run the command; return the page as a browser parses it."""
-    monkeypatch.setattr(otel_torch.rendering.page, "plot_library", lambda: "/* the plots */")
 
     def make(*words):
         path = tmp_path / "page.html"
@@ -47,19 +47,36 @@ def text(page):
 
 
 def data(page):
-    return json.loads(page.scripts[1])
+    return json.loads(page.scripts[0])
 
 
-def cells(page, statistic, tensors="outputs"):
-    """Return the values by row and column."""
-    drawn = data(page)
-    group = drawn["groups"][tensors]
-    table = group["statistics"][statistic]["cells"]
+def explored(page):
+    return data(page)["explorer"]
+
+
+def names(page, field):
+    """Return a field of each tensor."""
+    categories = explored(page)["tensors"][field]
+    return [categories["names"][index] for index in categories["of"]]
+
+
+def table(page, statistic):
+    """Return a statistic, of shape (tensors, columns); inf for NaN or Inf."""
+    (cells,) = next(
+        each["cells"] for each in explored(page)["statistics"] if each["name"] == statistic
+    )
+    return unpack(cells).reshape(-1, len(explored(page)["columns"]))
+
+
+def cells(page, statistic, kind="outputs"):
+    """Return the values of one kind of tensor by module and column."""
     return {
-        (name, step): value
-        for name, values in zip(group["rows"], table, strict=True)
-        for step, value in zip(drawn["columns"], values, strict=True)
-        if value is not None
+        (module, step): value
+        for module, of, row in zip(
+            names(page, "module"), names(page, "kind"), table(page, statistic), strict=True
+        )
+        for step, value in zip(explored(page)["columns"], row.tolist(), strict=True)
+        if of == kind and not math.isnan(value)
     }
 
 
@@ -119,11 +136,11 @@ def test_modules_with_nan_or_inf_come_first_in_order_of_appearance(recording, pa
     ]
     found = page(recording(*rows))
     message = text(found)
-    assert message.index("NaN and Inf") < message.index("Timeline") < message.index("Module × step")
+    assert message.index("NaN and Inf") < message.index("Module × step") < message.index("Timeline")
     assert "First NaN or Inf: M late out, loop 0, step 4, call 0" in message
-    table = message[message.index("elements records") : message.index("Timeline")]
+    table = message[message.index("elements records") : message.index("Module × step")]
     assert table == "elements records M late out forward 0 4 0 0 1 M bad out forward 0 5 0 7 2 "
-    assert cells(found, "abs_mean")["bad", "5"] == "!" and cells(found, "max")["late", "4"] == "!"
+    assert cells(found, "abs_mean")["bad", "5"] == cells(found, "max")["late", "4"] == math.inf
     assert cells(found, "abs_mean")["fine", "0"] == 1.0
 
 
@@ -138,7 +155,7 @@ def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):
         row("a", 1, call=2, zeros=3),
     ]
     found = page(recording(*rows))
-    assert list(data(found)["groups"]["outputs"]["statistics"]) == [
+    assert [each["name"] for each in explored(found)["statistics"]] == [
         "abs_mean",
         "min",
         "max",
@@ -154,21 +171,25 @@ def test_each_statistic_is_a_grid_of_modules_by_steps(recording, page):
     assert cells(found, "further")["b", "2"] == 4.0
 
 
-def test_the_spread_over_modules_and_over_steps_is_told_in_quantiles(recording, page):
-    rows = [
-        row(f"m{index}", number, abs_mean=float(index + 100 * number))
-        for number in range(2)
-        for index in range(11)
-    ]
-    statistic = data(page(recording(*rows, row("bad", abs_mean="NaN"))))["groups"]["outputs"][
-        "statistics"
-    ]["abs_mean"]
-    assert statistic["over_steps"] == [
-        [0.0, 1.0, 5.0, 9.0, 10.0],
-        [100.0, 101.0, 105.0, 109.0, 110.0],
-    ]
-    assert statistic["over_modules"][3] == [3.0, 13.0, 53.0, 93.0, 103.0]
-    assert statistic["over_modules"][-1] is None
+def test_findings_are_buttons_that_choose_their_tensor(recording, page):
+    rows = [row("fine"), row("late", 4, max="Infinity"), row("bad", 2, nonfinite=3)]
+    found = page(recording(*rows))
+    buttons = [attributes for tag, attributes in found.elements if tag == "button"]
+    modules = names(found, "module")
+    assert [modules[int(button["data-tensor"])] for button in buttons] == ["late", "bad"]
+    assert [modules[index] for index in explored(found)["bad"]] == ["late", "bad"]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (50, 7)])
+def test_a_packed_table_keeps_four_digits_and_what_is_not_finite(shape):
+    numbers = np.random.default_rng(0)
+    values = numbers.normal(size=shape) * 10.0 ** numbers.integers(-300, 300, size=shape)
+    read = unpack(pack(values)).reshape(shape)
+    assert np.allclose(read, values, rtol=2e-4, atol=0)
+    special = np.array([math.nan, math.inf, 0.0, -7.0, 0.5, 1.7e308, -1.797e308, 5e-324])
+    read = unpack(pack(special))
+    assert math.isnan(read[0]) and read[1:5].tolist() == [math.inf, 0.0, -7.0, 0.5]
+    assert np.isfinite(read[2:]).all() and np.allclose(read[5:], special[5:], rtol=2e-4)
 
 
 def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):
@@ -176,21 +197,24 @@ def test_kinds_of_tensors_models_and_phases_are_told_apart(recording, page):
         row(tensor=name) for name in ("out[0]", "out[1]", "in.x", "grad", "param.weight", "odd")
     ]
     rows += [row(model="N"), row(model="N", phase="eval")]
-    groups = data(page(recording(*rows)))["groups"]
-    assert list(groups) == [
+    found = page(recording(*rows))
+    assert explored(found)["tensors"]["kind"]["names"] == [
         "outputs",
         "inputs",
         "gradients of outputs",
         "parameters",
         "other tensors",
     ]
-    assert groups["outputs"]["rows"] == [
-        "M: block out[0] forward",
-        "M: block out[1] forward",
-        "N: block forward",
-        "N: block eval",
+    fields = ("model", "tensor", "phase", "kind")
+    tensors = list(zip(*(names(found, field) for field in fields), strict=True))
+    assert tensors[1:3] == [
+        ("M", "out[1]", "forward", "outputs"),
+        ("M", "in.x", "forward", "inputs"),
     ]
-    assert groups["inputs"]["rows"] == ["block"]
+    assert tensors[-2:] == [
+        ("N", "out", "forward", "outputs"),
+        ("N", "out", "eval", "outputs"),
+    ]
 
 
 def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page):
@@ -204,14 +228,16 @@ def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page
     ]
     found = page(recording(*rows))
     assert "Magnitudes" in text(found)
-    assert data(found)["groups"]["outputs"]["histograms"] == {
-        "first": 41, "bins": ["2^-1", "2^0", "2^1"], "rows": [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]],
-        "steps": [[0.143, 0.714, 0.143], [0.0, 0.0, 1.0]],
-    }  # fmt: skip
+    histograms = explored(found)["histograms"]
+    assert histograms["bins"] == ["2^-1", "2^0", "2^1"]
+    shares = np.nan_to_num(unpack(histograms["rows"])).reshape(-1, 3)
+    assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]]
+    by_step = np.nan_to_num(unpack(histograms["steps"]["outputs"])).reshape(3, -1)
+    assert by_step == pytest.approx(np.array([[1 / 7, 0], [5 / 7, 0], [1 / 7, 1]]), rel=1e-3)
     assert "Magnitudes" not in text(page(recording(row())))
 
 
-def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recording, page):
+def test_steps_beyond_the_columns_are_put_together_and_it_is_said(recording, page):
     rows = [
         row(f"blocks.{index // 3}.{index % 3}", number, abs_mean=float(number))
         for number in range(1000)
@@ -219,32 +245,24 @@ def test_modules_and_steps_beyond_a_screen_are_put_together_and_it_is_said(recor
     ]
     rows[150_000]["abs_mean"] = 5000.0
     found = page(recording(*rows))
-    drawn = data(found)
-    group = drawn["groups"]["outputs"]
-    assert (
-        40 <= len(drawn["columns"]) <= 80
-        and drawn["columns"][0] == "0–15"
-        and drawn["columns"][-1] == "992–999"
-    )
-    assert len(group["rows"]) == 100 and group["note"].startswith(
-        "300 tensors are grouped under 100 names"
-    )
-    assert "1,000 steps are grouped by 16" in text(found)
-    table = np.array(group["statistics"]["abs_mean"]["cells"])
-    assert table.max() == 5000.0 and (table[:, -1] == 999).all(), "no extreme is lost"
+    columns = explored(found)["columns"]
+    assert len(columns) == 250 and columns[0] == "0–3" and columns[-1] == "996–999"
+    assert "1,000 steps are grouped by 4" in text(found)
+    values = table(found, "abs_mean")
+    assert values.shape == (300, 250)
+    assert values.max() == 5000.0 and (values[:, -1] == 999).all(), "no extreme is lost"
 
 
-def test_modules_with_nothing_in_common_are_left_out_but_for_those_that_are_not_finite(
-    recording, page
+def test_tensors_beyond_the_page_are_left_out_but_for_those_that_are_not_finite(
+    recording, page, monkeypatch
 ):
-    found = page(
-        recording(
-            *[row(f"m{index}", abs_mean="NaN" if index == 400 else 1.0) for index in range(500)]
-        )
-    )
-    group = data(found)["groups"]["outputs"]
-    assert len(group["rows"]) == MAX_ROWS and group["rows"][-1] == "m400"
-    assert f"{500 - MAX_ROWS} of which are left out" in group["note"]
+    monkeypatch.setattr(explorer, "MAX_TENSORS", 100)
+    monkeypatch.setattr("otel_torch.show.explorer.MAX_TENSORS", 100)
+    rows = [row(f"m{index}", abs_mean="NaN" if index == 400 else 1.0) for index in range(500)]
+    found = page(recording(*rows))
+    assert names(found, "module") == [f"m{index}" for index in (*range(99), 400)]
+    assert explored(found)["bad"] == [99]
+    assert "Left out: 400 further tensors" in text(found)
 
 
 def test_the_page_is_bounded_whatever_the_recording(recording, page, tmp_path):
@@ -282,12 +300,12 @@ def test_the_outcome_is_what_matters(recording, page):
 
 
 def timeline(page):
-    return json.loads(page.scripts[0])["timeline"]
+    return data(page)["timeline"]
 
 
 def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):
     found = page(recording(row(), meta=META))
-    assert json.loads(found.scripts[0]) == {}
+    assert timeline(found) is None
     assert (
         "To see when each region and step began and ended, also set OTEL_TORCH_OTLP_FILE=FOLDER"
         in text(found)
@@ -305,15 +323,15 @@ def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):
     )
     write(tmp_path / "traces.rank3.jsonl", mine)
     write(tmp_path / "traces.rank4.jsonl", line(span("of another rank", 0, 99), rank=4))
-    plot = timeline(page(path))
-    drawn = [
-        (item["text"].split("\n")[0], item["from"], item["to"], item["line"], item["kind"])
-        for item in plot["data"]["values"]
+    drawn = timeline(page(path))
+    spans = [
+        (item["name"], item["from"], item["to"], item["line"], item["kind"])
+        for item in drawn["spans"]
     ]
-    assert drawn == [
+    assert spans == [
         ("torch.run", 0.0, 9.0, 0, "other"), ("region", 1.0, 4.0, 1, "region"), ("torch.step 3", 1.5, 2.0, 2, "step"),
     ]  # fmt: skip
-    (mark,) = plot["layer"][-1]["data"]["values"]
+    (mark,) = drawn["events"]
     assert (mark["at"], mark["line"], mark["text"]) == (
         2.5,
         1,
@@ -324,7 +342,7 @@ def test_spans_beside_the_recording_are_its_timeline(recording, page, tmp_path):
 def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, page, tmp_path):
     write(tmp_path / "else" / "traces.jsonl", line(span("torch.run", 0, 9), run="another"))
     found = page(recording(row(), meta=META), "--traces", tmp_path / "else")
-    assert json.loads(found.scripts[0]) == {}
+    assert timeline(found) is None
     assert (
         "the traces are of another run or another rank" in text(found)
         and "the traces are of another run or another rank" in found.said
@@ -334,7 +352,7 @@ def test_given_traces_of_another_run_are_not_drawn_and_it_is_said(recording, pag
 def test_of_many_spans_the_longest_are_drawn_and_it_is_said(recording, page, tmp_path):
     many = [span(f"s{index}", index, index + (0.9 if index % 2 else 0.1)) for index in range(5000)]
     found = page(recording(row()), "--traces", write(tmp_path / "traces.jsonl", line(*many)))
-    values = timeline(found)["data"]["values"]
+    values = timeline(found)["spans"]
     assert len(values) == 2000 and all(item["to"] - item["from"] > 0.8 for item in values)
     assert "The 2,000 longest of 5,000 spans are drawn." in text(found)
 
@@ -390,15 +408,15 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
         write(tmp_path / "t.jsonl", line(span("a", 0, 1), rank=3)),
     )
     found = page(recording(bad, meta=meta), *given)
-    assert len(found.scripts) == 4 and found.scripts[2:] == honest.scripts[2:]
+    assert len(found.scripts) == 3 and found.scripts[1:] == honest.scripts[1:]
     assert {tag for tag, _ in found.elements} == {tag for tag, _ in honest.elements} | {"p"}
     assert not [
         name for _, attributes in found.elements for name in attributes if name.startswith("on")
     ]
     assert "alert(1)" in text(found) and "alert(1)" in str(timeline(found))
     assert all(item.isprintable() or item == "\n" for item in "".join(found.texts))
-    assert "<" not in found.scripts[0] and "<" not in found.scripts[1]
-    assert data(found)["groups"]["other tensors"]["rows"]
+    assert "<" not in found.scripts[0]
+    assert names(found, "kind") == ["other tensors"]
     loads = {"src", "href", "srcset", "action", "data", "poster", "background"}
     assert not [name for _, attributes in found.elements for name in loads & set(attributes)]
     policy = next(
@@ -407,7 +425,7 @@ def test_no_name_runs_in_a_page(recording, page, tmp_path):
     directives = dict(item.strip().split(" ", 1) for item in policy.split(";"))
     hashes = {
         f"'sha256-{base64.b64encode(hashlib.sha256(item.encode()).digest()).decode()}'"
-        for item in found.scripts[2:]
+        for item in found.scripts[1:]
     }
     assert directives["default-src"] == "'none'" and set(directives["script-src"].split()) == hashes
     assert not re.search(r"@import|url\(", "".join(found.texts))
@@ -439,15 +457,9 @@ def test_bad_input_is_one_line_status_2_and_no_page(
     assert not (tmp_path / "p.html").exists()
 
 
-def test_without_the_plotting_library_one_line_says_what_to_install(
-    recording, tmp_path, monkeypatch, capsys
-):
+def test_a_page_needs_no_further_package(recording, page, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    assert main(["show", recording(row()), "--html", str(tmp_path / "p.html")]) == 2
-    assert (
-        "--html needs vl-convert-python: pip install 'otel-torch[html]'" in capsys.readouterr().err
-    )
-    assert not (tmp_path / "p.html").exists()
+    assert "1 tensor over 1 step" in text(page(recording(row())))
 
 
 # -- the grid
@@ -476,7 +488,7 @@ def test_whatever_is_put_together_is_what_putting_all_together_gives(
     for start in range(0, len(rows), 700):
         grid.add(rows[start : start + 700])
     array = grid.statistics[statistic]
-    assert array.shape == (9, len(grid.columns)) and len(grid.columns) <= 80
+    assert array.shape == (9, len(grid.columns)) and len(grid.columns) <= grids.MAX_COLUMNS
     column_of = {step: index for index, steps in enumerate(grid.columns) for step in steps}
     expected: dict[tuple[str, int], list[float]] = {}
     for item in rows:
@@ -511,14 +523,14 @@ def test_fields_that_are_no_numbers_are_no_statistics():
     grid = Grid.of(iter([{"module": "a", "tensor": "out", "step": None, **odd}]))
     assert list(grid.statistics) == ["rms", "huge"]
     assert np.isinf(grid.statistics["huge"]).all()
-    assert chart_data(grid)["columns"] == ["none"]
+    assert explorer_data(grid, "a")["columns"] == ["none"]
 
 
 def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):
     write(tmp_path / "run.jsonl", json.dumps(row()) + "\n")
     code = (
         "import sys, otel_torch.show.page as page, otel_torch.rendering.page, otel_torch.show.chrome_trace\nfrom pathlib import Path\n"
-        "from otel_torch.show.selection import Selection\notel_torch.rendering.page.plot_library = lambda: ''\n"
+        "from otel_torch.show.selection import Selection\n"
         "page.write_page(Selection('run.jsonl'), Path('p.html'), [], lambda text: None)\n"
         "sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
     )

@@ -1,8 +1,8 @@
-"""A self-contained HTML page with plots, shared by `diff --html` and `show --html`.
+"""A self-contained HTML page, shared by `diff --html` and `show --html`.
 
-The page opens from disk and loads nothing. Plots are Vega-Lite, whose scripts `vl-convert-python`
-ships: 0.9 MB a page, against 1.3 MB for bokeh and 4.8 MB for plotly. They are drawn as SVG, so the
-colors of the page, light or dark, apply to them.
+The page opens from disk and loads nothing. The plots of `diff` are Vega-Lite, whose scripts
+`vl-convert-python` ships: 0.9 MB a page, against 1.3 MB for bokeh and 4.8 MB for plotly. They are
+drawn as SVG, so the colors of the page, light or dark, apply to them. `show` draws on canvas.
 
 Recordings can hold any name. A name enters the page only as escaped text or as JSON data, and the
 Content-Security-Policy allows only the scripts whose hashes it lists.
@@ -110,7 +110,7 @@ function hover(handler, event, item, value) {
   tip.style.left = Math.max(x, 8) + "px";
   tip.style.top = Math.max(y, 8) + "px";
 }
-const plots = JSON.parse(document.getElementById("plots").textContent);
+const plots = JSON.parse(document.getElementById("data").textContent);
 const options = {
   mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
   tooltip: hover, logLevel: 1
@@ -136,45 +136,44 @@ def plot_library() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def document(
-    title: str,
-    body: Iterable[str],
-    plots: Mapping[str, Mapping[str, Any]],
-    *,
-    style: str = "",
-    script: str = "",
-    data: Mapping[str, Any] | None = None,
-) -> str:
-    """Return a whole page.
+def plotted(title: str, body: Iterable[str], plots: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a whole page with Vega-Lite plots, which need seconds and vl-convert-python.
 
     Args:
         title: Plain text.
         body: Lines of HTML, with one element for the id of each plot.
         plots: Element id -> Vega-Lite plot, drawn when the page opens.
-        style: More CSS.
-        script: More JavaScript; sees `plots`, `options`, and the element `data`.
-        data: JSON for the element `data`.
     """
-    scripts = (
-        [_embeddable(text) for text in (plot_library(), _SCRIPT + script)] if plots or data else []
-    )
-    embedded = {"plots": plots} if data is None else {"plots": plots, "data": data}
-    json_elements = (
-        f'<script type="application/json" id="{id}">{_json(value)}</script>'
-        for id, value in embedded.items()
-    )
+    scripts = (plot_library(), _SCRIPT) if plots else ()
+    return document(title, body, plots, scripts)
+
+
+def document(
+    title: str, body: Iterable[str], data: Any, scripts: Sequence[str], *, style: str = ""
+) -> str:
+    """Return a whole page.
+
+    Args:
+        title: Plain text.
+        body: Lines of HTML.
+        data: JSON for the element `data`.
+        scripts: JavaScript, run in this order when the page opens.
+        style: More CSS.
+    """
+    embedded = [_embeddable(script) for script in scripts]
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta http-equiv="Content-Security-Policy" '
-            f'content="{escape_html(_security_policy(scripts))}">',
+            f'content="{escape_html(_security_policy(embedded))}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title)}</title>",
             f"<style>{_STYLE}{style}</style></head><body>",
             *body,
-            '<div id="tip" hidden></div>' + "".join(json_elements),
-            *(f"<script>{text}</script>" for text in scripts),
+            '<div id="tip" hidden></div>'
+            f'<script type="application/json" id="data">{_json(data)}</script>',
+            *(f"<script>{script}</script>" for script in embedded),
             "</body></html>",
             "",
         ]

@@ -24,7 +24,7 @@ from otel_torch.show.loop_step import LoopStep
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-MAX_COLUMNS = 80  # a longer recording has between 40 and 80
+MAX_COLUMNS = 256  # a longer recording has between 128 and 256
 MAX_CELLS = 1 << 20  # of one statistic; with very many tensors there are fewer columns
 MAX_STATISTICS = 24
 BINS = 64  # of a histogram

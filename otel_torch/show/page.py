@@ -15,11 +15,11 @@ from typing import Any
 from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import RecordingError
 from otel_torch.rendering.page import code, document, escaped, html_table, sentence
+from otel_torch.rendering.scripts import LIBRARY, SHARED, read_assets, shared_assets
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
-from otel_torch.show.chart_data import chart_data
-from otel_torch.show.chart_script import SCRIPT
-from otel_torch.show.charts import charts_section
+from otel_torch.show.explorer import explorer_section
+from otel_torch.show.explorer_data import explorer_data, shown_rows
 from otel_torch.show.grid import Grid
 from otel_torch.show.loop_step import LoopStep
 from otel_torch.show.selection import (
@@ -37,27 +37,16 @@ from otel_torch.show.training_trouble import first_nonfinite
 
 OPEN_ROWS, MAX_ROWS = 10, 500  # of a table: seen at once, and in total
 
-_STYLE = """
-.badge.fine { background: var(--healed) }
-.badge.trouble { background: var(--introduced) }
-.badge.unknown { background: var(--faint) }
-.facts td:first-child { color: var(--faint); white-space: nowrap }
-.controls {
-  display: flex; flex-wrap: wrap; gap: .4rem 1.4rem; margin: .6rem 0; position: sticky; top: 0;
-  z-index: 1; padding: .45rem 0; background: var(--back); border-bottom: 1px solid var(--line);
-}
-.controls label { color: var(--faint) }
-select {
-  font: inherit; color: var(--ink); background: var(--card); border: 1px solid var(--line);
-  border-radius: 6px; padding: .15rem .4rem;
-}
-"""
+_SCRIPTS = (
+    *("tensors.js", "tree_view.js", "magnitudes.js", "explorer.js"),
+    *("training.js", "timeline.js"),
+)
 
 
 def write_page(
     selection: Selection, path: Path, given: Sequence[Path], progress: Callable[[str], None]
 ) -> str:
-    """Write the page, of 1 to about 6 MB, and return a line about it and a line for each warning.
+    """Write the page, of 0.1 to about 20 MB, and return a line about it and one a warning.
 
     Args:
         selection: The recording.
@@ -67,7 +56,6 @@ def write_page(
 
     Raises:
         RecordingError: If the recording or the traces cannot be read, or nothing is selected.
-        ModuleNotFoundError: Without vl-convert-python; the message is one line.
         OSError: If the page cannot be written.
     """
     warnings: list[str] = []
@@ -80,23 +68,23 @@ def write_page(
     warnings = list(dict.fromkeys(warnings))
     progress(f"writing {path}")
     training = training_section(selection.training, metadata)
-    timeline_lines, plots = timeline(spans, span_count)
+    timeline_lines, drawn_spans = timeline(spans, span_count)
+    rows = shown_rows(grid)
     body = [
         *_header(selection, grid, metadata, warnings),
         *training.lines,
-        *_nonfinite_section(grid, origin_of_nonfinite(metadata)),
+        *_nonfinite_section(grid, rows, origin_of_nonfinite(metadata)),
+        *(explorer_section(grid) if grid.series else []),
         *timeline_lines,
         *_regions_section(metadata),
-        *(charts_section(grid) if grid.series else []),
     ]
-    page = document(
-        f"{Path(selection.path).name}: {selection.selected:,} records",
-        body,
-        {**training.plots, **plots},
-        style=_STYLE,
-        script=SCRIPT,
-        data={**chart_data(grid), "training": training.maps},
-    )
+    name = Path(selection.path).name
+    data = {
+        "explorer": explorer_data(grid, name) if grid.series else None,
+        "timeline": drawn_spans,
+        "training": {"curves": training.curves, "maps": training.maps},
+    }
+    page = _document(f"{name}: {selection.selected:,} records", body, data)
     path.write_text(page, encoding="utf-8", newline="\n")
     health = selection.training.rows
     summary = (
@@ -105,6 +93,15 @@ def write_page(
         f"{span_count:,} spans, {len(page) / 1e6:.1f} MB"
     )
     return "\n".join(map(escape, [summary, *(f"! {warning}" for warning in warnings)]))
+
+
+def _document(title: str, body: Sequence[str], data: dict[str, Any]) -> str:
+    library = f"/*\n{shared_assets('uPlot.LICENSE')}*/\n{shared_assets(*LIBRARY)}"
+    own = f"{shared_assets(*SHARED)}\n{read_assets('otel_torch.show', *_SCRIPTS)}"
+    style = (
+        f"{shared_assets('uPlot.min.css', 'plots.css')}{read_assets('otel_torch.show', 'show.css')}"
+    )
+    return document(title, body, data, [library, f'"use strict";\n{own}'], style=style)
 
 
 def _longest_spans(
@@ -222,8 +219,14 @@ def _start_and_duration(start: Any, end: Any) -> str:
     return f"{start}, {duration.total_seconds():.3g} s"
 
 
-def _nonfinite_section(grid: Grid, origin: str) -> list[str]:
-    """Return what produced the first NaN or Inf, and the tensors with one, in order."""
+def _nonfinite_section(grid: Grid, shown: Sequence[int], origin: str) -> list[str]:
+    """Return what produced the first NaN or Inf, and the tensors with one, in order.
+
+    Args:
+        grid: The recording.
+        shown: The rows of the grid that the explorer has.
+        origin: What the run itself said of its first NaN or Inf.
+    """
     title = "<h2>NaN and Inf</h2>"
     lines = [title, f'<p class="introduced">{escaped(origin)}</p>'] if origin else []
     if not grid.bad:
@@ -235,15 +238,19 @@ def _nonfinite_section(grid: Grid, origin: str) -> list[str]:
         if name in ("module", "step") or any(bad.first.get(name) is not None for bad in tensors)
     ]
     rows = []
-    for first, records in tensors[:MAX_ROWS]:
+    position_of = {row: position for position, row in enumerate(shown)}
+    for row, (first, records) in list(grid.bad.items())[:MAX_ROWS]:
         location = [code(_location_cell(name, first.get(name))) for name in columns]
+        location[columns.index("module")] = _tensor_link(
+            location[columns.index("module")], position_of.get(row)
+        )
         rows.append([*location, _count(first.get("nonfinite")), f"{records:,}"])
     header = [*columns, "elements", "records"]
     lines = lines or [title]
     lines += [
         f'<p class="introduced">First NaN or Inf: {escaped(row_location(tensors[0].first))}</p>',
         '<p class="faint">Each tensor with NaN or Inf, in the order of the recording, at its '
-        "first such record.</p>",
+        "first such record. A module's name shows it below.</p>",
         f'<div class="wide">{html_table(header, rows[:OPEN_ROWS], numbers=2)}</div>',
     ]
     if len(rows) > OPEN_ROWS:
@@ -254,6 +261,13 @@ def _nonfinite_section(grid: Grid, origin: str) -> list[str]:
     if len(tensors) > MAX_ROWS:
         lines.append(f'<p class="faint">{len(tensors) - MAX_ROWS:,} of them are left out.</p>')
     return lines
+
+
+def _tensor_link(cell: str, position: int | None) -> str:
+    """Return the cell as a button that shows the tensor in the explorer."""
+    if position is None:
+        return cell
+    return f'<button type="button" class="link" data-tensor="{position}">{cell}</button>'
 
 
 def _location_cell(name: str, value: Any) -> str:

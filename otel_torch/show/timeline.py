@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from otel_torch.rendering.page import plot_of, sentence
+from otel_torch.rendering.page import sentence
 from otel_torch.rendering.table import escape
 from otel_torch.show.traces import Span, assign_lanes
 
 MAX_SPANS = 2000
 MAX_LINES = 24  # deeper spans are not drawn
 _MAX_ATTRIBUTES, _MAX_ATTRIBUTE_LENGTH = 12, 200  # of a span, in the text at the pointer
-_PAGE_WIDTH = 175  # characters of a span's label that fit the width of the page
 _HINT = (
     "A recording has no timestamps. To see when each region and step began and ended, also set "
     "`OTEL_TORCH_OTLP_FILE=FOLDER` when you record, then pass `--traces FOLDER`."
@@ -32,22 +31,22 @@ class _PlacedSpan:
     line: int
 
 
-def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the HTML of the section, and its plots by id.
+def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, Any] | None]:
+    """Return the HTML of the section, and the JSON that its script draws.
 
     Args:
         spans: The spans to draw, at most `MAX_SPANS`.
         count: How many spans the run has.
     """
     if not spans:
-        return ["<h2>Timeline</h2>", f'<p class="faint">{sentence(_HINT)}</p>'], {}
+        return ["<h2>Timeline</h2>", f'<p class="faint">{sentence(_HINT)}</p>'], None
     start = min(span.start_ns for span in spans)
     placed = [item for item in _place(spans) if item.line < MAX_LINES]
-    values = _span_values(placed, start, max(span.end_ns for span in spans))
+    values = _span_values(placed, start)
     marks = _event_marks(placed, start)
     notes = [
         "Regions and steps of this process, each below its parent. "
-        "Drag to move, Shift and wheel to zoom."
+        "Drag to move, Shift and wheel to zoom; arrows, `+` and `-` do the same."
     ]
     if len(values) < count:
         notes.append(f"The {len(values):,} longest of {count:,} spans are drawn.")
@@ -61,11 +60,11 @@ def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, An
     )
     lines = [
         "<h2>Timeline</h2>",
-        f'<p class="faint">{" ".join(notes)}</p>',
+        f'<p class="faint">{sentence(" ".join(notes))}</p>',
         f'<p class="legend">{legend}</p>',
-        '<div class="plot" id="timeline"></div>',
+        '<div class="map" id="timeline"></div>',
     ]
-    return lines, {"timeline": _plot(values, marks[:MAX_SPANS])}
+    return lines, {"spans": values, "events": marks[:MAX_SPANS]}
 
 
 def _place(spans: Sequence[Span]) -> list[_PlacedSpan]:
@@ -86,24 +85,19 @@ def _place(spans: Sequence[Span]) -> list[_PlacedSpan]:
     ]
 
 
-def _span_values(placed: Sequence[_PlacedSpan], start: int, end: int) -> list[dict[str, Any]]:
-    duration = max(end - start, 1)
-    values = []
-    for item in placed:
-        span, title = item.span, item.span.title()
-        room = (span.end_ns - span.start_ns) / duration * _PAGE_WIDTH
-        values.append(
-            {
-                "from": (span.start_ns - start) / 1e9,
-                "to": (span.end_ns - start) / 1e9,
-                "line": item.line,
-                "kind": span.kind(),
-                "name": escape(title) if room > len(title) + 1 else "",
-                "failed": span.failed,
-                "text": _hover_text(span, start),
-            }
-        )
-    return values
+def _span_values(placed: Sequence[_PlacedSpan], start: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "from": (item.span.start_ns - start) / 1e9,
+            "to": (item.span.end_ns - start) / 1e9,
+            "line": item.line,
+            "kind": item.span.kind(),
+            "name": escape(item.span.title()),
+            "failed": item.span.failed,
+            "text": _hover_text(item.span, start),
+        }
+        for item in placed
+    ]
 
 
 def _event_marks(placed: Sequence[_PlacedSpan], start: int) -> list[dict[str, Any]]:
@@ -116,74 +110,6 @@ def _event_marks(placed: Sequence[_PlacedSpan], start: int) -> list[dict[str, An
         for item in placed
         for event in item.span.events
     ]
-
-
-def _plot(values: Sequence[dict[str, Any]], marks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    x = {"field": "from", "type": "quantitative", "title": "seconds", "scale": {"nice": False}}
-    x2 = {"field": "to"}
-    y = {"field": "line", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.12}}
-    tooltip = {"field": "text", "type": "nominal"}
-    color = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": list(_COLORS), "range": list(_COLORS.values())},
-        "legend": None,
-    }
-    zoom = {
-        "name": "shown",
-        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
-        "bind": "scales",
-    }
-    bars = {
-        "mark": {
-            "type": "rect",
-            "cornerRadius": 2,
-            "clip": True,
-            "stroke": "var(--back)",
-            "strokeWidth": 0.5,
-        },
-        "encoding": {"x": x, "x2": x2, "y": y, "color": color, "tooltip": tooltip},
-        "params": [zoom],
-    }
-    failed_frames = {
-        "transform": [{"filter": "datum.failed"}],
-        "mark": {
-            "type": "rect",
-            "filled": False,
-            "stroke": "var(--introduced)",
-            "strokeWidth": 2,
-            "clip": True,
-        },
-        "encoding": {"x": x, "x2": x2, "y": y},
-    }
-    labels = {
-        "transform": [{"filter": "datum.name !== ''"}],
-        "mark": {
-            "type": "text",
-            "align": "left",
-            "dx": 4,
-            "fontSize": 11,
-            "color": "var(--back)",
-            "clip": True,
-            "tooltip": None,
-        },
-        "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-    }
-    event_marks = {
-        "data": {"values": marks},
-        "mark": {
-            "type": "point",
-            "shape": "triangle-down",
-            "filled": True,
-            "size": 45,
-            "color": "var(--ink)",
-            "opacity": 1,
-            "clip": True,
-        },
-        "encoding": {"x": {**x, "field": "at"}, "y": y, "tooltip": tooltip},
-    }
-    height = 24 * len({value["line"] for value in values})
-    return plot_of(values, height=height, layer=[bars, failed_frames, labels, event_marks])
 
 
 def _hover_text(span: Span, start: int) -> str:

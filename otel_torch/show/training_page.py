@@ -1,7 +1,6 @@
 """The health of a training on the HTML page: curves over the steps, and maps of modules by steps.
 
-Its size is bounded: neighboring steps share a point of a curve or a column of a map, and modules
-share a row, as in the maps of activations.
+Its size is bounded: neighboring steps share a point of a curve or a column of a map.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ import math
 from statistics import median
 from typing import Any, NamedTuple
 
-from otel_torch.rendering.page import escaped, html_table, plot_of
+from otel_torch.rendering.page import escaped, html_table
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
-from otel_torch.show.chart_data import column_name, map_cells, map_rows
-from otel_torch.show.charts import heat_map
+from otel_torch.show.explorer_data import column_name, shown_rows
 from otel_torch.show.grid import Grid
+from otel_torch.show.packed import pack
 from otel_torch.show.training import Series, TrainingSeries, quantity_of
 from otel_torch.show.training_table import table_of, title_of
 from otel_torch.show.training_trouble import WORDS, troubles
 
 MAX_POINTS = 300  # of a curve
 MAX_CURVES = 8  # of a plot
-_LOG_RANGE = 30.0  # a positive quantity that varies more has a logarithmic axis
-_COLORS = ("dtype", "inherited", "healed", "layout", "heat4", "right", "heat2", "faint")
 
 
 class _Curves(NamedTuple):
@@ -51,10 +48,10 @@ _MAPS = {
 
 
 class TrainingSection(NamedTuple):
-    """The section of the page: its HTML, its curves by id, and its maps for the page's script."""
+    """The section of the page: its HTML, and the JSON of its curves and maps by id."""
 
     lines: list[str]
-    plots: dict[str, Any]
+    curves: dict[str, Any]
     maps: dict[str, Any]
 
 
@@ -69,25 +66,26 @@ def training_section(training: TrainingSeries, metadata: dict[str, Any]) -> Trai
         rows = [[escaped(cell) for cell in line.cells] for line in table]
         lines.append(f'<p class="faint">{escaped(title_of(training, metadata, model))}</p>')
         lines.append(f'<div class="wide">{html_table(header, rows, numbers=len(header) - 1)}</div>')
-    plots = {}
+    drawn_curves = {}
     for id, curves in _CURVES.items():
         chosen = _chosen(training, curves)
         if not chosen:
             continue
-        plots[id] = _plot(training, dict(list(chosen.items())[:MAX_CURVES]), curves)
+        drawn_curves[id] = _plot(training, dict(list(chosen.items())[:MAX_CURVES]), curves)
         note = plural(len(chosen) - MAX_CURVES, "further curve") if len(chosen) > MAX_CURVES else ""
-        lines += _titled(id, curves.title, note and f"{note} left out.")
+        lines += _titled(id, "curve", curves.title, note and f"{note} left out.")
     maps = {}
     for id, label in _MAPS.items():
         if drawn := _map(training, label):
             maps[id] = drawn
-            lines += _titled(id, f"{WORDS[label].capitalize()}, module × step", drawn.pop("note"))
-    return TrainingSection(lines, plots, maps)
+            title = f"{WORDS[label].capitalize()}, module × step"
+            lines += _titled(id, "map", title, drawn.pop("note"))
+    return TrainingSection(lines, drawn_curves, maps)
 
 
-def _titled(id: str, title: str, note: str) -> list[str]:
+def _titled(id: str, kind: str, title: str, note: str) -> list[str]:
     lines = [f"<h3>{title}</h3>", f'<p class="faint">{escaped(note)}</p>' if note else ""]
-    return [*lines, f'<div class="plot" id="{id}"></div>']
+    return [*lines, f'<div class="{kind}" id="{id}"></div>']
 
 
 # -- curves
@@ -105,83 +103,54 @@ def _chosen(training: TrainingSeries, curves: _Curves) -> dict[str, Series]:
 
 
 def _plot(training: TrainingSeries, chosen: dict[str, Series], curves: _Curves) -> dict[str, Any]:
-    values = [point for name, series in chosen.items() for point in _points(training, name, series)]
-    x = {
-        "field": "at",
-        "type": "quantitative",
-        "title": "steps of all loops" if _has_loops(training) else "step",
-        "scale": {"zero": False, "nice": False},
+    """Return a plot: lines over the positions `x`, null where a line has no point."""
+    lines = {name: _points(training, series) for name, series in chosen.items()}
+    names = {at: point.step for points in lines.values() for at, point in points.items()}
+    x = sorted(names)
+    return {
+        "x": x,
+        "steps": [names[at] for at in x],
+        "scale": "log" if curves.is_log else "auto",
+        "bad": [
+            at for at in x if any(points[at].is_bad for points in lines.values() if at in points)
+        ],
+        "lines": [
+            {"name": name}
+            | {
+                key: [getattr(points[at], key) if at in points else None for at in x]
+                for key in ("least", "middle", "most")
+            }
+            for name, points in lines.items()
+        ],
     }
-    color, scale = _color(list(chosen)), _value_scale(values, curves)
-    tooltip = {"field": "text", "type": "nominal"}
-    finite = {"transform": [{"filter": "!datum.bad"}]}
-
-    def y(field: str) -> dict[str, Any]:
-        return {"field": field, "type": "quantitative", "title": None, "scale": scale}
-
-    band = {
-        **finite,
-        "mark": {"type": "area", "opacity": 0.25, "tooltip": None},
-        "encoding": {"x": x, "y": y("least"), "y2": {"field": "most"}, "color": color},
-    }
-    line = {
-        **finite,
-        "mark": {"type": "line", "strokeWidth": 1.5, "tooltip": None},
-        "encoding": {"x": x, "y": y("middle"), "color": color},
-    }
-    points = {
-        **finite,
-        "mark": {"type": "point", "filled": True, "size": 12, "opacity": 1},
-        "encoding": {"x": x, "y": y("middle"), "color": color, "tooltip": tooltip},
-    }
-    bad = {
-        "transform": [{"filter": "datum.bad"}],
-        "mark": {"type": "rule", "color": "var(--introduced)"},
-        "encoding": {"x": x, "tooltip": tooltip},
-    }
-    return plot_of(values, height=200, layer=[band, line, points, bad])
 
 
-def _color(names: list[str]) -> dict[str, Any]:
-    colors = [f"var(--{color})" for color in _COLORS[: len(names)]]
-    scale = {"domain": names, "range": colors}
-    return {"field": "name", "type": "nominal", "title": None, "scale": scale}
+class _Point(NamedTuple):
+    """Neighboring values of a curve, and the steps they are of; None without a finite value."""
+
+    step: str
+    is_bad: bool
+    least: float | None = None
+    middle: float | None = None
+    most: float | None = None
 
 
-def _value_scale(points: list[dict[str, Any]], curves: _Curves) -> dict[str, Any]:
-    """Return the scale of the y axis. A norm of 0 has no place on a logarithmic one."""
-    numbers = [point[key] for point in points if not point["bad"] for key in ("least", "most")]
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    if low > 0 and (curves.is_log or high > _LOG_RANGE * low):
-        return {"type": "log", "nice": False}
-    magnitudes = [abs(number) for number in numbers if number]
-    if curves.is_log and magnitudes:
-        return {"type": "symlog", "constant": min(magnitudes)}
-    return {"type": "linear", "zero": False}
-
-
-def _points(training: TrainingSeries, name: str, series: Series) -> list[dict[str, Any]]:
-    """Return the points of a curve: median, least and largest of neighboring values."""
+def _points(training: TrainingSeries, series: Series) -> dict[int, _Point]:
+    """Return the points of a curve by their positions."""
     size = -(-len(series.values) // MAX_POINTS)
     by_position = _has_loops(training)
-    points: list[dict[str, Any]] = []
+    points = {}
     for start in range(0, len(series.values), size):
         values = series.values[start : start + size]
         indices = series.steps[start : start + size]
-        steps = [training.steps[indices[0]], training.steps[indices[-1]]]
-        at = indices[0] if by_position else steps[0].number
-        text = f"{name}\nstep {column_name(steps)}\n"
+        first, last = training.steps[indices[0]], training.steps[indices[-1]]
         finite = [value for value in values if math.isfinite(value)]
-        if len(finite) < len(values):
-            points.append({"name": name, "at": at, "bad": True, "text": f"{text}NaN or Inf"})
-        if not finite:
-            continue
-        least, middle, most = (
-            float(f"{value:.4g}") for value in (min(finite), median(finite), max(finite))
+        numbers = (min(finite), median(finite), max(finite)) if finite else ()
+        points[indices[0] if by_position else first.number or 0] = _Point(
+            column_name([first, last]),
+            len(finite) < len(values),
+            *(float(f"{number:.4g}") for number in numbers),
         )
-        text += f"{middle:.4g}" if least == most else f"{middle:.4g} ({least:.4g} to {most:.4g})"
-        point = {"name": name, "at": at, "bad": False, "text": text}
-        points.append({**point, "least": least, "middle": middle, "most": most})
     return points
 
 
@@ -198,15 +167,17 @@ def _map(training: TrainingSeries, label: str) -> dict[str, Any] | None:
     grid = Grid.of(training.module_rows(frozenset({label})))
     if not grid.series or "mean" not in grid.statistics:
         return None
-    rows, note = map_rows(grid.series, set(grid.bad))
-    columns = [column_name(steps) for steps in grid.columns]
-    if grid.width > 1:
-        note = f"{len(grid.steps):,} steps are grouped by {grid.width}. {note}".strip()
+    rows = shown_rows(grid)
+    several = len({series.model for series in grid.series}) > 1
+    names = [
+        escape(f"{series.model}: {series.module}" if several else series.module)
+        for series in (grid.series[row] for row in rows)
+    ]
+    note = f"{len(grid.steps):,} steps are grouped by {grid.width}." if grid.width > 1 else ""
     return {
         "note": note,
-        "columns": columns,
-        "rows": list(rows),
+        "columns": [column_name(steps) for steps in grid.columns],
+        "rows": names,
         "title": WORDS[label],
-        "cells": map_cells("mean", grid.statistics["mean"], rows),
-        "template": heat_map(len(columns)),
+        "cells": pack(grid.statistics["mean"][rows]),
     }

@@ -19,7 +19,9 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 TIMEOUT = 60  # seconds for a page to be drawn
 # drawn, when no plot has changed for three frames
-_SETTLED = """new Promise(done => {
+_SETTLED = """new Promise(async done => {
+  if (typeof explorer === "object") await explorer?.drawing;
+  if (typeof trainingMaps === "object") await Promise.all(trainingMaps.values());
   let before = -1, same = 0;
   const look = () => {
     const now = document.querySelectorAll("svg *").length;
@@ -64,6 +66,10 @@ class Page:
         """Open a file, and wait until all that it draws at once is drawn."""
         self._call("Page.navigate", url=path.resolve().as_uri())
         self._wait_for("Page.loadEventFired")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until all is drawn that was asked for."""
         self.evaluate(_SETTLED)
 
     def evaluate(self, script: str) -> Any:
@@ -82,18 +88,51 @@ class Page:
         self.evaluate(
             f"{element}.value = {json.dumps(value)}; {element}.dispatchEvent(new Event('change'))"
         )
-        self.evaluate(_SETTLED)
+        self.settle()
 
-    def point_at(self, selector: str) -> None:
-        """Move the pointer to the middle of an element."""
-        x, y = self.evaluate(
+    def point_at(self, selector: str, x: float = 0.5, y: float = 0.5) -> tuple[float, float]:
+        """Move the pointer to a place in an element, by shares of its width and height. Returns the
+        place in the window.
+        """
+        left, top = self.evaluate(
             f"""(element => {{
                 element.scrollIntoView({{block: 'center'}});
                 const box = element.getBoundingClientRect();
-                return [box.x + box.width / 2, box.y + box.height / 2];
+                return [box.x + box.width * {x}, box.y + box.height * {y}];
             }})(document.querySelector({json.dumps(selector)}))"""
         )
-        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
+        return left, top
+
+    def click(self, selector: str, x: float = 0.5, y: float = 0.5, *, count: int = 1) -> None:
+        """Click a place in an element."""
+        self.drag(selector, (x, y), (x, y))
+        if count == 2:
+            self._mouse("Pressed", self.point_at(selector, x, y), 2)
+            self._mouse("Released", self.point_at(selector, x, y), 2)
+
+    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the button at one place in an element, and release it at another."""
+        self._mouse("Pressed", self.point_at(selector, *start), 1)
+        self._mouse("Released", self.point_at(selector, *end), 1)
+
+    def _mouse(self, what: str, place: tuple[float, float], count: int) -> None:
+        x, y = place
+        self._call(
+            "Input.dispatchMouseEvent",
+            type=f"mouse{what}",
+            x=x,
+            y=y,
+            button="left",
+            clickCount=count,
+        )
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, such as `ArrowDown` or `+`."""
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {}
+            self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def count(self, selector: str) -> int:
         """How many elements there are."""

@@ -38,20 +38,19 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder, browser(program) as page:
         pages = record(Path(folder))
-        page.resize(1100, 900)
+        page.resize(1280, 900)
         page.open(pages.show)
         page.screenshot(PICTURES / "show-page.png")
         page.screenshot(
             PICTURES / "show-timeline.png", "#timeline", before=heading(page, "timeline")
         )
-        page.screenshot(PICTURES / "show-module-by-step.png", "#heat", before=heading(page, "heat"))
-        page.screenshot(
-            PICTURES / "show-spread.png", "#over-steps", before=heading(page, "over-steps")
-        )
+        page.click("#map canvas", 0.6, 0.45)
+        page.settle()
+        page.screenshot(PICTURES / "show-module-by-step.png", "#explorer .views", before=150)
         page.screenshot(
             PICTURES / "show-magnitudes.png",
-            "#histogram-modules",
-            before=heading(page, "histogram-modules"),
+            "#magnitudes-modules",
+            before=heading(page, "magnitudes-modules"),
         )
     return 0
 

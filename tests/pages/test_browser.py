@@ -22,6 +22,38 @@ def marks(page, id, kind="mark-rect"):
     )
 
 
+def colors(page, selector):
+    """How many colors a canvas shows."""
+    return page.evaluate(f"""(canvas => {{
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', {{willReadFrequently: true}});
+        copy.drawImage(canvas, 0, 0);
+        const {{data}} = copy.getImageData(0, 0, canvas.width, canvas.height);
+        return new Set(new Uint32Array(data.buffer)).size;
+    }})(document.querySelector({json.dumps(selector)} + ' canvas'))""")
+
+
+def pixel(page, x, y):
+    """The color of the map at a place, by shares of what it draws."""
+    return page.evaluate(f"""(({{canvas, box}}) => {{
+        const [x, y] = [box.labels + {x} * box.plotWidth, {y} * box.height];
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', {{willReadFrequently: true}});
+        copy.drawImage(canvas, 0, 0);
+        return [...copy.getImageData(x, y, 1, 1).data].slice(0, 3);
+    }})(explorer.map)""")
+
+
+def path_of(page):
+    """The names of the chosen module."""
+    return page.evaluate("document.getElementById('module-path').textContent").split(" › ")[1:]
+
+
+def points(page, plot):
+    """How many points each line of a plot has."""
+    return page.evaluate(
+        f"{plot}.drawn.data.slice(1).map(line => line.filter(value => value !== null).length)"
+    )
+
+
 def silent(page, path):
     """Nothing was complained of, and nothing but the page itself was loaded."""
     assert page.errors == []
@@ -44,22 +76,20 @@ def test_a_recording_is_drawn(page, recorded, dark):
     ):
         assert phrase in text
     modules, steps = 26, 30
-    assert marks(page, "timeline") == 1 + 2 * steps  # torch.run, and a step and a forward for each
-    assert marks(page, "heat") == modules * steps
-    assert page.evaluate("data.groups.outputs.rows.length") == modules
-    assert (
-        marks(page, "over-steps", "mark-area") == 2
-        and marks(page, "over-steps", "mark-symbol") > 15
-    )
-    assert marks(page, "over-modules", "mark-rule") == 2 * modules
-    assert (
-        marks(page, "histogram-modules") > 5 * modules
-        and marks(page, "histogram-steps") > 5 * steps
-    )
-    ink = page.evaluate("getComputedStyle(document.querySelector('#heat svg text')).fill")
-    assert ink == ("rgb(228, 233, 242)" if dark else "rgb(28, 35, 48)"), (
-        "the plots have the page's own colours"
-    )
+    # torch.run, and a step and a forward for each
+    assert page.evaluate("timeline.spans.length") == 1 + 2 * steps
+    assert page.evaluate("[explorer.order.length, explorer.tensors.columns.length]") == [
+        modules,
+        steps,
+    ]
+    assert page.count("#tree [role=treeitem]") == 34  # modules, containers, and one of two tensors
+    for id in ("map", "magnitudes-modules", "magnitudes-steps", "timeline"):
+        assert colors(page, f"#{id}") > 5
+    assert points(page, "explorer.curve") == [16] * 5  # two bands, and the median: finite steps
+    assert page.count("#module-magnitudes canvas") == 1
+    ink = page.evaluate("getComputedStyle(document.querySelector('h2')).color")
+    assert ink == ("rgb(228, 233, 242)" if dark else "rgb(28, 35, 48)")
+    assert page.evaluate("explorer.curve.drawn.axes[0].stroke()") == page.evaluate("color('--ink')")
 
 
 @pytest.mark.parametrize("activations", ["0", "1"])
@@ -68,12 +98,16 @@ def test_a_training_is_drawn(page, tmp_path, activations):
     command(tmp_path, "show", "run.jsonl", "--html", "show.html")
     page.open(tmp_path / "show.html")
     silent(page, tmp_path / "show.html")
-    assert marks(page, "training-loss", "mark-symbol") == 12
-    assert marks(page, "training-rate", "mark-symbol") == 2 * 12
-    assert marks(page, "training-norms", "mark-symbol") > 3 * 12
+    plots = {
+        id: points(page, f"trainingCurves.get('{id}')")
+        for id in ("training-loss", "training-rate", "training-norms")
+    }
+    assert plots["training-loss"] == [12] * 3 and plots["training-rate"] == [12] * 6
+    # norms of the gradients, then those of parameters and updates, which follow a step late
+    assert plots["training-norms"] == [12] * 6 + [11] * 6
     for id in ("training-gradients", "training-updates"):
-        assert marks(page, id) == 2 * page.evaluate(f"data.training['{id}'].columns.length") > 0
-    assert marks(page, "heat") == (4 * 12 if activations == "1" else 0)
+        assert colors(page, f"#{id}") > 5
+    assert page.count("#map canvas") == (activations == "1")
 
 
 def test_a_training_in_trouble_is_drawn(page, tmp_path):
@@ -95,71 +129,153 @@ def test_a_training_in_trouble_is_drawn(page, tmp_path):
     page.open(tmp_path / "show.html")
     silent(page, tmp_path / "show.html")
     assert "G: loss became NaN at step 21" in page.text()
-    assert marks(page, "training-loss", "mark-symbol") == 2 * 21
-    assert marks(page, "training-loss", "mark-rule") == 2 * 9
-    assert marks(page, "training-scale", "mark-symbol") == 2 * 30
-    assert marks(page, "training-gradients") == marks(page, "training-updates") == 2 * 30
+    assert points(page, "trainingCurves.get('training-loss')") == [21] * 6
+    assert page.evaluate("data.training.curves['training-loss'].bad") == list(range(21, 30))
+    assert points(page, "trainingCurves.get('training-scale')") == [30] * 6
+    assert colors(page, "#training-gradients") > 2 and colors(page, "#training-updates") > 2
+
+
+RED = [214, 41, 62]
 
 
 def test_what_is_not_finite_is_drawn_in_its_own_colour(page, recorded):
     page.open(recorded.show)
-    red = page.evaluate("""[...document.querySelectorAll('#heat svg path')].filter(
-        one => getComputedStyle(one).fill === 'rgb(214, 41, 62)').length""")
-    expected = page.evaluate(
-        "data.groups.outputs.statistics.abs_mean.cells.flat().filter(one => one === '!').length"
+    columns = page.evaluate("explorer.tensors.columns.length")
+    seen = [pixel(page, (column + 0.1) / columns, 0.01) == RED for column in range(columns)]
+    row = page.evaluate(
+        "Array.from(explorer.tensors.row(explorer.values, explorer.order[0]), Number.isFinite)"
     )
-    assert red == expected > 100
+    assert seen == [not finite for finite in row] and seen.count(True) == 14
 
 
 def test_every_choice_in_the_page_is_drawn(page, recorded):
     page.open(recorded.show)
     options = {
         id: page.evaluate(f"[...document.getElementById('{id}').options].map(one => one.value)")
-        for id in ("statistic", "tensors", "colour")
+        for id in ("statistic", "kind", "heat", "scale", "sort")
     }
-    assert options["statistic"] == ["abs_mean", "min", "max", "std", "nonfinite"] and options[
-        "tensors"
-    ] == ["outputs", "inputs"]
+    assert options["statistic"] == ["abs_mean", "min", "max", "std", "nonfinite"]
+    assert options["kind"] == ["", "outputs", "inputs"]
     seen = set()
-    for tensors in options["tensors"]:
-        page.choose("tensors", tensors)
-        for colour in options["colour"]:
-            page.choose("colour", colour)
+    for kind in options["kind"]:
+        page.choose("kind", kind)
+        for heat in options["heat"]:
+            page.choose("heat", heat)
             for statistic in options["statistic"]:
                 page.choose("statistic", statistic)
-                if (statistic, colour) != ("nonfinite", options["colour"][1]):
-                    assert marks(page, "heat") > 100, (tensors, colour, statistic)
-                elif tensors == "outputs":  # more than half of the steps were right
-                    assert "Nothing to draw" in page.evaluate(
-                        "document.getElementById('heat').textContent"
-                    )
-                assert statistic in page.evaluate(
-                    "document.getElementById('over-steps').textContent"
-                )
-                seen.add(page.evaluate("document.getElementById('heat').innerHTML"))
-    assert len(seen) == 2 * 2 * 5 - 1, (
-        "each choice is a picture of its own, but where there is nothing to draw"
+                if (statistic, heat) == ("nonfinite", options["heat"][1]):
+                    # more than half of the steps were right: the median is 0
+                    assert "Nothing to draw" in page.evaluate("explorer.map.legend.textContent")
+                    continue
+                assert colors(page, "#map") > 2, (kind, heat, statistic)
+                seen.add(page.evaluate("explorer.map.canvas.toDataURL()"))
+    assert len(seen) == 3 * (2 * 5 - 1), "each choice is a picture of its own"
+    for id in ("scale", "sort"):
+        for option in options[id]:
+            page.choose(id, option)
+    assert page.errors == []
+
+
+def test_modules_are_searched_by_a_regular_expression(page, recorded):
+    page.open(recorded.show)
+    search = "document.getElementById('pattern')"
+
+    def said(pattern):
+        page.evaluate(
+            f"{search}.value = {json.dumps(pattern)}; {search}.dispatchEvent(new Event('input'))"
+        )
+        page.settle()
+        return page.evaluate(
+            "['count', 'pattern-error'].map(id => document.getElementById(id).textContent)"
+        )
+
+    assert said(r"\.up$") == ["6 of 52 tensors", ""]
+    assert page.evaluate("explorer.order.map(index => explorer.tensors.name(index))") == [
+        f"blocks.{block}.up" for block in range(6)
+    ]
+    assert said("(") == ["6 of 52 tensors", "not a regular expression"]
+    assert said("no such module") == ["0 of 52 tensors", ""]
+    assert said("") == ["26 of 52 tensors", ""]
+    page.evaluate("document.activeElement.blur()")
+    page.press("/")
+    assert page.evaluate("document.activeElement.id") == "pattern"
+    assert page.errors == []
+
+
+def test_a_finding_leads_to_its_module_in_every_view(page, recorded):
+    page.open(recorded.show)
+    page.click("[data-tensor]:nth-of-type(1)")
+    page.settle()
+    assert path_of(page) == ["(root)"] and page.evaluate("explorer.control.kind.value") == "inputs"
+    assert "Has NaN or Inf" in page.evaluate("document.getElementById('module-facts').textContent")
+    assert page.evaluate("explorer.map.marked") == [0, 1]
+
+
+def test_the_tree_is_used_by_keyboard(page, recorded):
+    page.open(recorded.show)
+    page.evaluate("document.getElementById('tree').focus()")
+    lines = page.count("#tree [role=treeitem]")
+    page.press("ArrowDown", "ArrowDown")
+    assert path_of(page) == ["blocks", "0"]
+    page.press("ArrowLeft")
+    assert page.count("#tree [role=treeitem]") == lines - 4
+    assert page.count("#tree [aria-expanded=false]") == 1
+    page.press("ArrowRight", "ArrowRight", "ArrowDown")
+    assert path_of(page) == ["blocks", "0", "norm"]
+    assert page.evaluate("document.querySelector('#tree .chosen').id") == page.evaluate(
+        "document.getElementById('tree').getAttribute('aria-activedescendant')"
     )
+    page.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
+    assert path_of(page) == ["blocks"]
+    page.press("End")
+    assert path_of(page) == ["(root)"]
+    assert page.errors == []
+
+
+def test_a_click_in_the_map_chooses_the_module_and_a_drag_zooms(page, recorded):
+    page.open(recorded.show)
+    canvas = "#map canvas"
+    page.click(canvas, 0.6, 0.3)
+    chosen = path_of(page)
+    row = page.evaluate("explorer.map.marked[0]")
+    assert ".".join(chosen).startswith(
+        page.evaluate(f"explorer.tensors.field('module', explorer.order[{row}])")
+    )
+    assert page.evaluate("document.querySelector('#tree .chosen .name').textContent") == chosen[-1]
+    page.drag(canvas, (0.5, 0.2), (0.7, 0.5))
+    view = page.evaluate("explorer.map.view")
+    assert 0 < view["top"] < view["bottom"] < 26 and 0 < view["left"] < view["right"] < 30
+    page.evaluate("explorer.map.canvas.focus()")
+    page.press("Escape")
+    assert page.evaluate("explorer.map.view") == {"top": 0, "bottom": 26, "left": 0, "right": 30}
+    page.press("ArrowRight", "ArrowRight", "ArrowDown", "+")
+    assert page.evaluate("explorer.map.said.textContent").startswith(
+        "blocks.0.norm\nstep 1\nabs_mean "
+    )
+    assert page.evaluate("explorer.map.view.right - explorer.map.view.left") == 15
+    page.click(canvas, 0.6, 0.3, count=2)
+    assert page.evaluate("explorer.map.view") == {"top": 0, "bottom": 26, "left": 0, "right": 30}
     assert page.errors == []
 
 
 def test_the_pointer_shows_what_it_is_at(page, recorded):
     page.open(recorded.show)
-    page.point_at("#heat svg g.mark-rect.role-mark > path")
+    left = page.evaluate("(explorer.map.box.labels + 3) / explorer.map.box.width")
+    page.point_at("#map canvas", left, 0.01)
     tooltip = page.evaluate("document.getElementById('tip').textContent")
-    first = page.evaluate(
-        "data.groups.outputs.rows[0] + '|' + data.groups.outputs.statistics.abs_mean.cells[0][0]"
-    ).split("|")
-    assert tooltip == f"{first[0]}\nstep 0\nabs_mean {first[1]}"
+    value = page.evaluate("numberText(explorer.tensors.row(explorer.values, explorer.order[0])[0])")
+    assert tooltip == f"blocks.0\nstep 0\nabs_mean {value}"
 
 
-def test_a_narrow_window_has_no_plot_wider_than_itself(page, recorded):
-    page.resize(700, 900)
+@pytest.mark.parametrize("width", [390, 700])
+def test_a_narrow_window_has_nothing_wider_than_itself(page, recorded, width):
+    page.resize(width, 900)
     page.open(recorded.show)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     widths = page.evaluate(
-        "[...document.querySelectorAll('.plot svg')].map(one => one.getBoundingClientRect().width)"
+        "[...document.querySelectorAll('canvas')].map(one => one.getBoundingClientRect().width)"
     )
-    assert len(widths) == 6 and max(widths) <= 700
+    assert len(widths) == 6 and max(widths) <= width
 
 
 def test_a_comparison_is_drawn(page, recorded):
@@ -217,9 +333,9 @@ def test_any_recording_is_a_page_without_an_error(page, tmp_path, rows):
     command(tmp_path, "show", "run.jsonl", "--html", "show.html")
     page.open(tmp_path / "show.html")
     for colour in page.evaluate(
-        "[...document.getElementById('colour').options].map(one => one.value)"
+        "[...document.getElementById('heat').options].map(one => one.value)"
     ):
-        page.choose("colour", colour)
+        page.choose("heat", colour)
         for statistic in page.evaluate(
             "[...document.getElementById('statistic').options].map(one => one.value)"
         ):

@@ -31,7 +31,7 @@ from otel_torch.parity.report.wording import (
     step_key_of,
     step_name,
 )
-from otel_torch.rendering.page import code, document, escaped, html_table, sentence
+from otel_torch.rendering.page import code, escaped, html_table, plotted, sentence
 
 MAX_ENTRIES = 2000  # of a list
 _OPEN_ENTRIES = 20  # longer lists are folded
@@ -65,7 +65,7 @@ def _page(report: Report) -> str:
         *_lists(report),
     ]
     plots = {id: chart.plot for id, chart in charts.items()}
-    return document(f"{report.verdict}: {report.reference} vs. {report.port}", body, plots)
+    return plotted(f"{report.verdict}: {report.reference} vs. {report.port}", body, plots)
 
 
 def _summary(report: Report) -> list[str]:
