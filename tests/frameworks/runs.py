@@ -75,9 +75,6 @@ def _run(folder: Path, program: str, ranks: int, variables: dict[str, str]) -> A
     settings = {"OTEL_TORCH_CAPTURE": "inputs,outputs,gradients,parameters"} | QUIET | variables
     env = environment(folder, **settings)
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
-    # shared by the tests of one worker: in the user's cache, the lock of a build that was killed would
-    # make every later run of DeepSpeed wait for ever
-    env["TORCH_EXTENSIONS_DIR"] = str(folder.parent.parent / "torch_extensions")
     return checked(run_script(command, env, folder, TIMEOUT_S, fresh=True))
 
 
