@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM := false
 # tests compile tiny graphs: starting the compiler's worker processes takes longer than compiling
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 
-.PHONY: help quickstart test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs dashboards pictures clean
+.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
@@ -29,6 +29,7 @@ help:
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
 	@echo "make chaos           attack recorded programs and the commands at random; SECONDS=600 SEED=1 ATTACK=kill select"
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
+	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
 	@echo "make docs            generate docs/configuration.md from the settings table"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
@@ -94,6 +95,24 @@ chaos: $(VENV)/installed-test
 # measures the real FastVideo only if `make test-fastvideo` has installed it
 bench: $(VENV)/installed-bench
 	$(VENV)/bin/python -m tests.benchmarks $(BENCH)
+
+# $(call install-wheel,ENVIRONMENT,WHEEL): torch and the others come from $(VENV), whose own otel_torch a .pth file does not activate
+define install-wheel
+$(VENV)/bin/python -m venv --clear --without-pip $(1)
+$(VENV)/bin/pip --quiet --python $(1)/bin/python install --no-deps --no-index $(2)
+cd $(1)/lib/python*/site-packages && echo $(abspath $(VENV))/lib/python*/site-packages > dependencies.pth
+endef
+
+# from the source distribution, which must hold whatever a wheel needs; the second one without a compiler
+wheel: $(VENV)/installed-test
+	rm -rf dist build/wheel
+	$(VENV)/bin/hatchling build -d dist -t sdist
+	$(VENV)/bin/pip --quiet wheel --no-deps --no-build-isolation -w dist dist/otel_torch-*.tar.gz
+	CC=none $(VENV)/bin/pip --quiet wheel --no-deps --no-build-isolation -w build/wheel dist/otel_torch-*.tar.gz
+	$(call install-wheel,build/wheel/compiled,dist/*.whl)
+	build/wheel/compiled/bin/python packaging/check_installation.py native
+	$(call install-wheel,build/wheel/pure,build/wheel/*-any.whl)
+	build/wheel/pure/bin/python packaging/check_installation.py torch
 
 lint: $(VENV)/installed-lint
 	$(VENV)/bin/ruff check .

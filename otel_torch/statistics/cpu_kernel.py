@@ -340,8 +340,10 @@ def load() -> CpuKernel | None:
 
 
 def describe() -> str:
-    """Describe what measures CPU tensors: `native (avx512)` or `torch (no compiled kernel: …)`."""
+    """Describe what measures CPU tensors: `native (avx512)`, or `torch` and the reason."""
     if _choice == "torch":
         return "torch (as chosen)"
     kernel, reason = _loaded()
-    return f"native ({kernel.processor})" if kernel else f"torch (no compiled kernel: {reason})"
+    if kernel:
+        return f"native ({kernel.processor})"
+    return f"torch, 4 to 30 times slower (no compiled kernel: {reason})"
