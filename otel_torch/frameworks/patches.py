@@ -1,4 +1,4 @@
-"""Wraps methods of a framework's classes, and restores them when the session ends."""
+"""Wraps methods and functions of a framework, and restores them when the session ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Patches:
 
             return call
 
-        self._replace(cls, name, wrap)
+        self.replace(cls, name, wrap)
 
     def after(self, cls: Any, name: str, notice: Callable[[Any], None]) -> None:
         """Call `notice(instance)` after every call of a method that the class defines."""
@@ -49,7 +49,7 @@ class Patches:
 
             return call
 
-        self._replace(cls, name, wrap)
+        self.replace(cls, name, wrap)
 
     def around(
         self, cls: Any, name: str, surround: Callable[[Any], AbstractContextManager[Any]]
@@ -64,16 +64,19 @@ class Patches:
 
             return call
 
-        self._replace(cls, name, wrap)
+        self.replace(cls, name, wrap)
 
     def undo(self) -> None:
         """Restore every method."""
         while self._undo:
             self._undo.pop()()
 
-    def _replace(
+    def replace(
         self, cls: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
+        """Call `wrap(method)` in place of a method that the class, or a function that the module
+        defines.
+        """
         method = vars(cls)[name]
         replacement = wrap(method)
         setattr(cls, name, replacement)

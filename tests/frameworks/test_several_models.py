@@ -57,6 +57,14 @@ def test_activations_that_all_detectors_share_belong_to_the_one_that_runs(tmp_pa
     first = [row for row in run.rows if row["model"] == "DetectionModel"]
     rates = {f"lr[{group}]" for group in range(3)}
     assert check_logged(run) == rates | {"grad_norm"}
-    assert distinct(first, "phase", "step", "loop") == [("attach", 0, 0), ("forward", 0, 0)]
+    # its strides were learned from an image of zeros
+    assert distinct(first, "phase", "step", "loop") == [("attach", 0, 0), ("warmup", 0, 0)]
+    # operations are counted on images of one stride, of memory that nobody has written
+    images = [row for row in run.rows if (row["module"], row["tensor"]) == ("model.0.conv", "out")]
+    counted = [row["phase"] for row in images if row["shape"] == [1, 16, 16, 16]]
+    assert counted == ["warmup", "warmup"]
+    others = [row for row in run.rows if row["phase"] != "warmup"]
+    assert distinct(others, "loop") == [0]
+    assert "nonfinite" not in run.metadata()
     shared = [row for row in run.rows if row["module"].endswith("model.0.act")]
     assert {"DetectionModel#2", "DetectionModel#3"} <= {row["model"] for row in shared}
