@@ -21,9 +21,11 @@ from otel_torch.cli import watch
 from otel_torch.cli.main import main
 from otel_torch.recording import growing_file
 from otel_torch.recording.growing_file import GrowingFile
-from otel_torch.show import live
+from otel_torch.show import live, live_ranks
+from otel_torch.show import watched as watched_module
 from otel_torch.show.live import LiveRun
-from otel_torch.show.live_view import brief_line, view_json, view_lines
+from otel_torch.show.live_view import brief_lines, view_json, view_lines
+from otel_torch.show.watched import WatchedRecording
 from tests.support import environment, in_terminal, run_python
 
 HOSTILE = "block\x1b[2J"
@@ -54,6 +56,12 @@ def folded(*lines: bytes) -> LiveRun:
     run = LiveRun()
     run.add_lines(list(lines))
     return run
+
+
+def watched(*lines: bytes, state: str = "running", **metadata: Any) -> WatchedRecording:
+    recording = WatchedRecording(Path("run.jsonl"), print)
+    recording.run, recording.state, recording.metadata = folded(*lines), state, metadata
+    return recording
 
 
 @contextmanager
@@ -228,23 +236,22 @@ def test_a_terminal_gets_a_view_that_fits_it(trained: Path) -> None:
 
 
 def test_names_cannot_control_the_terminal() -> None:
-    run = folded(
+    recording = watched(
         line(HOSTILE, 0, abs_mean=1.0), line(HOSTILE, 1, abs_mean=1.0),
         line(HOSTILE, 2, abs_mean=9.0, nonfinite=1, model=HOSTILE),
         line("", 2, tensor=f"lr[{HOSTILE}]", phase="train", mean=0.1, model=HOSTILE),
     )  # fmt: skip
-    lines = view_lines(run, HOSTILE, 1.0, "running", {}, width=80, color=False)
-    assert not any("\x1b" in text for text in [*lines, brief_line(run, 1.0)])
+    recording.path = Path(HOSTILE)
+    lines = view_lines(recording, width=80, color=False)
+    assert not any("\x1b" in text for text in [*lines, *brief_lines(recording)])
 
 
 def test_losses_of_a_step_are_their_mean_and_a_nan_is_drawn() -> None:
-    run = folded(loss(0, 1.0), loss(0, 3.0, call=1), loss(1, 1.0), loss(2, "NaN"))
-    health = run.training["Net"]
+    recording = watched(loss(0, 1.0), loss(0, 3.0, call=1), loss(1, 1.0), loss(2, "NaN"))
+    health = recording.run.training["Net"]
     assert list(health.losses)[:2] == [2.0, 1.0] and math.isnan(health.values["loss"])
     text = next(
-        text
-        for text in view_lines(run, "run", None, "running", {}, width=80, color=False)
-        if text.startswith("loss")
+        text for text in view_lines(recording, width=80, color=False) if text.startswith("loss")
     )
     assert text.endswith("█▁!") and "nan" in text
 
@@ -264,30 +271,33 @@ def test_the_tensor_that_changes_most_comes_first() -> None:
 
 
 def test_nonfinite_values_are_found_without_a_count_and_in_the_loss() -> None:
-    run = folded(
+    recording = watched(
         line("counted", nonfinite=1), line("b", 1, abs_mean="NaN"), line("b", 2, abs_mean="Infinity"),
         b'{"module": "bare", "tensor": "out", "step": 2, "model": "Net", "abs_mean": NaN}',
         line("failed", abs_mean="<error: no>", nonfinite="<error: no>"),
         line("", 2, tensor="grad_norm", phase="train", mean="Infinity"),  # the scaler may skip it
         loss(3, "NaN"),
     )  # fmt: skip
+    run = recording.run
     assert run.nonfinite == 5 and run.worst_tensor() == ("Net b out", 2)
     assert run.first_nonfinite.startswith("Net counted out")
-    shown = view_lines(run, "run", None, "running", {}, width=80, color=False)
+    shown = view_lines(recording, width=80, color=False)
     assert "most of them in Net b out: 2" in shown
 
 
 def test_damaged_lines_are_counted_and_the_first_one_is_named() -> None:
-    run = folded(line(), b"{broken", b"", line(), b'{"module": 3}')
+    recording = watched(line(), b"{broken", b"", line(), b'{"module": 3}')
+    run = recording.run
     assert (run.records, run.damaged, run.first_damage) == (2, 2, "line 2 is not JSON")
-    assert brief_line(run, None).endswith("2 damaged lines left out, the first: line 2 is not JSON")
+    (text,) = brief_lines(recording)
+    assert text.endswith("2 damaged lines left out, the first: line 2 is not JSON")
 
 
 def test_tensors_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_MAX_TENSORS", 2)
-    run = folded(*(line(name, nonfinite=1) for name in "abcd"))
-    assert (run.unfollowed, run.nonfinite) == (2, 4)
-    shown = view_lines(run, "run", None, "running", {}, width=80, color=False)
+    recording = watched(*(line(name, nonfinite=1) for name in "abcd"))
+    assert (recording.run.unfollowed, recording.run.nonfinite) == (2, 4)
+    shown = view_lines(recording, width=80, color=False)
     assert "changes not seen: 2 records of too many tensors" in shown
 
 
@@ -295,7 +305,7 @@ def test_tensors_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -
     ("words", "message"),
     [
         (["--interval", "0"], "--interval 0: give 0.01 to 3600 seconds"),
-        (["FOLDER"], "is a folder; watch one recording in it: a.jsonl"),
+        (["--once", "FOLDER"], "holds no recording (*.jsonl)"),
         (["/dev/zero"], "is a device and holds no records"),
         (["run.meta.json"], "is the metadata of a recording; give run.jsonl"),
         (["NOTES"], "notes.jsonl: line 1 is not JSON"),
@@ -306,7 +316,8 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], message: str) -
     notes = tmp_path / "notes"
     notes.mkdir()
     (notes / "notes.jsonl").write_text("not a recording\n")
-    places = {"FOLDER": str(tmp_path), "NOTES": str(notes / "notes.jsonl")}
+    (tmp_path / "empty").mkdir()
+    places = {"FOLDER": str(tmp_path / "empty"), "NOTES": str(notes / "notes.jsonl")}
     words = [places.get(word, word) for word in words]
     words = words if "--interval" not in words else [*words, str(tmp_path / "a.jsonl")]
     done = subprocess.run(
@@ -329,12 +340,12 @@ def test_once_shows_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_long_recording_is_shown_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (growing_file, watch):
+    for module in (growing_file, watched_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"".join(line(step=step) + b"\n" for step in range(100)))
     (tmp_path / "run.meta.json").write_text(json.dumps({"ended_cleanly": True}))
-    follower = watch._RunFollower(path, as_json=False, is_terminal=False, screen=None)
+    follower = watch._View(path, as_json=False, is_terminal=False, screen=None)
     assert not follower.look(-1)  # as if a block took longer than an interval
     follower.print_last()
     assert "8% read: 8 records" in capsys.readouterr().out
@@ -346,12 +357,82 @@ def test_a_long_recording_is_shown_while_it_is_read(
 def test_the_slowest_regions_are_those_of_the_metadata() -> None:
     regions = {"fast": {"count": 2, "host_total_s": 3.0, "host_longest_s": 2.0}}
     regions["slow"] = {"count": 1, "host_total_s": 9.0, "host_longest_s": 9.0}
-    metadata = {"regions": regions | {HOSTILE: {"count": 1, "host_total_s": 1.0}}}
-    lines = view_lines(folded(line()), "run", None, "running", metadata, width=80, color=False)
+    regions[HOSTILE] = {"count": 1, "host_total_s": 1.0}
+    recording = watched(line(), regions=regions)
+    lines = view_lines(recording, width=80, color=False)
     assert lines[-3].split() == ["slow", "1", "9", "9"] and lines[-2].split()[0] == "fast"
     assert "\x1b" not in "".join(lines)
-    shown = view_json(folded(line()), "run", None, "running", metadata)
+    shown = view_json(recording)
     assert list(shown["regions"])[:2] == ["slow", "fast"]
+
+
+# -- a folder of ranks
+
+
+def write_rank(folder: Path, rank: int, *lines: bytes, **fields: Any) -> Path:
+    path = folder / f"run.rank{rank}.jsonl"
+    append(path, b"".join(each + b"\n" for each in lines))
+    metadata = {"run_id": "a", "rank": rank, "start": "2026-01-01T00:00:00"} | fields
+    (folder / f"run.rank{rank}.meta.json").write_text(json.dumps(metadata))
+    return path
+
+
+def test_every_rank_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rank(tmp_path, 10, loss(7, 0.5), ended_cleanly=True)
+    write_rank(tmp_path, 2, loss(6, 0.25), line("bad", 6, nonfinite=1), ended_cleanly=False)
+    (tmp_path / "run.rank2.1.jsonl").write_bytes(line() + b"\n")  # of an earlier run
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    second, tenth = capsys.readouterr().out.splitlines()
+    assert second.startswith("rank 2: running: 2 records, step 6, loss 0.25, 1 with NaN or Inf")
+    assert tenth == "rank 10: ended: 1 record, step 7, loss 0.5"
+    assert main(["watch", str(tmp_path), "--once", "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(each["rank"], each["records"]) for each in ranks] == [(2, 2), (10, 1)]
+
+    folder = watched_module.WatchedFolder(tmp_path, print)
+    folder.look(60)
+    heading, trouble, _, header, *cells = live_ranks.view_lines(folder, width=100, color=False)
+    assert heading == f"{tmp_path}: 1 running, 1 ended"[:100] or heading.endswith("…")
+    assert trouble.startswith("rank 2: the first NaN or Inf: Net bad out, loop 0, step 6")
+    assert header.split()[:3] == ["rank", "state", "step"]
+    assert [each.split()[:4] for each in cells] == [
+        ["rank", "2", "running", "6"],
+        ["rank", "10", "ended", "7"],
+    ]
+
+
+def test_the_run_that_began_last_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rank(tmp_path, 0, line(), ended_cleanly=False)
+    folder = watched_module.WatchedFolder(tmp_path, print)
+    folder.look(60)
+    assert [rank.path.name for rank in folder.ranks] == ["run.rank0.jsonl"]
+    write_rank(tmp_path, 1, line(), run_id="b", start="2026-01-01T00:01:00", ended_cleanly=False)
+    folder.look(60)
+    assert [rank.path.name for rank in folder.ranks] == ["run.rank1.jsonl"]
+    assert "the run b has begun and is shown from now on" in capsys.readouterr().out
+    assert not folder.is_over
+    write_rank(tmp_path, 1, run_id="b", start="2026-01-01T00:01:00", ended_cleanly=True)
+    folder.look(60)
+    assert folder.is_over
+
+
+def test_a_folder_that_is_yet_to_come_is_followed_until_all_ranks_have_ended(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "ranks"
+    with watching("--json", folder) as process:
+        assert read_until(process, lambda view: view["state"] == "waiting for it")
+        folder.mkdir()
+        assert read_until(process, lambda view: view.get("ranks") == [])
+        write_rank(folder, 0, line(), ended_cleanly=False)
+        write_rank(folder, 1, line(), ended_cleanly=True)
+        view = read_until(process, lambda view: len(view["ranks"]) == 2)
+        write_rank(folder, 0, line(step=1), ended_cleanly=True)
+        view = read_until(process, lambda view: {r["state"] for r in view["ranks"]} == {"ended"})
+        assert [rank["records"] for rank in view["ranks"]] == [2, 1]
+        assert process.wait(60) == 0
 
 
 # -- in a terminal

@@ -1,4 +1,4 @@
-"""Draws the state of a run: as lines for a terminal, as one line for a pipe, as JSON."""
+"""Draws the state of a recording: as lines for a terminal, as one line for a pipe, as JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from otel_torch.rendering.words import plural
 from otel_torch.show.live import LiveRun
 from otel_torch.show.training import quantity_of
 from otel_torch.show.training_trouble import WORDS
+from otel_torch.show.watched import WatchedRecording
 from otel_torch.training_quantities import split_label
 
 SCHEMA = "otel_torch.watch/1"
@@ -21,29 +22,16 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 # lines of one model's quantities, of changes, and of regions
 _MAX_QUANTITIES, _MAX_CHANGES, _MAX_REGIONS = 10, 5, 5
 # in a single line of text
-_BRIEF = ("loss", "lr", "grad_norm")
+BRIEF = ("loss", "lr", "grad_norm")
 
 
-def view_lines(
-    run: LiveRun,
-    name: str,
-    pace: float | None,
-    state: str,
-    metadata: dict[str, Any],
-    *,
-    width: int,
-    color: bool,
-) -> list[str]:
-    """Return the lines of the view.
-
-    Args:
-        pace: Steps a second; None while unknown.
-        state: What the run is doing, in words.
-        metadata: What the run says itself: its slowest regions.
-    """
+def view_lines(watched: WatchedRecording, *, width: int, color: bool) -> list[str]:
+    """Return the lines of the view of a recording."""
+    run, name = watched.run, str(watched.path)
+    state = f"{watched.state}, {watched.note}" if watched.note else watched.state
     lines = [
         paint(shorten(escape(name), max(width - 2 - len(state), 10)), "bold", color) + f": {state}",
-        shorten(", ".join(_progress(run, pace)), width),
+        shorten(", ".join(_progress(watched)), width),
         "",
     ]
     for model, health in run.training.items():
@@ -51,7 +39,7 @@ def view_lines(
         labels = [label for label in health.values if quantity_of(label) in WORDS]
         for label in sorted(labels, key=_rank)[:_MAX_QUANTITIES]:
             value = health.values[label]
-            text = shorten(escape(f"{_words(label):<24}"), 24) + f" {value:>11.5g}"
+            text = shorten(escape(f"{words_of(label):<24}"), 24) + f" {value:>11.5g}"
             if label == "loss" and width > len(text) + 10:
                 text += "  " + sparkline(list(health.losses)[2 + len(text) - width :])
             lines.append(paint(text[:width], None if math.isfinite(value) else "red", color))
@@ -71,7 +59,7 @@ def view_lines(
         ]
         header = ["largest changes", "before", "now", "times"]
         lines += format_table(header, cells, color=color, width=width).splitlines()
-    if regions := _slowest_regions(metadata):
+    if regions := _slowest_regions(watched.metadata):
         cells = [
             Line([region, f"{times.get('count', 0):,}", *_seconds(times)])
             for region, times in regions
@@ -86,36 +74,36 @@ def view_lines(
     return lines
 
 
-def brief_line(run: LiveRun, pace: float | None) -> str:
-    """Return the state in one line."""
-    parts = _progress(run, pace)
+def brief_lines(watched: WatchedRecording) -> list[str]:
+    """Return the state as one line."""
+    run, parts = watched.run, _progress(watched)
     for model, health in run.training.items():
         prefix = f"{model} " if len(run.training) > 1 else ""
         parts += [
-            f"{prefix}{_words(label)} {value:.5g}"
+            f"{prefix}{words_of(label)} {value:.5g}"
             for label, value in health.values.items()
-            if quantity_of(label) in _BRIEF
+            if quantity_of(label) in BRIEF
         ]
     if run.nonfinite:
         parts.append(f"{run.nonfinite:,} with NaN or Inf, the first: {run.first_nonfinite}")
     if run.damaged:
         parts.append(_damage(run))
-    return escape(", ".join(parts))
+    return [escape(f"{watched.state}: " + ", ".join(parts))]
 
 
-def view_json(
-    run: LiveRun, name: str, pace: float | None, state: str, metadata: dict[str, Any]
-) -> dict[str, Any]:
+def view_json(watched: WatchedRecording) -> dict[str, Any]:
     """Return the state as a JSON object; NaN and Inf are strings, as in a recording."""
+    run = watched.run
     return {
         "schema": SCHEMA,
-        "recording": name,
-        "state": state,
+        "recording": str(watched.path),
+        "rank": watched.metadata.get("rank"),
+        "state": watched.state,
         "records": run.records,
         "damaged": run.damaged,
         "first_damage": run.first_damage or None,
         "step": None if run.step is None else run.step._asdict(),
-        "steps_per_second": pace,
+        "steps_per_second": watched.pace,
         "training": {
             model: {label: json_safe(value) for label, value in health.values.items()}
             for model, health in run.training.items()
@@ -126,7 +114,7 @@ def view_json(
             "most_in": run.worst_tensor()[0] or None,
         },
         "changes": [dataclasses.asdict(change) for change in run.largest_changes(_MAX_CHANGES)],
-        "regions": dict(_slowest_regions(metadata)),
+        "regions": dict(_slowest_regions(watched.metadata)),
     }
 
 
@@ -145,11 +133,11 @@ def sparkline(values: Iterable[float]) -> str:
     )
 
 
-def _progress(run: LiveRun, pace: float | None) -> list[str]:
-    parts = [plural(run.records, "record")]
-    if run.step is not None:
-        parts.append(str(run.step))
-    if pace is not None:
+def _progress(watched: WatchedRecording) -> list[str]:
+    parts = [plural(watched.run.records, "record")]
+    if watched.run.step is not None:
+        parts.append(str(watched.run.step))
+    if (pace := watched.pace) is not None:
         parts.append(f"{pace:.3g} steps a second")
     return parts
 
@@ -170,7 +158,8 @@ def _damage(run: LiveRun) -> str:
     return f"{plural(run.damaged, 'damaged line')} left out, the first: {run.first_damage}"
 
 
-def _words(label: str) -> str:
+def words_of(label: str) -> str:
+    """Return what a quantity is called."""
     quantity, group = split_label(label)
     words = WORDS.get(quantity, quantity)
     return words if group is None else f"{words} [{group}]"
