@@ -60,12 +60,12 @@ def names(page, field):
     return [categories["names"][index] for index in categories["of"]]
 
 
-def table(page, statistic):
+def table(page, statistic, recording=0):
     """Return a statistic, of shape (tensors, columns); inf for NaN or Inf."""
-    (cells,) = next(
+    cells = next(
         each["cells"] for each in explored(page)["statistics"] if each["name"] == statistic
     )
-    return unpack(cells).reshape(-1, len(explored(page)["columns"]))
+    return unpack(cells[recording]).reshape(-1, len(explored(page)["columns"]))
 
 
 def cells(page, statistic, kind="outputs"):
@@ -230,9 +230,9 @@ def test_histograms_are_drawn_as_shares_where_they_were_recorded(recording, page
     assert "Magnitudes" in text(found)
     histograms = explored(found)["histograms"]
     assert histograms["bins"] == ["2^-1", "2^0", "2^1"]
-    shares = np.nan_to_num(unpack(histograms["rows"])).reshape(-1, 3)
+    shares = np.nan_to_num(unpack(histograms["rows"][0])).reshape(-1, 3)
     assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]]
-    by_step = np.nan_to_num(unpack(histograms["steps"]["outputs"])).reshape(3, -1)
+    by_step = np.nan_to_num(unpack(histograms["steps"][0]["outputs"])).reshape(3, -1)
     assert by_step == pytest.approx(np.array([[1 / 7, 0], [5 / 7, 0], [1 / 7, 1]]), rel=1e-3)
     assert "Magnitudes" not in text(page(recording(row())))
 
@@ -290,6 +290,36 @@ def test_modules_and_steps_are_selected(recording, page):
     assert "10 of 2 modules, 2 of them shown" in text(found)
 
 
+def test_several_recordings_are_laid_on_each_other(recording, page, tmp_path):
+    first = recording(row("a", 0), row("a", 2), row("only here", 0), meta=META)
+    rows = [row("b", 0), *[row("a", step, abs_mean=7.0 + step) for step in (0, 1, 2)]]
+    second = write(
+        tmp_path / "second.jsonl",
+        "\n".join(map(json.dumps, [*rows, row("a", 2, call=1, nonfinite=1)])) + "\n",
+    )
+    found = page(first, second)
+    assert explored(found)["recordings"] == ["run.jsonl", "second.jsonl"]
+    assert explored(found)["columns"] == ["0", "1", "2"], "the steps of both, in order"
+    assert names(found, "module") == ["a", "only here", "b"]
+    tables = [np.nan_to_num(table(found, "abs_mean", index), nan=-1).tolist() for index in (0, 1)]
+    assert tables == [
+        [[1, -1, 1], [1, -1, -1], [-1, -1, -1]],
+        [[7, 8, 9], [-1, -1, -1], [1, -1, -1]],
+    ]
+    (button,) = [attributes for tag, attributes in found.elements if tag == "button"]
+    assert (button["data-tensor"], button["data-recording"]) == ("0", "1")
+    message = text(found)
+    assert "NaN and Inf in second.jsonl" in message and "run r7" in message
+    assert "2 tensors, all values finite" in message
+    assert "8 records, 4 tensors" in found.said
+
+
+def test_several_recordings_need_a_page(recording, capsys):
+    path = recording(row())
+    assert main(["show", path, path]) == 2
+    assert "several recordings are shown on one page: give --html FILE" in capsys.readouterr().err
+
+
 # -- the timeline
 # --------------------------------------------------------------------------------------------------
 
@@ -300,7 +330,7 @@ def test_the_outcome_is_what_matters(recording, page):
 
 
 def timeline(page):
-    return data(page)["timeline"]
+    return data(page)["timelines"].get("timeline-0")
 
 
 def test_without_traces_one_line_says_how_to_get_a_timeline(recording, page):
@@ -523,7 +553,7 @@ def test_fields_that_are_no_numbers_are_no_statistics():
     grid = Grid.of(iter([{"module": "a", "tensor": "out", "step": None, **odd}]))
     assert list(grid.statistics) == ["rms", "huge"]
     assert np.isinf(grid.statistics["huge"]).all()
-    assert explorer_data(grid, "a")["columns"] == ["none"]
+    assert explorer_data(grid, ["a"])["columns"] == ["none"]
 
 
 def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):
@@ -531,7 +561,7 @@ def test_reading_for_a_page_needs_neither_torch_nor_the_sdk(tmp_path):
     code = (
         "import sys, otel_torch.show.page as page, otel_torch.rendering.page, otel_torch.show.chrome_trace\nfrom pathlib import Path\n"
         "from otel_torch.show.selection import Selection\n"
-        "page.write_page(Selection('run.jsonl'), Path('p.html'), [], lambda text: None)\n"
+        "page.write_page([Selection('run.jsonl')], Path('p.html'), [], lambda text: None)\n"
         "sys.exit(len({'torch', 'opentelemetry.sdk'} & {*sys.modules}))"
     )
     run_python(tmp_path, code, OTEL_TORCH_ENABLED="0")

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from otel_torch.show.packed import unpack
+from otel_torch.show.run_sections import Run
+from otel_torch.show.selection import Selection
 from otel_torch.show.training import TrainingSeries
 from otel_torch.show.training_page import MAX_POINTS, training_section
 from otel_torch.show.training_trouble import troubles
@@ -280,6 +282,23 @@ def test_a_page_without_training_has_no_such_section(recording, page):
     assert "Training" not in text(drawn) and data(drawn)["training"] == {"curves": {}, "maps": {}}
 
 
+def test_the_curves_of_several_trainings_share_a_plot(recording, page, tmp_path):
+    first = recording(*values("loss", [3.0, 2.0]), value("grad_norm", 0, 1.0, "layer"))
+    second = tmp_path / "second.jsonl"
+    rows = [*values("loss", [5.0, math.nan, 4.0]), value("grad_norm", 0, 2.0, "layer")]
+    second.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    drawn = page(first, second)
+    shown = data(drawn)["training"]
+    loss = shown["curves"]["training-loss"]
+    assert {line["name"]: line["middle"] for line in loss["lines"]} == {
+        "run.jsonl: loss": [3.0, 2.0, None],
+        "second.jsonl: loss": [5.0, None, 4.0],
+    }
+    assert loss["bad"] == [1]
+    assert list(shown["maps"]) == ["training-gradients", "training-gradients-1"]
+    assert "second.jsonl: loss became NaN at step 1" in text(drawn)
+
+
 def test_loops_follow_each_other(recording, page):
     drawn = page(recording(value("loss", 0, 1.0), value("loss", 0, 2.0, loop=1)))
     loss = data(drawn)["training"]["curves"]["training-loss"]
@@ -294,7 +313,7 @@ def test_the_section_is_bounded_and_keeps_the_extremes():
             training.add(value(f"lr[{group}]", step, 1e-3))
         for module in range(500) if step % 100 == 0 else ():
             training.add(value("grad_norm", step, 1.0, f"layers.{module // 10}.{module % 10}"))
-    section = training_section(training, {})
+    section = training_section([Run("run.jsonl", 0, Selection("run.jsonl", training=training))])
     (loss,) = section.curves["training-loss"]["lines"]
     assert len(loss["most"]) <= MAX_POINTS and max(loss["most"]) == 50.0
     (drawn,) = section.maps.values()

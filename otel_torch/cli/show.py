@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from otel_torch.process.console import say
@@ -18,9 +19,10 @@ from otel_torch.show.selection import Selection
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `otel-torch show`."""
     parser.add_argument(
-        "recording",
+        "recordings",
         metavar="RECORDING",
-        help="a recording (.jsonl), or a trace of FastVideo",
+        nargs="+",
+        help="a recording (.jsonl), or a trace of FastVideo; --html lays several on each other",
     )
     parser.add_argument("--module", metavar="REGEX", help="only modules whose name matches")
     parser.add_argument(
@@ -81,9 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json and (arguments.html or arguments.chrome_trace):
         say("--json prints, --html and --chrome-trace write files: ask for one of them")
         return 2
+    if len(arguments.recordings) > 1 and (not arguments.html or arguments.chrome_trace):
+        say("several recordings are shown on one page: give --html FILE, and no --chrome-trace")
+        return 2
+    selections = [Selection(path, modules, steps) for path in arguments.recordings]
     try:
         with Progress() as progress:
-            return _show(arguments, Selection(arguments.recording, modules, steps), progress)
+            return _show(arguments, selections, progress)
     except RecordingError as error:
         say(str(error))
         return 2
@@ -93,8 +99,11 @@ def _parse_steps(text: str) -> NumberSet:
     return NumberSet.parse(text, report=lambda message: say(f"--step: {message}"))
 
 
-def _show(arguments: argparse.Namespace, selection: Selection, progress: Progress) -> int:
+def _show(
+    arguments: argparse.Namespace, selections: Sequence[Selection], progress: Progress
+) -> int:
     """Print or write what was requested; each renderer is imported only when it is used."""
+    selection = selections[0]
     if not (arguments.html or arguments.chrome_trace):
         from otel_torch.show.overview import print_overview
 
@@ -107,7 +116,7 @@ def _show(arguments: argparse.Namespace, selection: Selection, progress: Progres
     if arguments.html:
         from otel_torch.show.page import write_page
 
-        messages.append(write_page(selection, targets[0], traces, progress))
+        messages.append(write_page(selections, targets[0], traces, progress))
     if arguments.chrome_trace:
         from otel_torch.show.chrome_trace import write_chrome_trace
 

@@ -37,40 +37,70 @@ _RULES = {**dict.fromkeys(COUNTS, "sum"), "min": "min", "max": "max"}
 _BIN_NAMES = {0: "0", 1: "< 2^-40", 62: "≥ 2^20", 63: "NaN or Inf"}
 
 
-def explorer_data(grid: Grid, name: str) -> dict[str, Any]:
+def explorer_data(grid: Grid, names: Sequence[str]) -> dict[str, Any]:
     """Return the JSON that the page's scripts explore.
 
     Args:
-        grid: The recording.
-        name: What the recording is called.
+        grid: The recordings.
+        names: What each recording is called.
     """
-    rows = shown_rows(grid)
-    series = [grid.series[row] for row in rows]
-    kinds = [_kind_name(tensor_kind(item.tensor)) for item in series]
+    position_of = shown_positions(grid)
+    series = {position: grid.series[row] for row, position in reversed(position_of.items())}
+    shown = [series[position] for position in sorted(series)]
+    order = _column_order(grid)
     data: dict[str, Any] = {
-        "recordings": [escape(name)],
-        "columns": [column_name(steps) for steps in grid.columns],
-        "tensors": _tensor_names(series, kinds),
+        "recordings": [escape(name) for name in names],
+        "columns": [column_name(grid.columns[column]) for column in order],
+        "tensors": _tensor_names(shown),
         "statistics": [
-            {"name": escape(name), "rule": _RULES.get(name, "magnitude"), "cells": [pack(table)]}
+            {
+                "name": escape(name),
+                "rule": _RULES.get(name, "magnitude"),
+                "cells": [pack(table[:, order]) for table in tables],
+            }
             for name, values in grid.statistics.items()
-            if not np.isnan(table := values[rows]).all()
+            if not np.isnan(tables := _by_recording(grid, position_of, values, len(names))).all()
         ],
-        "bad": [position for position, row in enumerate(rows) if row in grid.bad],
+        "bad": sorted({position_of[row] for row in grid.bad if row in position_of}),
     }
     if grid.histograms:
-        data["histograms"] = _histograms(grid, rows)
+        data["histograms"] = _histograms(grid, position_of, order, len(names))
     return data
 
 
-def shown_rows(grid: Grid) -> list[int]:
-    """Return the rows of the grid that the page has: all, or those with NaN or Inf and the first
-    of the others.
+def shown_positions(grid: Grid) -> dict[int, int]:
+    """Return row of the grid -> its position on the page: of all, or of those with NaN or Inf and
+    the first of the others. Equal tensors of several recordings share a position.
     """
-    rows = range(len(grid.series))
-    if len(rows) <= MAX_TENSORS:
-        return list(rows)
-    return sorted(sorted(rows, key=lambda row: row not in grid.bad)[:MAX_TENSORS])
+    rows_of: dict[TensorSeries, list[int]] = {}
+    for row, series in enumerate(grid.series):
+        rows_of.setdefault(series._replace(recording=0), []).append(row)
+    bad_first = sorted(rows_of.values(), key=lambda rows: grid.bad.keys().isdisjoint(rows))
+    kept = sorted(bad_first[:MAX_TENSORS])
+    return {row: position for position, rows in enumerate(kept) for row in rows}
+
+
+def _by_recording(
+    grid: Grid, position_of: dict[int, int], values: Floats, recordings: int
+) -> Floats:
+    """Return values of shape (rows of the grid, n) as (recordings, positions, n); NaN for none."""
+    positions = 1 + max(position_of.values(), default=-1)
+    tables = np.full((recordings, positions, values.shape[1]), np.nan)
+    rows = list(position_of)
+    of = [grid.series[row].recording for row in rows]
+    tables[of, list(position_of.values())] = values[rows]
+    return tables
+
+
+def _column_order(grid: Grid) -> list[int]:
+    """Return the columns in the order of the page: of several recordings, one may have recorded
+    steps between those of another.
+    """
+    columns = list(range(len(grid.columns)))
+    is_one = all(series.recording == 0 for series in grid.series)
+    if is_one or grid.width > 1 or any(step.number is None for step in grid.steps):
+        return columns
+    return sorted(columns, key=lambda column: tuple(part or 0 for part in grid.steps[column]))
 
 
 def column_name(steps: Sequence[LoopStep]) -> str:
@@ -93,8 +123,9 @@ def _kind_name(kind: str) -> str:
     return _KIND_NAMES.get(kind, _OTHER_KIND)
 
 
-def _tensor_names(series: Sequence[TensorSeries], kinds: Sequence[str]) -> dict[str, Any]:
+def _tensor_names(series: Sequence[TensorSeries]) -> dict[str, Any]:
     """Return the fields of all tensors."""
+    kinds = [_kind_name(tensor_kind(item.tensor)) for item in series]
     known = [kind for kind in (*_KIND_NAMES.values(), _OTHER_KIND) if kind in kinds]
     return {
         "model": _categories([item.model for item in series]),
@@ -120,24 +151,29 @@ def _categories(values: Sequence[str | None], names: Sequence[str] = ()) -> dict
 # -- histograms
 
 
-def _histograms(grid: Grid, rows: Sequence[int]) -> dict[str, Any]:
-    """Return the shares of magnitudes by tensor, and by step for each kind of tensor, without empty
-    bins at the ends.
+def _histograms(
+    grid: Grid, position_of: dict[int, int], order: Sequence[int], recordings: int
+) -> dict[str, Any]:
+    """Return the shares of magnitudes of each recording: by tensor, and by step for each kind of
+    tensor, without empty bins at the ends.
     """
-    tensors = np.zeros((len(rows), BINS))
-    for position, row in enumerate(rows):
-        tensors[position] = grid.histograms.get(row, 0.0)
-    steps: dict[str, Floats] = {}
-    for (tensor, column), counts in grid.step_histograms.items():
-        kind = _kind_name(tensor)
-        table = steps.setdefault(kind, np.zeros((len(grid.columns), BINS)))
-        table[column] += counts
-    used = np.flatnonzero(tensors.sum(axis=0))
+    counts = np.zeros((len(grid.series), BINS))
+    for row, of_row in grid.histograms.items():
+        counts[row] = of_row
+    used = np.flatnonzero(counts.sum(axis=0))
     first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
+    tensors = _by_recording(grid, position_of, _shares(counts), recordings)
+    steps: list[dict[str, Floats]] = [{} for _ in range(recordings)]
+    for (recording, tensor, column), of_column in grid.step_histograms.items():
+        empty = np.zeros((len(grid.columns), BINS))
+        steps[recording].setdefault(_kind_name(tensor), empty)[column] += of_column
     return {
         "bins": [_bin_name(index) for index in range(first, end)],
-        "rows": pack(_shares(tensors)[:, first:end]),
-        "steps": {kind: pack(_shares(table)[:, first:end].T) for kind, table in steps.items()},
+        "rows": [pack(table[:, first:end]) for table in tensors],
+        "steps": [
+            {kind: pack(_shares(table)[order, first:end].T) for kind, table in kinds.items()}
+            for kinds in steps
+        ],
     }
 
 

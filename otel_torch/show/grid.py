@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,13 +42,17 @@ _PRIORITY: dict[str, Callable[[Floats], Floats]] = {"min": np.negative, "max": n
 
 
 class TensorSeries(NamedTuple):
-    """What identifies a tensor across steps; None for fields that the recording lacks."""
+    """What identifies a tensor across steps; None for fields that the recording lacks.
+
+    recording: The position of its recording among those of the grid.
+    """
 
     model: str | None
     module: str
     tensor: str
     phase: str | None
     branch: str | None
+    recording: int = 0
 
 
 class NonfiniteRecords(NamedTuple):
@@ -58,14 +63,15 @@ class NonfiniteRecords(NamedTuple):
 
 
 class Grid:
-    """The records of a recording by tensor and step.
+    """The records of a recording by tensor and step; or of several, whose steps share columns.
 
     Attributes:
         series: The tensors in order of appearance; their indices are the rows.
         steps: The steps in order of appearance; `width` neighbors share a column.
         bad: Row -> its records with NaN or Inf, in the order of first occurrence.
         histograms: Row -> counts of all steps, float64 of shape (64,).
-        step_histograms: (kind of tensor, column) -> counts of all such tensors, likewise.
+        step_histograms: (recording, kind of tensor, column) -> counts of all such tensors,
+            likewise.
         left_out: Names of statistics beyond `MAX_STATISTICS`.
     """
 
@@ -75,7 +81,7 @@ class Grid:
         self.width = 1
         self.bad: dict[int, NonfiniteRecords] = {}
         self.histograms: dict[int, Floats] = {}
-        self.step_histograms: dict[tuple[str, int], Floats] = {}
+        self.step_histograms: dict[tuple[int, str, int], Floats] = {}
         self.left_out: dict[str, None] = {}
         self._row_of: dict[TensorSeries, int] = {}
         self._index_of_step: dict[LoopStep, int] = {}
@@ -83,16 +89,12 @@ class Grid:
         self._arrays: dict[str, Floats] = {}
 
     @classmethod
-    def of(cls, rows: Iterator[Row]) -> Grid:
-        """Return the grid of all rows."""
+    def of(cls, *recordings: Iterator[Row]) -> Grid:
+        """Return the grid of all rows of the recordings."""
         grid = cls()
-        chunk: list[Row] = []
-        for row in rows:
-            chunk.append(row)
-            if len(chunk) == _CHUNK_ROWS:
-                grid.add(chunk)
-                chunk = []
-        grid.add(chunk)
+        for recording, rows in enumerate(recordings):
+            while chunk := list(islice(rows, _CHUNK_ROWS)):
+                grid.add(chunk, recording)
         return grid
 
     @property
@@ -110,11 +112,11 @@ class Grid:
         names = sorted(self._arrays, key=lambda name: order.get(name, len(order)))
         return {name: self._arrays[name][: len(self.series), : len(self.columns)] for name in names}
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add records."""
+    def add(self, rows: Sequence[Row], recording: int = 0) -> None:
+        """Add records of one recording."""
         if not rows:
             return
-        positions = [self._position(row) for row in rows]
+        positions = [self._position(row, recording) for row in rows]
         self._fit_columns()
         row_indices = np.array([index for index, _ in positions], dtype=np.int64)
         columns = np.array([step for _, step in positions], dtype=np.int64) // self.width
@@ -139,10 +141,15 @@ class Grid:
             if isinstance(counts, list) and len(counts) == BINS:
                 self._add_histogram(int(row_index), int(column), counts)
 
-    def _position(self, row: Row) -> tuple[int, int]:
+    def _position(self, row: Row, recording: int) -> tuple[int, int]:
         """Return the row and the index of the step of a record; new ones are appended."""
         series = TensorSeries(
-            row.get("model"), row["module"], row["tensor"], row.get("phase"), row.get("branch")
+            row.get("model"),
+            row["module"],
+            row["tensor"],
+            row.get("phase"),
+            row.get("branch"),
+            recording,
         )
         row_index = self._row_of.get(series)
         if row_index is None:
@@ -186,7 +193,8 @@ class Grid:
         except (ValueError, TypeError, OverflowError):
             return
         self.histograms[row] = self.histograms.get(row, 0.0) + numbers
-        key = (tensor_kind(self.series[row].tensor), column)
+        series = self.series[row]
+        key = (series.recording, tensor_kind(series.tensor), column)
         self.step_histograms[key] = self.step_histograms.get(key, 0.0) + numbers
 
     def _fit_columns(self) -> None:
@@ -216,9 +224,9 @@ class Grid:
                 merged[:, index] = combine(name, array[:, 2 * index : 2 * index + 2])
             self._arrays[name] = merged
         self._columns = columns
-        histograms: dict[tuple[str, int], Floats] = {}
-        for (kind, column), counts in self.step_histograms.items():
-            key = (kind, column // 2)
+        histograms: dict[tuple[int, str, int], Floats] = {}
+        for (recording, kind, column), counts in self.step_histograms.items():
+            key = (recording, kind, column // 2)
             histograms[key] = histograms.get(key, 0.0) + counts
         self.step_histograms = histograms
 

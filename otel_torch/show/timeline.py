@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from otel_torch.rendering.page import sentence
+from otel_torch.rendering.page import code, sentence
 from otel_torch.rendering.table import escape
 from otel_torch.show.traces import Span, assign_lanes
 
@@ -31,12 +31,16 @@ class _PlacedSpan:
     line: int
 
 
-def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, Any] | None]:
+def timeline(
+    spans: Sequence[Span], count: int, id: str, name: str = ""
+) -> tuple[list[str], dict[str, Any] | None]:
     """Return the HTML of the section, and the JSON that its script draws.
 
     Args:
         spans: The spans to draw, at most `MAX_SPANS`.
         count: How many spans the run has.
+        id: Of the element to draw in.
+        name: Of the recording, where there are several.
     """
     if not spans:
         return ["<h2>Timeline</h2>", f'<p class="faint">{sentence(_HINT)}</p>'], None
@@ -59,10 +63,10 @@ def timeline(spans: Sequence[Span], count: int) -> tuple[list[str], dict[str, An
         if kind in kinds
     )
     lines = [
-        "<h2>Timeline</h2>",
+        f"<h2>Timeline{f' of {code(name)}' if name else ''}</h2>",
         f'<p class="faint">{sentence(" ".join(notes))}</p>',
         f'<p class="legend">{legend}</p>',
-        '<div class="map" id="timeline"></div>',
+        f'<div class="map" id="{id}"></div>',
     ]
     return lines, {"spans": values, "events": marks[:MAX_SPANS]}
 

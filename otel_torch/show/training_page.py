@@ -6,15 +6,17 @@ Its size is bounded: neighboring steps share a point of a curve or a column of a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from otel_torch.rendering.page import escaped, html_table
 from otel_torch.rendering.table import escape
 from otel_torch.rendering.words import plural
-from otel_torch.show.explorer_data import column_name, shown_rows
+from otel_torch.show.explorer_data import column_name, shown_positions
 from otel_torch.show.grid import Grid
 from otel_torch.show.packed import pack
+from otel_torch.show.run_sections import Run
 from otel_torch.show.training import Series, TrainingSeries, quantity_of
 from otel_torch.show.training_table import table_of, title_of
 from otel_torch.show.training_trouble import WORDS, troubles
@@ -55,56 +57,81 @@ class TrainingSection(NamedTuple):
     maps: dict[str, Any]
 
 
-def training_section(training: TrainingSeries, metadata: dict[str, Any]) -> TrainingSection:
-    """Return the section; empty without rows of phase `train`."""
-    if not training.rows:
+def training_section(runs: Sequence[Run]) -> TrainingSection:
+    """Return the section; empty without rows of phase `train`. Curves of runs share a plot."""
+    trained = [run for run in runs if run.selection.training.rows]
+    if not trained:
         return TrainingSection([], {}, {})
     lines = ["<h2>Training</h2>"]
-    lines += [f'<p class="introduced">! {escaped(trouble)}</p>' for trouble in troubles(training)]
-    for model in training.models:
-        header, table = table_of(training, model)
-        rows = [[escaped(cell) for cell in line.cells] for line in table]
-        lines.append(f'<p class="faint">{escaped(title_of(training, metadata, model))}</p>')
-        lines.append(f'<div class="wide">{html_table(header, rows, numbers=len(header) - 1)}</div>')
+    for run in trained:
+        lines += _tables(run, f"{run.name}: " if len(runs) > 1 else "")
     drawn_curves = {}
     for id, curves in _CURVES.items():
-        chosen = _chosen(training, curves)
+        chosen = _chosen(trained, curves)
         if not chosen:
             continue
-        drawn_curves[id] = _plot(training, dict(list(chosen.items())[:MAX_CURVES]), curves)
+        drawn_curves[id] = _plot(dict(list(chosen.items())[:MAX_CURVES]), curves)
         note = plural(len(chosen) - MAX_CURVES, "further curve") if len(chosen) > MAX_CURVES else ""
         lines += _titled(id, "curve", curves.title, note and f"{note} left out.")
     maps = {}
-    for id, label in _MAPS.items():
-        if drawn := _map(training, label):
-            maps[id] = drawn
-            title = f"{WORDS[label].capitalize()}, module × step"
-            lines += _titled(id, "map", title, drawn.pop("note"))
+    for run in trained:
+        for name, label in _MAPS.items():
+            if drawn := _map(run.selection.training, label):
+                id = f"{name}-{run.number}" if run.number else name
+                maps[id] = drawn
+                title = f"{WORDS[label].capitalize()}, module × step"
+                title += f", {run.name}" if len(runs) > 1 else ""
+                lines += _titled(id, "map", title, drawn.pop("note"))
     return TrainingSection(lines, drawn_curves, maps)
 
 
+def _tables(run: Run, name: str) -> list[str]:
+    """Return what points at trouble in a run, and a table for each model."""
+    training = run.selection.training
+    lines = [
+        f'<p class="introduced">! {escaped(name + trouble)}</p>' for trouble in troubles(training)
+    ]
+    for model in training.models:
+        header, table = table_of(training, model)
+        rows = [[escaped(cell) for cell in line.cells] for line in table]
+        title = escaped(name + title_of(training, run.metadata, model))
+        lines.append(f'<p class="faint">{title}</p>')
+        lines.append(f'<div class="wide">{html_table(header, rows, numbers=len(header) - 1)}</div>')
+    return lines
+
+
 def _titled(id: str, kind: str, title: str, note: str) -> list[str]:
-    lines = [f"<h3>{title}</h3>", f'<p class="faint">{escaped(note)}</p>' if note else ""]
+    lines = [f"<h3>{escaped(title)}</h3>", f'<p class="faint">{escaped(note)}</p>' if note else ""]
     return [*lines, f'<div class="{kind}" id="{id}"></div>']
 
 
 # -- curves
 
 
-def _chosen(training: TrainingSeries, curves: _Curves) -> dict[str, Series]:
-    """Return the series of a plot by the name of their curve."""
-    several = len(training.models) > 1
-    return {
-        escape(f"{model}: {label}" if several else label): series
-        for model in training.models
-        for label, series in training.totals(model).items()
-        if quantity_of(label) in curves.quantities
-    }
+class _Curve(NamedTuple):
+    """A series, and the training whose steps it is over."""
+
+    training: TrainingSeries
+    series: Series
 
 
-def _plot(training: TrainingSeries, chosen: dict[str, Series], curves: _Curves) -> dict[str, Any]:
+def _chosen(runs: Sequence[Run], curves: _Curves) -> dict[str, _Curve]:
+    """Return the curves of a plot by name."""
+    chosen = {}
+    for run in runs:
+        training = run.selection.training
+        for model in training.models:
+            parts = [run.name] * (len(runs) > 1) + [model] * (len(training.models) > 1)
+            for label, series in training.totals(model).items():
+                if quantity_of(label) in curves.quantities:
+                    chosen[escape(": ".join([*parts, label]))] = _Curve(training, series)
+    return chosen
+
+
+def _plot(chosen: dict[str, _Curve], curves: _Curves) -> dict[str, Any]:
     """Return a plot: lines over the positions `x`, null where a line has no point."""
-    lines = {name: _points(training, series) for name, series in chosen.items()}
+    by_position = any(_has_loops(curve.training) for curve in chosen.values())
+    lines = {name: _points(*curve, by_position) for name, curve in chosen.items()}
     names = {at: point.step for points in lines.values() for at, point in points.items()}
     x = sorted(names)
     return {
@@ -135,10 +162,9 @@ class _Point(NamedTuple):
     most: float | None = None
 
 
-def _points(training: TrainingSeries, series: Series) -> dict[int, _Point]:
-    """Return the points of a curve by their positions."""
+def _points(training: TrainingSeries, series: Series, by_position: bool) -> dict[int, _Point]:
+    """Return the points of a curve by their steps, or by the positions of their steps."""
     size = -(-len(series.values) // MAX_POINTS)
-    by_position = _has_loops(training)
     points = {}
     for start in range(0, len(series.values), size):
         values = series.values[start : start + size]
@@ -167,7 +193,7 @@ def _map(training: TrainingSeries, label: str) -> dict[str, Any] | None:
     grid = Grid.of(training.module_rows(frozenset({label})))
     if not grid.series or "mean" not in grid.statistics:
         return None
-    rows = shown_rows(grid)
+    rows = list(shown_positions(grid))
     several = len({series.model for series in grid.series}) > 1
     names = [
         escape(f"{series.model}: {series.module}" if several else series.module)

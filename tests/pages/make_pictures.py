@@ -42,7 +42,7 @@ def main() -> int:
         page.open(pages.show)
         page.screenshot(PICTURES / "show-page.png")
         page.screenshot(
-            PICTURES / "show-timeline.png", "#timeline", before=heading(page, "timeline")
+            PICTURES / "show-timeline.png", "#timeline-0", before=heading(page, "timeline-0")
         )
         page.click("#map canvas", 0.6, 0.45)
         page.settle()

@@ -77,13 +77,13 @@ def test_a_recording_is_drawn(page, recorded, dark):
         assert phrase in text
     modules, steps = 26, 30
     # torch.run, and a step and a forward for each
-    assert page.evaluate("timeline.spans.length") == 1 + 2 * steps
+    assert page.evaluate("timelines[0].spans.length") == 1 + 2 * steps
     assert page.evaluate("[explorer.order.length, explorer.tensors.columns.length]") == [
         modules,
         steps,
     ]
     assert page.count("#tree [role=treeitem]") == 34  # modules, containers, and one of two tensors
-    for id in ("map", "magnitudes-modules", "magnitudes-steps", "timeline"):
+    for id in ("map", "magnitudes-modules", "magnitudes-steps", "timeline-0"):
         assert colors(page, f"#{id}") > 5
     assert points(page, "explorer.curve") == [16] * 5  # two bands, and the median: finite steps
     assert page.count("#module-magnitudes canvas") == 1
@@ -133,6 +133,24 @@ def test_a_training_in_trouble_is_drawn(page, tmp_path):
     assert page.evaluate("data.training.curves['training-loss'].bad") == list(range(21, 30))
     assert points(page, "trainingCurves.get('training-scale')") == [30] * 6
     assert colors(page, "#training-gradients") > 2 and colors(page, "#training-updates") > 2
+
+
+def test_recordings_are_laid_on_each_other(page, recorded):
+    folder = recorded.show.parent
+    command(folder, "show", "reference.jsonl", "port.jsonl", "--html", "both.html")
+    page.open(folder / "both.html")
+    silent(page, folder / "both.html")
+    assert page.evaluate("[...explorer.control.recording.options].map(one => one.value)") == [
+        "reference.jsonl",
+        "port.jsonl",
+    ]
+    page.click("#map canvas", 0.6, 0.3)
+    assert len(points(page, "explorer.curve")) == 2
+    first = page.evaluate("explorer.map.canvas.toDataURL()")
+    page.choose("recording", "port.jsonl")
+    page.choose("heat", "times the first recording")
+    assert page.evaluate("explorer.map.canvas.toDataURL()") != first and colors(page, "#map") > 5
+    assert page.errors == []
 
 
 RED = [214, 41, 62]

@@ -45,7 +45,7 @@ class Explorer {
       this.control.pattern.focus();
     });
     for (const link of document.querySelectorAll("[data-tensor]")) {
-      link.addEventListener("click", () => this.find(Number(link.dataset.tensor)));
+      link.addEventListener("click", () => this.find(Number(link.dataset.tensor), Number(link.dataset.recording)));
     }
   }
 
@@ -81,7 +81,7 @@ class Explorer {
     byId("count").textContent = `${chosen.length.toLocaleString("en")} of ${plural(tensors.count, "tensor")}`;
     this.tree.show(this.root, this.barPosition(), pattern.source !== "(?:)" && chosen.length < 500);
     this.drawMap();
-    await this.histogram?.show(this.order, control.kind.value);
+    await this.histogram?.show(this.order, control.kind.value, recording);
     this.choose(nodeWithKey(this.root, this.tree.selected?.key) || this.root);
   }
 
@@ -140,11 +140,12 @@ class Explorer {
     this.histogram?.choose(this.order.slice(node.start, node.end));
   }
 
-  // Show a tensor, whatever is filtered now.
-  async find(index) {
+  // Show a tensor of a recording, whatever is filtered now.
+  async find(index, recording) {
     const {control, tensors} = this;
     control.pattern.value = control.model.value = control.phase.value = "";
     control.kind.value = tensors.field("kind", index);
+    control.recording.selectedIndex = recording;
     await this.update();
     this.choose(leafAt(this.root, this.order.indexOf(index)));
     byId("explorer").scrollIntoView({block: "start"});

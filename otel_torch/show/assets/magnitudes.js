@@ -1,7 +1,8 @@
 // Histograms of magnitudes, where they were recorded: of modules, of steps, and of what is chosen.
 
 class Magnitudes {
-  // histograms: {bins, rows, steps}; rows: shares by tensor and bin; steps: by kind, bin and step.
+  // histograms: {bins, rows, steps}; of each recording, rows: shares by tensor and bin; steps: by
+  // kind, bin and step.
   constructor(tensors, histograms) {
     Object.assign(this, {tensors, histograms});
     const shareText = share => Number.isNaN(share) ? "nothing" : `${(100 * share).toPrecision(3)} % of the elements`;
@@ -22,15 +23,15 @@ class Magnitudes {
     return this.rows.subarray(index * count, (index + 1) * count);
   }
 
-  async show(order, kind) {
+  async show(order, kind, recording) {
     const {tensors, histograms} = this, bins = histograms.bins;
-    this.rows ??= await unpack(histograms.rows);
+    this.rows = await unpack(histograms.rows[recording]);
     const drawn = order.filter(index => this.sharesOf(index).some(share => share > 0));
     this.order = drawn;
     this.modules.show(
       {values: this.rows, columns: bins.length, rows: drawn, rule: "max", rowName: row => tensors.name(drawn[row]), columnName: bin => bins[bin]},
       colorScale({low: 0, high: 1, least: 1e-3}, "symlog"));
-    this.stepShares = histograms.steps[kind] ? await unpack(histograms.steps[kind]) : new Float64Array(0);
+    this.stepShares = histograms.steps[recording][kind] ? await unpack(histograms.steps[recording][kind]) : new Float64Array(0);
     const largeOnTop = this.stepShares.length ? bins.map((_, bin) => bins.length - 1 - bin) : [];
     this.steps.show(
       {values: this.stepShares, columns: tensors.columns.length, rows: largeOnTop, rule: "max",

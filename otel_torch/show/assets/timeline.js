@@ -125,4 +125,4 @@ class Timeline {
   }
 }
 
-const timeline = data.timeline && new Timeline(byId("timeline"), data.timeline);
+const timelines = Object.entries(data.timelines).map(([id, recorded]) => new Timeline(byId(id), recorded));
