@@ -16,7 +16,7 @@ from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
 from otel_torch.sources import tokens
 from otel_torch.sources.tokens import Tokens
-from tests.programs.packed_engine import PackedEngine
+from tests.programs.packed_engine import LogitsProcessor, PackedEngine, ServingEngine
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -266,26 +266,42 @@ def test_a_fault_is_named_with_its_first_token(
 
 @pytest.fixture
 def engine_tokens() -> Iterator[None]:
+    last = Tokens()
+
     def packed(module: nn.Module, args: Any, kwargs: Any) -> Tokens | None:
-        return Tokens(*args) if isinstance(module, PackedEngine) else None
+        nonlocal last
+        if isinstance(module, PackedEngine):
+            ends = find_ends(args[2])
+            last = Tokens(*(part[ends] for part in args))
+            return Tokens(*args)
+        return last if isinstance(module, LogitsProcessor) else None
 
     tokens.token_sources.insert(0, packed)
     yield
     tokens.token_sources.remove(packed)
 
 
-def serve(engine: nn.Module) -> None:
+def find_ends(requests: Tensor) -> Tensor:
+    """Return the index of each request's last row in a packed batch."""
+    return torch.cat((requests[1:] != requests[:-1], torch.tensor([True]))).nonzero()[:, 0]
+
+
+def serve(engine: Any) -> None:
     """Prefill both requests in one packed batch, then go on with one after the other."""
     parts = [[(1, 0, 5), (0, 0, 7)], [(0, 7, 8), (1, 5, 9)], [(1, 9, 10)], [(0, 8, 10)]]
     for batch in parts:
         entries = [(row, place) for row, start, stop in batch for place in range(start, stop)]
         rows, places = (torch.tensor(column) for column in zip(*entries, strict=True))
-        engine(IDS[rows, places], places, rows + 20)
+        out = engine(IDS[rows, places], places, rows + 20)
+        if isinstance(engine, ServingEngine):
+            engine.logits_processor(engine.lm_head, out[find_ends(rows)])
 
 
-def compare_engine(tmp_path: Path, fault: Callable[[PackedEngine], None]) -> Report:
+def compare_engine(
+    tmp_path: Path, fault: Callable[[Any], None], kind: type[PackedEngine] = PackedEngine
+) -> Report:
     llama = make(LlamaForCausalLM, LlamaConfig)
-    engine = PackedEngine(llama)
+    engine = kind(llama)
     fault(engine)
     return diff(
         record(tmp_path / "llama.jsonl", whole, llama),
@@ -342,6 +358,54 @@ def test_a_fault_of_the_engine_is_named(
     words: str,
 ) -> None:
     first = compare_engine(tmp_path, fault).first
+    assert first is not None
+    assert first.port_module == module
+    assert words in first.explanation
+
+
+# -- an engine that packs its weights, and computes its logits elsewhere
+
+
+def test_modules_without_weights_are_paired_by_their_rows(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    report = compare_engine(tmp_path, lambda engine: None, ServingEngine)
+    assert report.verdict == "match", report
+    assert "20 tokens of 2 requests" in report.warnings[0]
+    compared = {(pair.module, pair.port_module) for pair in report.compared}
+    for layer in ("layers.0", "layers.1"):
+        assert (f"model.{layer}.self_attn.q_proj", f"{layer}.self_attn.qkv_proj") in compared
+        assert (f"model.{layer}.mlp.gate_proj", f"{layer}.mlp.gate_up_proj") in compared
+    assert ("lm_head", "logits_processor") in compared
+
+
+def scaled_logits(engine: Any) -> None:
+    engine.logits_processor.scale = 1.01
+
+
+def decode_only(engine: Any) -> None:
+    """Double what the last layer's MLP returns where a forward has one token."""
+    mlp = engine.layers[1].mlp
+    forward = mlp.down_proj.forward
+    mlp.down_proj.forward = lambda hidden: forward(hidden) * (1 + (len(hidden) == 1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "words"),
+    [
+        (engine_theta, "layers.1.self_attn.o_proj", "token 1 of request 0"),
+        (scaled_logits, "logits_processor", "Every token"),
+        (decode_only, "layers.1.mlp.down_proj", "Only token 9 of request 1"),
+    ],
+)
+def test_a_fault_is_named_where_modules_have_no_weights(
+    tmp_path: Path,
+    engine_tokens: None,
+    fault: Callable[[Any], None],
+    module: str,
+    words: str,
+) -> None:
+    first = compare_engine(tmp_path, fault, ServingEngine).first
     assert first is not None
     assert first.port_module == module
     assert words in first.explanation

@@ -109,9 +109,54 @@ class PackedEngine(nn.Module):
         self.lm_head = nn.Linear(*llama.lm_head.weight.shape[::-1], bias=False)
         self.lm_head.weight = nn.Parameter(llama.lm_head.weight.detach().clone())
 
-    def forward(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
         hidden = self.embed_tokens(input_ids)
         residual = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, positions, requests)
-        return self.lm_head(self.norm(hidden, residual)[0])
+        return self.norm(hidden, residual)[0]
+
+    def forward(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        return self.lm_head(self.hidden_states(input_ids, positions, requests))
+
+
+class PackedLinear(nn.Module):
+    """A projection that keeps its weight in a form of its own."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = [linear.weight.detach().t().contiguous()]
+        self.weight = nn.Parameter(torch.empty(0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.packed[0]
+
+
+class LogitsProcessor(nn.Module):
+    """Computes the logits of some tokens with the weight of a head that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, head: nn.Module, hidden: Tensor) -> Tensor:
+        return self.scale * hidden @ head.weight.t()
+
+
+class ServingEngine(PackedEngine):
+    """Packs its weights, and computes the logits of the last tokens in a forward of their own."""
+
+    def __init__(self, llama: LlamaForCausalLM) -> None:
+        super().__init__(llama)
+        for layer in self.layers:
+            for part, name in (
+                (layer.self_attn, "qkv_proj"),
+                (layer.self_attn, "o_proj"),
+                (layer.mlp, "gate_up_proj"),
+                (layer.mlp, "down_proj"),
+            ):
+                setattr(part, name, PackedLinear(getattr(part, name)))
+        self.logits_processor = LogitsProcessor()
+
+    def forward(self, input_ids: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        return self.hidden_states(input_ids, positions, requests)

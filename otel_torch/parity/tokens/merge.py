@@ -13,44 +13,23 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otel_torch.parity.forwards import ForwardRows
-from otel_torch.parity.modules import ModulePath
+from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.merged_tensor import Flags, Indices, MergedTensor, Sketches, TensorKey
+from otel_torch.parity.tokens.modules_by_rows import pair_by_rows
 from otel_torch.parity.tokens.requests import TokenForward, TokenPlace
 from otel_torch.recording.row_batches import RowBatch, RowKinds
 from otel_torch.recording.row_schema import record_of
 from otel_torch.recording.rows import Row
 from otel_torch.statistics.row_layout import ROW_NUMBERS
 
-# shape (tokens, rows per token, ROW_NUMBERS)
-Sketches = NDArray[np.float32]
-Flags = NDArray[np.bool_]
 _KEPT = ("module", "tensor", "step", "call", "loop", "model", "phase", "class", "argument", "dtype")
-# model, module, tensor, and which of several such rows of a forward
-_Key = tuple[str, str, str, int]
-
-
-@dataclass(slots=True, eq=False)
-class MergedTensor:
-    """A tensor over all matched tokens.
-
-    row: its first record. sketches: of the rows of each token. present: which tokens have them.
-    values: the numbers of its values in the forwards.
-    """
-
-    row: Row
-    order: tuple[int | None, ...]
-    parent: int | None
-    sketches: Sketches
-    present: Flags
-    values: list[tuple[int, Any]] = field(default_factory=list)
 
 
 class MergedForward:
@@ -58,16 +37,21 @@ class MergedForward:
 
     Args:
         forwards: Those that computed the tokens.
-        places: Where the matched tokens were computed.
+        places: Where each of the matched tokens was computed.
     """
 
-    def __init__(self, forwards: Sequence[TokenForward], places: Sequence[TokenPlace]) -> None:
-        self.tensors: dict[_Key, MergedTensor] = {}
+    def __init__(
+        self, forwards: Sequence[TokenForward], places: Sequence[Sequence[TokenPlace]]
+    ) -> None:
+        self.tensors: dict[TensorKey, MergedTensor] = {}
         self._first = max(forwards, key=lambda forward: len(forward.positions)).rows
         self._end = -1
         # sketches by number of the value, which only its first record has
         self._sketches: dict[int, bytes] = {}
-        where = np.array(places)
+        where = np.array(
+            [(token, *place) for token, several in enumerate(places) for place in several]
+        )
+        self._tokens = len(places)
         # the forward with the most tokens says in which order the modules run
         decoded = [(index, forward, forward.rows.rows) for index, forward in enumerate(forwards)]
         for _, _, rows in decoded:
@@ -81,10 +65,8 @@ class MergedForward:
             if "rows" in row and isinstance(row.get("value"), int):
                 self._sketches[row["value"]] = base64.b64decode(row["rows"])
 
-    def _add(
-        self, index: int, forward: TokenForward, rows: list[Row], where: NDArray[np.int64]
-    ) -> None:
-        chosen = np.flatnonzero(where[:, 0] == index)
+    def _add(self, index: int, forward: TokenForward, rows: list[Row], where: Indices) -> None:
+        tokens, _, rows_of_tokens = where[where[:, 1] == index].T
         events = [event for row in rows for event in row.get("order") or () if event is not None]
         offset = self._end + 1 - min(events, default=0)
         counts: Counter[tuple[str, str, str]] = Counter()
@@ -101,14 +83,13 @@ class MergedForward:
             if key not in self.tensors:
                 if call in known_calls:
                     continue  # an argument that only some forwards have, such as a mask
-                self.tensors[key] = _new(row, 0 if is_first else offset, by_token, len(where))
+                self.tensors[key] = _new(row, 0 if is_first else offset, by_token, self._tokens)
             merged = self.tensors[key]
             numbers, is_known = by_token
             if numbers.shape[1:] != merged.sketches.shape[1:]:
                 continue
-            rows_of_tokens = where[chosen, 1]
-            merged.sketches[chosen] = numbers[rows_of_tokens]
-            merged.present[chosen] = is_known[rows_of_tokens]
+            known = is_known[rows_of_tokens]
+            merged.fill(index, tokens[known], numbers[rows_of_tokens[known]])
             merged.values.append((index, row.get("value", id(row))))
         self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
 
@@ -153,7 +134,7 @@ def _new(row: Row, offset: int, by_token: tuple[Sketches, Flags], tokens: int) -
     )
     shape = (tokens, *by_token[0].shape[1:])
     return MergedTensor(
-        row, order, parent, np.full(shape, np.nan, np.float32), np.zeros(tokens, np.bool_)
+        row, order, parent, np.full(shape, np.nan, np.float32), np.full(tokens, -1, np.int64)
     )
 
 
@@ -161,14 +142,13 @@ def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
     """Return a record of the tokens of `covered`; `tokens` are their numbers."""
     sketches = tensor.sketches[covered]
     projections = np.ascontiguousarray(sketches[:, :, :-1])
-    width = tensor.row["shape"][-1] * sketches.shape[1]
     row = {name: tensor.row[name] for name in _KEPT if name in tensor.row}
     return row | {
         "order": list(tensor.order),
         "parent": tensor.parent,
         "value": value,
-        "shape": [len(sketches), width],
-        "numel": len(sketches) * width,
+        "shape": [len(sketches), tensor.width],
+        "numel": len(sketches) * tensor.width,
         "nonfinite": int(not np.isfinite(sketches).all()),
         "l2": math.sqrt(float(sketches[:, :, -1].astype(np.float64).sum())),
         "sketch": base64.b64encode(projections.astype("<f4").tobytes()).decode(),
@@ -214,20 +194,35 @@ def arrange(
 
 def merge_forwards(
     forwards: Sides[list[TokenForward]],
-    places: Sides[list[TokenPlace]],
-    matched: dict[ModulePath, ModulePath],
+    places: Sides[list[list[TokenPlace]]],
+    modules: ModulePairs,
     kinds: Sides[RowKinds],
 ) -> Sides[ForwardRows]:
-    """Return the forwards of either side as one, with the tokens that both have."""
+    """Return the forwards of either side as one, with the tokens that both have.
+
+    Args:
+        modules: Pairs that only the rows of the tokens show are added.
+    """
     sides = Sides(*(MergedForward(*side) for side in zip(forwards, places, strict=True)))
+    pair_by_rows(sides.map(lambda side: side.tensors), modules)
     coverage = sides.map(MergedForward.coverage)
-    for module, match in matched.items():
-        if module in coverage.reference and match in coverage.port:
-            both = coverage.reference[module] & coverage.port[match]
-            coverage.reference[module] = coverage.port[match] = both
+    for reference, port in _groups(modules):
+        covered = [coverage.reference[path] for path in reference if path in coverage.reference]
+        covered += [coverage.port[path] for path in port if path in coverage.port]
+        if len(covered) == len(reference) + len(port):
+            both: Flags = np.all(covered, axis=0)
+            coverage.reference.update(dict.fromkeys(reference, both))
+            coverage.port.update(dict.fromkeys(port, both))
     return Sides(
         *(
             side.as_forward(covered, side_kinds)
             for side, covered, side_kinds in zip(sides, coverage, kinds, strict=True)
         )
     )
+
+
+def _groups(modules: ModulePairs) -> Iterator[Sides[list[ModulePath]]]:
+    """Yield what corresponds: one module of either side, or several of one."""
+    yield from (Sides([module], [match]) for module, match in modules.matched.items())
+    yield from (Sides(parts, [whole]) for whole, parts in modules.parts.items())
+    yield from (Sides([whole], parts) for whole, parts in modules.wholes.items())

@@ -77,7 +77,7 @@ def pair_by_tokens(
         tokens = match_tokens(*forwards)
         if tokens:
             places = Sides(*([token.places[side] for token in tokens] for side in (0, 1)))
-            result.pairs.append(merge_forwards(forwards, places, match.modules.matched, kinds))
+            result.pairs.append(merge_forwards(forwards, places, match.modules, kinds))
             result.tokens[model] = tokens
     if not result.pairs:
         return None, rest

@@ -53,15 +53,18 @@ class TokenPlace(NamedTuple):
 
 
 class MatchedToken(NamedTuple):
-    """A token that both runs computed; `request` counts the reference's, from 0."""
+    """A token that both runs computed; `request` counts the reference's, from 0.
+
+    An engine may compute it in several forwards: its logits after its hidden states.
+    """
 
     request: int
     position: int
-    places: Sides[TokenPlace]
+    places: Sides[list[TokenPlace]]
 
 
 # by position
-_Request = dict[int, tuple[int, TokenPlace]]
+_Request = dict[int, tuple[int, list[TokenPlace]]]
 
 
 def read_tokens(forward: ForwardRows) -> TokenForward | None:
@@ -133,20 +136,26 @@ def match_tokens(
 def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
     """Collect the tokens of each request over all forwards.
 
-    A request that begins at position 0 is a new one, also in the same row of a batch.
+    A request is a new one, also in the same row of a batch, when the module that began the last one
+    is at position 0 again. Another module goes on with it: the one that computes its logits.
     """
     requests: list[_Request] = []
     running: dict[int, _Request] = {}
+    begun_by: dict[int, str] = {}
     for index, forward in enumerate(forwards):
+        module = forward.rows.record(0).module
         numbers = forward.requests.tolist()
         entries = zip(numbers, forward.positions.tolist(), forward.hashes.tolist(), strict=True)
         for row, (number, position, token) in enumerate(entries):
             if position < 0:
                 continue
-            if number not in running or position == 0:
-                running[number] = {}
+            begins_anew = position == 0 and begun_by.get(number) == module
+            if number not in running or begins_anew:
+                running[number], begun_by[number] = {}, module
                 requests.append(running[number])
-            running[number][position] = token, TokenPlace(index, row)
+            known, places = running[number].get(position, (None, []))
+            place = TokenPlace(index, row)
+            running[number][position] = token, [*places, place] if known == token else [place]
     return requests
 
 

@@ -1,0 +1,56 @@
+"""A tensor over all matched tokens, from the forwards that computed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otel_torch.recording.rows import Row
+
+# shape (tokens, rows per token, ROW_NUMBERS)
+Sketches = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.int64]
+# model, module, tensor, and which of several such rows of a forward
+TensorKey = tuple[str, str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class MergedTensor:
+    """A tensor over all matched tokens.
+
+    row: its first record. sketches: of the rows of each token. sources: which forward they are
+    from, -1 for none. values: the numbers of its values in the forwards.
+    """
+
+    row: Row
+    order: tuple[int | None, ...]
+    parent: int | None
+    sketches: Sketches
+    sources: NDArray[np.int64]
+    values: list[tuple[int, Any]] = field(default_factory=list)
+
+    @property
+    def present(self) -> Flags:
+        """Which tokens have rows."""
+        return self.sources >= 0
+
+    @property
+    def width(self) -> int:
+        """The elements of a token."""
+        return int(self.row["shape"][-1]) * int(self.sketches.shape[1])
+
+    @property
+    def squares(self) -> NDArray[np.float32]:
+        """The sum of squares of each token, NaN where it has no rows."""
+        squares: NDArray[np.float32] = self.sketches[:, :, -1].sum(1)
+        return squares
+
+    def fill(self, forward: int, tokens: Indices, rows: Sketches) -> None:
+        """Add the rows of some tokens; of several forwards, the last one counts."""
+        is_later = self.sources[tokens] < forward
+        self.sketches[tokens[is_later]] = rows[is_later]
+        self.sources[tokens[is_later]] = forward
