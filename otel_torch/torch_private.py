@@ -381,6 +381,14 @@ def norms_of_each(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[t
     return [torch.linalg.vector_norm(tensor, 2, dtype=dtype) for tensor in tensors]
 
 
+def computes_norms_of_each(function: Any) -> bool:
+    """Return whether a function of torch is the one that returns the norm of each of some tensors.
+
+    Norms to clip by are computed from what it returns.
+    """
+    return function is getattr(torch, "_foreach_norm", None)
+
+
 def scale_of(scaler: Any) -> torch.Tensor | None:
     """Return the scale of a gradient scaler, on its device; None before its first use."""
     scale = getattr(scaler, "_scale", None)

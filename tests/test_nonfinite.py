@@ -50,7 +50,8 @@ TRAINING = {
     ),
     "custom_backward": ("backward", ["step 0, the backward of 'custom'", "'inp' and 'block.up'"]),
     "root_of_zero": ("backward", ["step 0, the backward of 'norm2'", "that of 'inp' is not"]),
-    "clipped": ("backward", ["step 0, the backward pass of Net", "clipping has spread it"]),
+    "clipped": ("backward", ["step 0, the backward of 'custom'", "'inp' and 'block.up'"]),
+    "clipped_late": ("backward", ["step 12, the backward pass of Net", "clipping has spread it"]),
     "late": ("backward", ["step 12, the backward of 'custom'"]),
     "own_backward": ("backward", ["step 0, 'scale' of Net produced it in its backward"]),
     "adam_without_eps": (

@@ -114,6 +114,44 @@ def test_a_clipped_norm_is_the_one_that_the_program_got(max_norm: float) -> None
     assert values(sink, "grad_norm", "0") == pytest.approx(by_module, rel=1e-4)
 
 
+def test_a_nan_that_clipping_spreads_stays_with_the_module_that_had_it() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    with recording() as sink:
+        loss_of(model).backward()
+        expected = norm(gradients(model[0]))
+        model[2].bias.grad[0] = math.nan
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert all(gradient.isnan().all() for gradient in gradients(model))
+        optimizer.step()
+    assert values(sink, "grad_norm", "0") == pytest.approx([expected])
+    assert math.isnan(values(sink, "grad_norm", "2")[0])
+
+
+def test_norms_of_modules_before_clipping_where_precisions_are_mixed() -> None:
+    """Torch computes the norm of a bfloat16 gradient in three digits: ours has more."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.low, self.high = nn.Linear(4, 6).bfloat16(), nn.Linear(6, 3)
+            self.last = nn.Linear(3, 5).bfloat16()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.high(self.low(x.bfloat16()).float()).bfloat16()).float()
+
+    torch.manual_seed(0)
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    with recording() as sink:
+        loss_of(model).backward()
+        expected = {name: norm(gradients(part)) for name, part in model.named_children()}
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    for name, value in expected.items():
+        assert values(sink, "grad_norm", name) == pytest.approx([value], rel=5e-3)
+
+
 def test_every_group_that_is_clipped_alone_counts_in_the_total() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
@@ -250,11 +288,13 @@ def test_a_clipped_norm_is_divided_by_the_scale_that_is_on_it(unscale: bool) -> 
     with recording() as sink:
         scaler.scale(loss_of(model) / 2).backward()
         expected = norm(gradients(model)) / 256
+        of_module = norm(gradients(model[2])) / 256
         if unscale:
             scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         scaler.step(optimizer)
     assert values(sink, "grad_norm") == pytest.approx([expected], rel=1e-4)
+    assert values(sink, "grad_norm", "2") == pytest.approx([of_module])
 
 
 def test_a_scaled_loss_that_is_divided_afterwards() -> None:

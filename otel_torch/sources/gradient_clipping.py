@@ -7,18 +7,23 @@ module with the norm, which is also what programs call that compute the norm the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
+from torch.overrides import TorchFunctionMode
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.sources.replacements import Replacements
 from otel_torch.statistics.norms import whole_values
+
+# A CPU adds up float32 squares in float32: the norm of so many elements has an error below 1e-4.
+_MOST_ON_CPU = 2**22
 
 
 @dataclass(slots=True, eq=False)
@@ -36,12 +41,38 @@ class Clip:
     max_norm: float
     scale: Tensor | None
     is_recorded: bool = False
+    each: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def factor(self) -> Tensor | None:
         """Return by what the gradients were multiplied, shape ()."""
         if self.norm is None:
             return None
         return (self.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
+
+
+class _NormsOfEach(TorchFunctionMode):
+    """Keeps the norms of single gradients from which torch computes the norm of all.
+
+    each: by `id` of the gradient, that gradient and its norm before clipping; those with few
+    digits, which are of half precision or added up from too many elements, are left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if torch_private.computes_norms_of_each(function):
+            self.each |= {
+                id(gradient): (gradient, norm)
+                for gradient, norm in zip(args[0], result, strict=True)
+                if norm.dtype is torch.float32
+                and (not norm.is_cpu or gradient.numel() <= _MOST_ON_CPU)
+            }
+        return result
 
 
 # Asked for parameters that are about to be updated, where no function of torch has clipped them: a
@@ -72,12 +103,15 @@ class ClipWatch(threading.local):
     """The clips since the last backward pass of a thread.
 
     scale: by what a gradient scaler has multiplied the gradients, until it divides them by it.
+    keeps_each: whether the norms of single gradients are of use, in the step that the thread is in.
     """
 
     def __init__(self) -> None:
         self._clips: list[Clip] = []
         self._norm_type = 2.0
+        self._each: dict[int, tuple[Tensor, Tensor]] = {}
         self.scale: Tensor | None = None
+        self.keeps_each = False
 
     def install(self, replacements: Replacements) -> None:
         """Watch every function that clips by a norm."""
@@ -90,9 +124,14 @@ class ClipWatch(threading.local):
 
     def _wrap_norm(self, get_norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kw: Any) -> Tensor:
-            if not torch.compiler.is_compiling():
-                self._norm_type = float(norm_type)
-            return get_norm(tensors, norm_type, *args, **kw)
+            if torch.compiler.is_compiling():
+                return get_norm(tensors, norm_type, *args, **kw)
+            self._norm_type = float(norm_type)
+            norms = _NormsOfEach() if self.keeps_each else None
+            with norms or nullcontext():
+                total = get_norm(tensors, norm_type, *args, **kw)
+            self._each = {} if norms is None else norms.each
+            return total
 
         return get_total_norm
 
@@ -109,13 +148,20 @@ class ClipWatch(threading.local):
 
     def add(self, parameter_ids: frozenset[int], norm: Tensor | None, max_norm: float) -> None:
         """Add a clip of this thread, by the norm that it has just computed."""
-        is_l2 = self._norm_type == 2.0
-        self._clips.append(Clip(parameter_ids, norm, is_l2, max_norm, self.scale))
-        self._norm_type = 2.0
+        is_l2, each = self._norm_type == 2.0, self._each
+        self._clips.append(Clip(parameter_ids, norm, is_l2, max_norm, self.scale, each=each))
+        self._norm_type, self._each = 2.0, {}
 
     def forget(self) -> None:
         """Forget all clips: a backward pass changes the gradients."""
         self._clips.clear()
+        self.forget_each()
+
+    def forget_each(self) -> None:
+        """Let go of the gradients whose norms are known."""
+        self._each = {}
+        for clip in self._clips:
+            clip.each = {}
 
     def of(self, parameter_ids: frozenset[int]) -> list[Clip]:
         """Return the clips of any of the parameters, in order."""

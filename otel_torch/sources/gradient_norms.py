@@ -1,13 +1,14 @@
 """The norms of the gradients with which an optimizer steps, in total and by module.
 
 Where the program clips by norm, the total is the norm that it has computed; else one fused pass
-over the gradients computes it. Gradients that were clipped are multiplied back for the norms of
-modules, so that all norms are those before clipping.
+over the gradients computes it. All norms are those before clipping: the norms of modules come from
+what the program's clip has computed of each gradient, or else of gradients multiplied back.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, s
 from otel_torch.sources.parameter_data import gradient_of
 from otel_torch.sources.training_rows import TrainingRows
 from otel_torch.sources.training_steps import TrainingStep
-from otel_torch.statistics.norms import squared_norms, sums_of_parts, widest
+from otel_torch.statistics.norms import in_order, squared_norms, sums_of_parts, widest
 
 
 class GradientNorms:
@@ -86,16 +87,16 @@ class GradientNorms:
         numbers: list[Tensor],
     ) -> None:
         """Measure the gradients, and add what this tells to the labels and their numbers."""
-        clipped = squared_norms(owned.tensors)
-        if scale is not None:
-            clipped = clipped / scale.to(clipped.device, clipped.dtype).square()
-        squares = _before_clipping(clipped, owned, clips)
         if has_total:
+            clipped = _measured_squares(owned.tensors, scale)
+            squares = _before_clipping(clipped, owned.parameter_ids, clips)
             labels += _labels("grad_norm")
             numbers.append(squares.sum().sqrt())
             if clips:
                 labels += _labels("grad_norm_clipped")
                 numbers.append(clipped.sum().sqrt())
+        else:
+            squares = _squares_by_clip(owned, clips[0], scale)
         if self._rows.are_detailed(step):
             by_module = sums_of_parts(squares, [count for _, count in owned.modules]).sqrt()
             for index, (module, _) in enumerate(owned.modules):
@@ -112,20 +113,47 @@ def _norms_of(clip: Clip, scale: Tensor | None) -> list[Tensor]:
     """Return the norm before and after clipping; one where the limit is infinite."""
     norm, factor = clip.norm, clip.factor()
     assert norm is not None and factor is not None
-    scale = clip.scale if scale is None else scale
-    wide = norm.to(widest(norm.device))
-    before = wide if scale is None else wide / scale.to(norm.device)
+    before = _unscaled(norm.to(widest(norm.device)), clip, scale)
     return [before, before * factor] if math.isfinite(clip.max_norm) else [before]
 
 
-def _before_clipping(squares: Tensor, owned: OwnedTensors, clips: list[Clip]) -> Tensor:
+def _unscaled(norms: Tensor, clip: Clip, scale: Tensor | None) -> Tensor:
+    """Return norms that a clip has computed, without the scale of the gradients."""
+    scale = clip.scale if scale is None else scale
+    return norms if scale is None else norms / scale.to(norms.device)
+
+
+def _measured_squares(tensors: Sequence[Tensor], scale: Tensor | None) -> Tensor:
+    """Return the sums of squares of gradients as they are now, but without their scale."""
+    squares = squared_norms(tensors)
+    return squares if scale is None else squares / scale.to(squares.device, squares.dtype).square()
+
+
+def _squares_by_clip(owned: OwnedTensors, clip: Clip, scale: Tensor | None) -> Tensor:
+    """Return the sums of squares before the only clip: by its norms, where it has computed them."""
+    known, left = list[int](), list[int]()
+    for index, tensor in enumerate(owned.tensors):
+        (known if id(tensor) in clip.each else left).append(index)
+    parts = []
+    if known:
+        norms = torch.stack([clip.each[id(owned.tensors[index])][1] for index in known])
+        parts.append(_unscaled(norms.to(widest(norms.device)), clip, scale).square())
+    if left:
+        squares = _measured_squares([owned.tensors[index] for index in left], scale)
+        keys = [owned.parameter_ids[index] for index in left]
+        squares = _before_clipping(squares, keys, [clip])
+        parts.append(squares.to(parts[0].device) if parts else squares)
+    return in_order(parts, [indices for indices in (known, left) if indices])
+
+
+def _before_clipping(squares: Tensor, parameter_ids: list[int], clips: list[Clip]) -> Tensor:
     """Return the sums of squares as they were before the program clipped the gradients."""
     for clip in clips:
         factor = clip.factor()
         if factor is None:
             continue
         original = squares / factor.to(squares.device, squares.dtype, non_blocking=True).square()
-        is_clipped = [key in clip.parameter_ids for key in owned.parameter_ids]
+        is_clipped = [key in clip.parameter_ids for key in parameter_ids]
         if all(is_clipped):
             squares = original
         else:

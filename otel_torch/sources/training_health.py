@@ -24,8 +24,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.session import Session
+from otel_torch.sources.active_steps import ActiveStep
 from otel_torch.sources.dead_units import DeadUnits
 from otel_torch.sources.events import RunEvents
+from otel_torch.sources.forwards import Inputs
 from otel_torch.sources.gradient_clipping import ClipWatch
 from otel_torch.sources.gradient_norms import GradientNorms
 from otel_torch.sources.losses import PendingLosses
@@ -92,6 +94,7 @@ class TrainingHealth(Source):
         self.throughput = Throughput(events)
         self._stepping = _SteppingOptimizer()
         self._replacements = Replacements()
+        events.training_forward.append(_guarded(self._on_training_forward))
         events.training_forward.append(_guarded(self._losses.forward_starting))
         events.training_forward.append(_guarded(self._dead_units.forward_starting))
         events.backward_starting.append(_guarded(self._on_backward_starting))
@@ -99,7 +102,9 @@ class TrainingHealth(Source):
         events.optimizer_stepping.append(_guarded(self._on_optimizer_stepping))
         events.gradients_ready.append(_guarded(self._on_gradients_ready))
         events.optimizer_stepped.append(_guarded(self._parameter_updates.ended))
+        events.optimizer_stepped.append(self._on_optimizer_left)
         events.optimizer_skipped.append(_guarded(self._on_optimizer_skipped))
+        events.optimizer_skipped.append(self._on_optimizer_left)
 
     def install(self) -> None:
         """Watch clipping and the gradient scaler."""
@@ -139,6 +144,12 @@ class TrainingHealth(Source):
         return unscale_and_note
 
     # -- events
+
+    def _on_training_forward(self, active: ActiveStep, inputs: Inputs) -> None:
+        self._clips.keeps_each = self._rows.are_detailed(active.position)
+
+    def _on_optimizer_left(self, _: OptimizerStep) -> None:
+        self._clips.forget_each()
 
     def _on_backward_starting(self, roots: Any) -> None:
         self._clips.forget()

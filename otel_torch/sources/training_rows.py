@@ -10,6 +10,7 @@ from torch import Tensor
 
 from otel_torch.records import Scope
 from otel_torch.session import Session
+from otel_torch.sources.active_steps import Position
 from otel_torch.sources.modules import Model
 from otel_torch.sources.optimizers import Optimizers
 from otel_torch.sources.selection import ModuleSelection
@@ -49,7 +50,7 @@ class TrainingRows:
         )
 
     @staticmethod
-    def are_detailed(step: TrainingStep) -> bool:
+    def are_detailed(step: TrainingStep | Position) -> bool:
         """Return whether a step has the rows of modules, and those of the parameters."""
         return step.step < _FIRST or step.step % _EVERY == 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -69,15 +70,27 @@ def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     for index, tensor in enumerate(tensors):
         groups[tensor.device, tensor.dtype].append(index)
     home = max((device for device, _ in groups), key=lambda device: device.type != "cpu")
-    parts, order = [], []
-    for indices in groups.values():
-        squares = _squared_norms_of_one_kind([tensors[index] for index in indices])
-        parts.append(squares.to(home, widest(home), non_blocking=True))
-        order += indices
+    parts = [
+        _squared_norms_of_one_kind([tensors[index] for index in indices]).to(
+            home, widest(home), non_blocking=True
+        )
+        for indices in groups.values()
+    ]
+    return in_order(parts, list(groups.values()))
+
+
+def in_order(parts: Sequence[Tensor], indices: Sequence[Sequence[int]]) -> Tensor:
+    """Join vectors of one device, given the index in the result of each of their elements.
+
+    >>> in_order([torch.tensor([1.0, 3.0]), torch.tensor([2.0])], [[0, 2], [1]])
+    tensor([1., 2., 3.])
+    """
     if len(parts) == 1:
         return parts[0]
+    order = list(chain.from_iterable(indices))
     places = sorted(range(len(order)), key=order.__getitem__)
-    return torch.cat(parts)[torch.tensor(places, device="cpu").to(home, non_blocking=True)]
+    joined = torch.cat(list(parts))
+    return joined[torch.tensor(places, device="cpu").to(joined.device, non_blocking=True)]
 
 
 def _squared_norms_of_one_kind(tensors: Sequence[Tensor]) -> Tensor:

@@ -103,11 +103,13 @@ def mean_square(output):
     return output.square().mean()
 
 
-def train(model, loss_of=mean_square, data=None, optimizer=None, steps=6):
+def train(model, loss_of=mean_square, data=None, optimizer=None, steps=6, max_norm=None):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     for x in (data or batches())[:steps]:
         optimizer.zero_grad()
         loss_of(model(x)).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
 
 
@@ -241,13 +243,16 @@ def root_of_zero():
 
 
 def clipped():
-    model = Net(custom=Layer(DividedGradient.apply), block=Block())
+    train(Net(custom=Layer(DividedGradient.apply), block=Block()), max_norm=1.0)
+
+
+def clipped_late():
+    """In a step of which the norms of single gradients are not kept."""
+    model = Net(custom=Layer(lambda h: h), block=Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for x in batches():
-        optimizer.zero_grad()
-        mean_square(model(x)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    train(model, data=batches(12), optimizer=optimizer, steps=12, max_norm=1.0)
+    model.custom.function = DividedGradient.apply
+    train(model, optimizer=optimizer, max_norm=1.0)
 
 
 def late():
