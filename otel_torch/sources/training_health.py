@@ -196,21 +196,29 @@ class TrainingHealth(Source):
             first = self._first_groups.of(model, optimizer)
             own = parameter_ids & model.parameter_ids()
             holds_copies = own.isdisjoint(self._stepping.held)
+            settings = {}
             for index, group in enumerate(optimizer.param_groups):
                 if holds_copies or any(id(parameter) in own for parameter in group["params"]):
                     name = group.get("name")
                     label = name if isinstance(name, str) and name else str(first + index)
                     for quantity, key in _GROUP_ROWS.items():
-                        self._add_setting(model, step, row_label(quantity, label), group.get(key))
+                        settings[row_label(quantity, label)] = group.get(key)
+            self._add_settings(model, step, settings)
 
-    def _add_setting(self, model: Model, step: TrainingStep, label: str, value: Any) -> None:
-        """Add a number of an optimizer's group, which may be on a device."""
-        if isinstance(value, Tensor):
-            numbers = whole_values(value)
-            if numbers is not None and numbers.numel() == 1:
-                self._rows.add_numbers(model, step, [("", label)], _flat(numbers))
-        elif isinstance(value, (int, float)):
-            self._rows.add_numbers(model, step, [("", label)], [float(value)])
+    def _add_settings(self, model: Model, step: TrainingStep, settings: dict[str, Any]) -> None:
+        """Add numbers of an optimizer's groups, some of which may be on a device."""
+        numbers = {
+            label: float(value)
+            for label, value in settings.items()
+            if isinstance(value, (int, float))
+        }
+        if numbers:
+            labels = [("", label) for label in numbers]
+            self._rows.add_numbers(model, step, labels, list(numbers.values()))
+        for label, value in settings.items():
+            values = whole_values(value) if isinstance(value, Tensor) else None
+            if values is not None and values.numel() == 1:
+                self._rows.add_numbers(model, step, [("", label)], _flat(values))
 
     def _add_scale(self, optimizer_step: OptimizerStep, *, is_skipped: bool) -> None:
         """Add the scale of a gradient scaler, and whether it has skipped the step."""

@@ -67,25 +67,7 @@ class TrainingRows:
         module: str = "",
     ) -> None:
         """Add one row. A row of the same name in the same step gets the next call number."""
-        counts = model.calls.of(PHASE, step.loop, step.step)
-        call = RecordedCall(
-            model.name,
-            module,
-            step.step,
-            model.calls.count(counts, f"{module}.{label}"),
-            step.loop,
-            PHASE,
-            None,
-            step_scope=step.scope,
-        )
-        row = MeasuredTensor(call, label, measurement, time.time_ns())
-        if not (model.clock.is_trained or self._optimizers.training(model)):
-            self._hold(model, step, row)
-            return
-        if (held := self._held.pop(model, None)) is not None:
-            for earlier in held[1]:
-                self._session.recorder.add(earlier)
-        self._session.recorder.add(row)
+        self._add(model, step, [(module, label)], [measurement])
 
     def add_numbers(
         self,
@@ -95,13 +77,42 @@ class TrainingRows:
         numbers: Tensor | Sequence[float],
     ) -> None:
         """Add a row for each number; `labels` has the module and the label of each."""
-        for (module, label), measurement in zip(labels, measure_numbers(numbers), strict=True):
-            self.add(model, step, label, measurement, module)
+        self._add(model, step, labels, measure_numbers(numbers))
 
-    def _hold(self, model: Model, step: TrainingStep, row: MeasuredTensor) -> None:
-        """Keep a row until the next step shows whether the parameters have changed."""
+    def _add(
+        self,
+        model: Model,
+        step: TrainingStep,
+        labels: Sequence[tuple[str, str]],
+        measurements: Sequence[Measurement],
+    ) -> None:
+        counts, now = model.calls.of(PHASE, step.loop, step.step), time.time_ns()
+        rows = []
+        for (module, label), measurement in zip(labels, measurements, strict=True):
+            call = RecordedCall(
+                model.name,
+                module,
+                step.step,
+                model.calls.count(counts, f"{module}.{label}"),
+                step.loop,
+                PHASE,
+                None,
+                step_scope=step.scope,
+            )
+            rows.append(MeasuredTensor(call, label, measurement, now))
+        if not (model.clock.is_trained or self._optimizers.training(model)):
+            self._hold(model, step, rows)
+            return
+        if (held := self._held.pop(model, None)) is not None:
+            rows = held[1] + rows
+        for row in rows:
+            self._session.recorder.add(row)
+
+    def _hold(self, model: Model, step: TrainingStep, rows: list[MeasuredTensor]) -> None:
+        """Keep rows until the next step shows whether the parameters have changed."""
         held = self._held.get(model)
         if held is None or held[0][:2] != step[:2]:
             held = self._held[model] = step, []
-        row.call.step_scope = _ENDED
-        held[1].append(row)
+        for row in rows:
+            row.call.step_scope = _ENDED
+        held[1].extend(rows)
