@@ -206,10 +206,16 @@ def test_as_a_dataframe(write):
     assert frame["step"].tolist() == [0, 1] and math.isnan(frame["abs_mean"][1])
 
 
-def test_without_pandas_one_line_says_what_to_do(write, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install"):
-        read_recording(write(lines(ROW)), dataframe=True)
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_without_its_library_one_line_says_what_to_do(write, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError, match=f"needs {library}: pip install {library}$"):
+        read_recording(write(lines(ROW)), dataframe=library)
+
+
+def test_another_dataframe_is_refused(write):
+    with pytest.raises(ValueError, match=r"^dataframe='arrow': give 'pandas' or 'polars'$"):
+        read_recording(write(lines(ROW)), dataframe="arrow")
 
 
 def test_reading_needs_neither_torch_nor_the_sdk():

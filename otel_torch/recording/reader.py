@@ -8,10 +8,11 @@ recording is an error of one line that names the file and the position.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
@@ -21,10 +22,16 @@ from otel_torch.rendering.words import plural
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 # bytes parsed at a time: few enough that everything made from them stays in the CPU's cache
 _BLOCK_BYTES = 1 << 16
 _TENSOR = ("model", "module", "tensor", "phase", "branch")
+# Library -> arguments of its DataFrame. polars infers types from the first rows only, unless told.
+_DATAFRAMES: dict[str, dict[str, Any]] = {
+    "pandas": {},
+    "polars": {"infer_schema_length": None, "strict": False},
+}
 # fields that no person can read
 _UNREADABLE = FINGERPRINTS | {"histogram"}
 
@@ -85,24 +92,38 @@ def _format_cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def read_recording(path: str | Path, *, dataframe: bool = False) -> list[Row] | pandas.DataFrame:
-    """Return the rows of a recording as dicts, or as a pandas DataFrame with a column per field.
+@overload
+def read_recording(path: str | Path, *, dataframe: Literal[False] = False) -> list[Row]: ...
+@overload
+def read_recording(path: str | Path, *, dataframe: Literal[True, "pandas"]) -> pandas.DataFrame: ...
+@overload
+def read_recording(path: str | Path, *, dataframe: Literal["polars"]) -> polars.DataFrame: ...
+def read_recording(path: str | Path, *, dataframe: bool | str = False) -> Any:
+    """Return the rows of a recording as dicts, or as a DataFrame with a column per field.
 
     A last line that was cut off by a kill is skipped.
 
+    Args:
+        path: The recording.
+        dataframe: `"pandas"` or True, `"polars"`, or False for dicts.
+
     Raises:
         RecordingError: the file is missing or not a recording; a ValueError of one line.
-        ModuleNotFoundError: a DataFrame is asked for and pandas is not installed.
+        ValueError: `dataframe` is another word.
+        ModuleNotFoundError: a DataFrame is asked for and its library is not installed.
     """
     if not dataframe:
         return RecordedRows(path, load_recording(path).rows)
+    library = "pandas" if dataframe is True else str(dataframe)
+    if library not in _DATAFRAMES:
+        raise ValueError(f"dataframe={dataframe!r}: give {' or '.join(map(repr, _DATAFRAMES))}")
     try:
-        import pandas
+        frame = importlib.import_module(library).DataFrame
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "read_recording(dataframe=True) needs pandas: pip install 'otel-torch[pandas]'"
+            f"read_recording(dataframe={dataframe!r}) needs {library}: pip install {library}"
         ) from None
-    return pandas.DataFrame(load_recording(path).rows)
+    return frame(load_recording(path).rows, **_DATAFRAMES[library])
 
 
 def load_recording(path: str | Path) -> Recording:
