@@ -323,7 +323,7 @@ def test_an_engine_that_keeps_the_residual_apart_matches(
 
 
 def engine_theta(engine: PackedEngine) -> None:
-    engine.layers[1].self_attn.theta = 9000.0
+    engine.layers[1].self_attn.rotary_emb.theta = 9000.0
 
 
 def engine_eps(engine: PackedEngine) -> None:
@@ -390,10 +390,18 @@ def decode_only(engine: Any) -> None:
     mlp.down_proj.forward = lambda hidden: forward(hidden) * (1 + (len(hidden) == 1))
 
 
+def heads_in_another_order(engine: Any) -> None:
+    projection = engine.layers[1].self_attn.qkv_proj
+    width = engine.layers[1].self_attn.width
+    order = [*range(width, 2 * width), *range(width)]
+    projection.packed[0][:, : 2 * width] = projection.packed[0][:, order]
+
+
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
         (engine_theta, "layers.1.self_attn.o_proj", "token 1 of request 0"),
+        (heads_in_another_order, "layers.1.self_attn.qkv_proj", "another order"),
         (scaled_logits, "logits_processor", "Every token"),
         (decode_only, "layers.1.mlp.down_proj", "Only token 9 of request 1"),
     ],

@@ -60,6 +60,7 @@ from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.handed_on_parts import pair_handed_on_parts
 from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
@@ -376,6 +377,8 @@ class _Comparison:
         programs = Sides(*map(build_program, rows, self._plans.sketches))
         comparer = self._comparer(programs, noise, parameters)
         alignment = align(*programs, self._match.modules, comparer)
+        if tokens := self._findings.tokens.get(reference.model):
+            pair_handed_on_parts(alignment, tokens)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
         if self.report.isolated:

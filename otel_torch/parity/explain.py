@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import TensorValue
+from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
 
 _DIFFERENCES = {
@@ -62,8 +63,15 @@ def _inputs_state(port: Location | None, alignment: Alignment) -> str:
         return "its input differs, too"
     if right.isdisjoint(values):
         return "its input was not compared"
-    is_whole = right.issuperset(values)
-    return "its input is right" + ("" if is_whole else ", as far as it was compared")
+    if right.issuperset(values):
+        return "its input is right"
+    makers = {
+        value.birth.call.module
+        for value in values
+        if value not in compared and value.birth.side == "output" and is_informative(value.birth)
+    }
+    unknown = f": what {' and '.join(sorted(makers))} returned was not" if makers else ""
+    return f"its input is right, as far as it was compared{unknown}"
 
 
 def _explain_weights(fault: Fault, alignment: Alignment) -> str:

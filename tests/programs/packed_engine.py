@@ -20,6 +20,23 @@ class AddNorm(nn.Module):
         return self.weight * normed, hidden
 
 
+class Rotation(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.theta = width, 10000.0
+
+    def forward(self, positions: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        frequencies = self.theta ** (-torch.arange(0, self.width, 2) / self.width)
+        angles = (positions[:, None] * frequencies).repeat(1, 2)[:, None]
+        rotated = []
+        for part in parts:
+            heads = part.view(len(part), -1, self.width)
+            first, second = heads.chunk(2, -1)
+            turned = heads * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+            rotated.append(turned.flatten(1))
+        return tuple(rotated)
+
+
 class PackedAttention(nn.Module):
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -29,21 +46,13 @@ class PackedAttention(nn.Module):
         self.qkv_proj.weight = nn.Parameter(torch.cat(parts))
         self.o_proj = nn.Linear(*attention.o_proj.weight.shape[::-1], bias=False)
         self.o_proj.weight = nn.Parameter(attention.o_proj.weight.detach().clone())
-        self.width, self.theta = attention.head_dim, 10000.0
+        self.width, self.rotary_emb = attention.head_dim, Rotation(attention.head_dim)
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        frequencies = self.theta ** (-torch.arange(0, self.width, 2) / self.width)
-        angles = (positions[:, None] * frequencies).repeat(1, 2)[:, None]
-        first, second = heads.chunk(2, -1)
-        return heads * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
-
     def forward(self, hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
-        q, k, v = (
-            part.view(len(hidden), -1, self.width)
-            for part in self.qkv_proj(hidden).split(self.sizes, -1)
-        )
-        q, k = self.rotate(q, positions), self.rotate(k, positions)
+        q, k, v = self.qkv_proj(hidden).split(self.sizes, -1)
+        q, k = self.rotary_emb(positions, q, k)
+        q, k, v = (part.view(len(hidden), -1, self.width) for part in (q, k, v))
         out = torch.empty_like(q)
         for request in requests.unique().tolist():
             rows = requests == request

@@ -1,0 +1,88 @@
+"""Pair the parts of a fused projection with what the port hands on of it.
+
+The squares of a fused output add up whatever the order of its rows. The next modules receive its
+parts again, and there the order shows:
+
+    reference     port
+    q_proj out    rotary_emb in[1]    the heads of qkv_proj in another order: the same numbers
+    k_proj out    rotary_emb in[2]
+    v_proj out    attn in[2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from otel_torch.parity.align import Alignment
+from otel_torch.parity.call_graph import Role
+from otel_torch.parity.evidence import is_informative
+from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.tokens.requests import MatchedToken
+from otel_torch.parity.values import Relation
+
+
+def pair_handed_on_parts(alignment: Alignment, tokens: Sequence[MatchedToken]) -> None:
+    """Add pairs of equal parts; a fused pair whose part is in another order becomes wrong.
+
+    Args:
+        tokens: Those of the forward.
+    """
+    fused = [pair for pair in alignment.pairs if pair.basis == "fused" and pair.is_right]
+    for pair in fused:
+        if len(pair.reference) > 1:
+            _pair_parts(alignment, pair, tokens)
+    alignment.pairs.sort(key=lambda pair: pair.time)
+
+
+def _pair_parts(alignment: Alignment, fused: TensorPair, tokens: Sequence[MatchedToken]) -> None:
+    comparer, handed = alignment.comparer, _handed_on(alignment, fused.port[0])
+    unequal = []
+    for part in fused.reference:
+        equal = [role for role in handed if comparer.is_equal(part.value, role.value)]
+        if equal:
+            handed.remove(equal[0])
+            relation = comparer.relation(part.value, equal[0].value)
+            alignment.pairs.append(TensorPair([part], [equal[0]], "alike", relation))
+        else:
+            unequal.append(part)
+    for part in unequal:
+        same_size = (role for role in handed if role.value.numel == part.value.numel)
+        rival = next(same_size, None)
+        if rival is not None and _is_reordered(alignment, part, rival, tokens):
+            error = comparer.relation(part.value, rival.value).error
+            fused.relation = Relation("order", error, fused.relation.limit)
+
+
+def _handed_on(alignment: Alignment, whole: Role) -> list[Role]:
+    """Return the inputs of later calls in the container of a fused one that no module made."""
+    return [
+        role
+        for role in alignment.port.roles
+        if role.value.birth is role
+        and role.side == "input"
+        and role.call.parent is whole.call.parent
+        and role.time >= whole.time
+        and is_informative(role)
+    ]
+
+
+def _is_reordered(
+    alignment: Alignment, part: Role, handed: Role, tokens: Sequence[MatchedToken]
+) -> bool:
+    """Return whether a part has the norms of what is handed on, and other elements.
+
+    A rotation keeps the norms, too, but changes no token at position 0.
+    """
+    reference, port = part.value.sketch, handed.value.sketch
+    norm, port_norm = part.row.get("l2"), handed.row.get("l2")
+    if reference is None or port is None or len(reference) != len(port):
+        return False
+    if not isinstance(norm, float) or not isinstance(port_norm, float):
+        return False
+    limit, numbers = alignment.comparer.limit(part.value, handed.value), part.row["tokens"]
+    is_first = [tokens[number].position == 0 for number in numbers]
+    first, port_first = (side.reshape(len(numbers), -1)[is_first] for side in (reference, port))
+    is_other = np.linalg.norm(first - port_first) > limit * np.linalg.norm(first)
+    return bool(is_other and abs(norm - port_norm) <= limit * norm)
