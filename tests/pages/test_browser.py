@@ -153,6 +153,52 @@ def test_recordings_are_laid_on_each_other(page, recorded):
     assert page.errors == []
 
 
+def test_of_ten_thousand_modules_only_what_is_in_sight_exists(page, tmp_path):
+    rows = [
+        {
+            "module": f"layers.{index // 10}.{index % 10}",
+            "tensor": "out",
+            "step": step,
+            "abs_mean": index + step,
+        }
+        for step in range(8)
+        for index in range(10_000)
+    ]
+    rows[-1]["abs_mean"] = "NaN"
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command(tmp_path, "show", "run.jsonl", "--html", "show.html")
+    page.open(tmp_path / "show.html")
+    silent(page, tmp_path / "show.html")
+    assert page.count("#tree [role=treeitem]") == 2  # folded, as 1,000 lines follow
+    page.click("[data-tensor]")
+    page.settle()
+    assert page.evaluate("explorer.tree.visible.length") == 1 + 1 + 1000 + 10
+    assert page.count("#tree [role=treeitem]") < 100
+    assert path_of(page) == ["layers", "999", "9"] and page.count("#tree .chosen") == 1
+    page.evaluate("explorer.map.zoomTo({top: 5000, bottom: 5020, left: 0, right: 8})")
+    page.click("#map canvas", 0.6, 0.01)
+    assert path_of(page) == ["layers", "500", "0"]
+    page.choose("sort", "largest first")
+    assert page.evaluate("explorer.tensors.name(explorer.order[0])") == "layers.999.8"
+    assert page.errors == []
+
+
+def test_the_pointer_reads_magnitudes_and_spans(page, recorded):
+    page.open(recorded.show)
+    tip = "document.getElementById('tip').textContent"
+    page.point_at("#magnitudes-modules canvas", 0.6, 0.01)
+    assert page.evaluate(tip).startswith("blocks.0\nmagnitude 2^")
+    page.point_at("#magnitudes-steps canvas", 0.6, 0.5)
+    assert page.evaluate(tip).startswith("step ")
+    page.point_at("#timeline-0 canvas", 0.5, 0.1)
+    assert page.evaluate(tip).startswith("torch.run\nfrom 0 s")
+    page.evaluate("timelines[0].canvas.focus()")
+    page.press("+", "+", "ArrowRight")
+    start, end = page.evaluate("timelines[0].view.map(time => time / timelines[0].end)")
+    assert 0.2 < start < end < 0.8
+    assert page.errors == []
+
+
 RED = [214, 41, 62]
 
 

@@ -1,13 +1,14 @@
-// Curves over a common axis, drawn by uPlot: lines, bands around them, bars, and what is not finite.
+// Curves over a common axis, drawn by uPlot: lines, bands, bars, and what is not finite.
 
 const UPLOT_SCALES = {linear: 1, log: 3, symlog: 4};
 const FARTHEST = 1e150; // uPlot adds powers of ten to what it draws
 
-// Replace what the host shows by a plot.
-//
-// plot: {x, xName, xText, tickText, lines, scale, bad, height, isBars}; x: numbers in ascending order;
-// xText(x) -> text, at the pointer, and on the axis unless there is a tickText; lines: [{name, values, color, faint, bands: [{low, high}]}], with arrays as long as x, NaN
-// for no value; scale: "auto" or a kind; bad: the x of NaN or Inf.
+// Replace what the host shows by a plot, which has
+// - x: numbers in ascending order, called xName; xText(x) -> text, at the pointer, and on the axis
+//   unless there is a tickText
+// - lines: [{name, values, color, faint, bands: [{low, high}]}], with arrays as long as x, NaN for
+//   no value; isBars draws them as bars
+// - scale: "auto" or a kind; bad: the x of NaN or Inf; height, in pixels
 class Curves {
   constructor(host) {
     this.host = host;
@@ -23,8 +24,13 @@ class Curves {
     if (!this.plot || !this.host.clientWidth) return;
     this.drawn?.destroy();
     this.drawn = null;
-    const extent = extentOf(this.plot.lines.flatMap(({values, bands = []}) =>
-      [values, ...bands.flatMap(({low, high}) => [low, high])].flatMap(numbers => Array.from(numbers))));
+    const extent = extentOf(
+      this.plot.lines.flatMap(({values, bands = []}) =>
+        [values, ...bands.flatMap(({low, high}) => [low, high])].flatMap(numbers =>
+          Array.from(numbers)
+        )
+      )
+    );
     if (extent.low > extent.high) {
       this.host.textContent = "Nothing to draw: no finite values.";
       return;
@@ -33,22 +39,48 @@ class Curves {
     const kind = scaleKind(this.plot.scale, extent);
     const {series, bands, columns} = seriesOf(this.plot);
     const options = {
-      width: this.host.clientWidth, height: this.plot.height || 220, series, bands,
+      width: this.host.clientWidth,
+      height: this.plot.height || 220,
+      series,
+      bands,
       scales: {x: {time: false}, y: yScale(kind, extent)},
-      axes: this.axes(kind), cursor: {y: false, points: {size: 7}},
+      axes: this.axes(kind),
+      cursor: {y: false, points: {size: 7}},
       hooks: {drawClear: [plot => this.drawBad(plot)]}
     };
     this.drawn = new uPlot(options, [this.plot.x, ...columns], this.host);
   }
 
   axes(kind) {
-    const axis = {stroke: color("--ink"), grid: {stroke: color("--line"), width: 1}, ticks: {stroke: color("--line"), width: 1}};
+    const axis = {
+      stroke: color("--ink"),
+      grid: {stroke: color("--line"), width: 1},
+      ticks: {stroke: color("--line"), width: 1}
+    };
     const {x, xText, tickText = xText} = this.plot;
     const whole = x.every(Number.isInteger);
     return [
-      {...axis, ...(whole ? {incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7, 1e9]} : {}),
-        values: (_, ticks) => ticks.map(tick => tickText(tick))},
-      {...axis, size: 64, grid: {...axis.grid, filter: (_, ticks) => ticks.map(tick => isLabelled(tick, kind) ? tick : null)}, values: (_, ticks) => ticks.map(tick => tick === null ? "" : numberText(tick))}
+      {
+        ...axis,
+        ...(whole
+          ? {
+              incrs: [
+                1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7,
+                1e9
+              ]
+            }
+          : {}),
+        values: (_, ticks) => ticks.map(tick => tickText(tick))
+      },
+      {
+        ...axis,
+        size: 64,
+        grid: {
+          ...axis.grid,
+          filter: (_, ticks) => ticks.map(tick => (isLabelled(tick, kind) ? tick : null))
+        },
+        values: (_, ticks) => ticks.map(tick => (tick === null ? "" : numberText(tick)))
+      }
     ];
   }
 
@@ -60,7 +92,8 @@ class Curves {
     ctx.globalAlpha = 0.5;
     for (const x of this.plot.bad || []) {
       const place = plot.valToPos(x, "x", true);
-      if (place >= bbox.left && place <= bbox.left + bbox.width) ctx.fillRect(place - 1, bbox.top, 2, bbox.height);
+      if (place >= bbox.left && place <= bbox.left + bbox.width)
+        ctx.fillRect(place - 1, bbox.top, 2, bbox.height);
     }
     ctx.restore();
   }
@@ -78,23 +111,39 @@ function yScale(kind, extent) {
 
 // uPlot's series, bands and columns of numbers, with null for no value.
 function seriesOf({lines, xName, xText, isBars}) {
-  const series = [{label: xName, value: (_, x) => x === null ? "" : xText(x)}], bands = [], columns = [];
+  const series = [{label: xName, value: (_, x) => (x === null ? "" : xText(x))}];
+  const bands = [];
+  const columns = [];
   const add = (values, more) => {
-    columns.push(Array.from(values, value =>
-      Number.isFinite(value) ? Math.min(Math.max(value, -FARTHEST), FARTHEST) : null));
-    series.push({value: (_, value) => value === null ? "–" : numberText(value), ...more});
+    columns.push(
+      Array.from(values, value =>
+        Number.isFinite(value) ? Math.min(Math.max(value, -FARTHEST), FARTHEST) : null
+      )
+    );
+    series.push({value: (_, value) => (value === null ? "–" : numberText(value)), ...more});
     return columns.length;
   };
   for (const {name, values, color: variable, faint, bands: around = []} of lines) {
     const stroke = color(variable);
     for (const {low, high} of around) {
-      const edge = {label: name, class: "edge", stroke: stroke + "30", width: 1, points: {show: false}};
+      const edge = {
+        label: name,
+        class: "edge",
+        stroke: stroke + "30",
+        width: 1,
+        points: {show: false}
+      };
       bands.push({series: [add(high, edge), add(low, edge)], fill: stroke + "28"});
     }
     const many = values.length > 60;
     add(values, {
-      label: name, stroke: faint ? stroke + "60" : stroke, width: faint ? 1 : 1.75, points: {show: !many && !faint, size: 5, fill: stroke},
-      ...(isBars ? {paths: uPlot.paths.bars({size: [0.8, 60]}), fill: stroke + "90", points: {show: false}} : {})
+      label: name,
+      stroke: faint ? stroke + "60" : stroke,
+      width: faint ? 1 : 1.75,
+      points: {show: !many && !faint, size: 5, fill: stroke},
+      ...(isBars
+        ? {paths: uPlot.paths.bars({size: [0.8, 60]}), fill: stroke + "90", points: {show: false}}
+        : {})
     });
   }
   return {series, bands, columns};

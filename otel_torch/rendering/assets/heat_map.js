@@ -4,15 +4,21 @@
 // A matrix is {values, columns, rows, rule, rowName, columnName}: `values` holds the row `rows[i]`
 // from `rows[i] * columns` on. NaN is no value, Infinity stands for NaN and Inf.
 
-const ROW_HEIGHT = 15, LABEL_ROW_HEIGHT = 10, MAX_HEIGHT = 460, AXIS_HEIGHT = 20, CROSS_SIZE = 7;
-const MAX_LABEL_SHARE = 0.38, COLUMN_WIDTH = 48, MIN_DRAG = 5;
+const ROW_HEIGHT = 15;
+const LABEL_ROW_HEIGHT = 10;
+const MAX_HEIGHT = 460;
+const AXIS_HEIGHT = 20;
+const CROSS_SIZE = 7;
+const MAX_LABEL_SHARE = 0.38;
+const COLUMN_WIDTH = 48;
+const MIN_DRAG = 5;
 
 // Of two values in a place, the one that remains. NaN is no value; Infinity always remains.
 const COMBINE = {
   sum: (before, value) => before + value,
   min: Math.min,
   max: Math.max,
-  magnitude: (before, value) => Math.abs(value) > Math.abs(before) ? value : before
+  magnitude: (before, value) => (Math.abs(value) > Math.abs(before) ? value : before)
 };
 function combine(rule, before, value) {
   if (Number.isNaN(before)) return value;
@@ -37,8 +43,10 @@ class HeatMap {
 
   // colors: of `colorScale`. marked: [first, end) of the rows to mark.
   show(matrix, colors, marked = null) {
-    const sameShape = this.matrix
-      && this.matrix.rows.length === matrix.rows.length && this.matrix.columns === matrix.columns;
+    const sameShape =
+      this.matrix &&
+      this.matrix.rows.length === matrix.rows.length &&
+      this.matrix.columns === matrix.columns;
     Object.assign(this, {matrix, colors, marked});
     if (!sameShape) this.view = this.everything();
     this.cursor = null;
@@ -49,7 +57,8 @@ class HeatMap {
   mark(marked) {
     this.marked = marked;
     if (!this.matrix.rows.length) return;
-    const {top, bottom, left, right} = this.view, span = bottom - top;
+    const {top, bottom, left, right} = this.view;
+    const span = bottom - top;
     const isSeen = !marked || (marked[0] >= top && marked[0] < bottom);
     const first = isSeen ? top : Math.round(marked[0] - span / 2);
     this.zoomTo({top: first, bottom: first + span, left, right});
@@ -76,8 +85,10 @@ class HeatMap {
   zoomBy(factor, row, column) {
     const {top, bottom, left, right} = this.view;
     this.zoomTo({
-      top: row - (row - top) * factor, bottom: row + (bottom - row) * factor,
-      left: column - (column - left) * factor, right: column + (right - column) * factor
+      top: row - (row - top) * factor,
+      bottom: row + (bottom - row) * factor,
+      left: column - (column - left) * factor,
+      right: column + (right - column) * factor
     });
   }
 
@@ -89,13 +100,15 @@ class HeatMap {
   // -- drawing
 
   layout() {
-    const width = this.host.clientWidth, shown = this.view.bottom - this.view.top;
+    const width = this.host.clientWidth;
+    const shown = this.view.bottom - this.view.top;
     const height = Math.min(Math.max(shown, 1) * ROW_HEIGHT, MAX_HEIGHT);
     const context = this.canvas.getContext("2d");
     context.font = "12px system-ui, sans-serif";
     let labels = 0;
     if (height / shown >= LABEL_ROW_HEIGHT) {
-      const first = Math.floor(this.view.top), end = Math.ceil(this.view.bottom);
+      const first = Math.floor(this.view.top);
+      const end = Math.ceil(this.view.bottom);
       for (let row = first; row < end; row++) {
         labels = Math.max(labels, context.measureText(this.matrix.rowName(row)).width + 8);
       }
@@ -125,7 +138,8 @@ class HeatMap {
 
   // The pixels: one a cell, fewer where the canvas has fewer.
   cells() {
-    const {top, bottom, left, right} = this.view, {height, plotWidth} = this.box;
+    const {top, bottom, left, right} = this.view;
+    const {height, plotWidth} = this.box;
     const tall = Math.min(Math.round(height * devicePixelRatio), zoomedPixels(top, bottom));
     const wide = Math.min(Math.round(plotWidth * devicePixelRatio), zoomedPixels(left, right));
     const image = new ImageData(wide, tall);
@@ -159,7 +173,8 @@ class HeatMap {
   }
 
   drawCrosses(context) {
-    const {top, bottom, left, right} = this.view, {height, plotWidth} = this.box;
+    const {top, bottom, left, right} = this.view;
+    const {height, plotWidth} = this.box;
     if (height / (bottom - top) < CROSS_SIZE || plotWidth / (right - left) < CROSS_SIZE) return;
     context.strokeStyle = color("--back");
     context.lineWidth = 1.5;
@@ -178,21 +193,25 @@ class HeatMap {
   }
 
   drawNames(context) {
-    const {top, bottom, left, right} = this.view, {height, labels, plotWidth, width} = this.box;
+    const {top, bottom, left, right} = this.view;
+    const {height, labels, plotWidth, width} = this.box;
     context.fillStyle = color("--ink");
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
     for (let row = Math.floor(top); labels && row < bottom; row++) {
       const y = this.placeOf(row + 0.5, 0)[1];
-      if (y > 0 && y < height) context.fillText(shortened(context, this.matrix.rowName(row), labels - 8), labels - 6, y);
+      if (y > 0 && y < height)
+        context.fillText(shortened(context, this.matrix.rowName(row), labels - 8), labels - 6, y);
     }
     context.textAlign = "center";
     const every = Math.max(1, Math.ceil(COLUMN_WIDTH / (plotWidth / (right - left))));
     for (let column = Math.ceil(left / every) * every; column < right; column += every) {
-      const x = this.placeOf(0, column + 0.5)[0], name = this.matrix.columnName(column);
+      const x = this.placeOf(0, column + 0.5)[0];
+      const name = this.matrix.columnName(column);
       const half = context.measureText(name).width / 2;
-      if (x - half > labels - 4 && x + half < width) context.fillText(name, x, height + AXIS_HEIGHT / 2 + 1);
+      if (x - half > labels - 4 && x + half < width)
+        context.fillText(name, x, height + AXIS_HEIGHT / 2 + 1);
     }
   }
 
@@ -201,53 +220,83 @@ class HeatMap {
     context.strokeStyle = color("--ink");
     context.lineWidth = 2;
     if (this.marked) {
-      const y = this.placeOf(this.marked[0], 0)[1], end = this.placeOf(this.marked[1], 0)[1];
-      context.strokeRect(labels + 1, Math.max(y, 0) + 1, plotWidth - 2, Math.max(Math.min(end, height) - Math.max(y, 0), 2) - 2);
+      const y = this.placeOf(this.marked[0], 0)[1];
+      const end = this.placeOf(this.marked[1], 0)[1];
+      context.strokeRect(
+        labels + 1,
+        Math.max(y, 0) + 1,
+        plotWidth - 2,
+        Math.max(Math.min(end, height) - Math.max(y, 0), 2) - 2
+      );
     }
     if (this.cursor) {
-      const [x, y] = this.placeOf(...this.cursor), [right, bottom] = this.placeOf(this.cursor[0] + 1, this.cursor[1] + 1);
+      const [x, y] = this.placeOf(...this.cursor);
+      const [right, bottom] = this.placeOf(this.cursor[0] + 1, this.cursor[1] + 1);
       context.strokeStyle = color("--introduced");
       context.strokeRect(x, y, Math.max(right - x, 3), Math.max(bottom - y, 3));
     }
     if (this.drag) {
       const {startX, startY, x, y} = this.drag;
       context.setLineDash([4, 3]);
-      context.strokeRect(Math.min(startX, x), Math.min(startY, y), Math.abs(x - startX), Math.abs(y - startY));
+      context.strokeRect(
+        Math.min(startX, x),
+        Math.min(startY, y),
+        Math.abs(x - startX),
+        Math.abs(y - startY)
+      );
       context.setLineDash([]);
     }
   }
 
   drawLegend() {
-    const {low, high, ramp} = this.colors, {rows, columns} = this.matrix, {top, bottom, left, right} = this.view;
+    const {low, high, ramp} = this.colors;
+    const {rows, columns} = this.matrix;
+    const {top, bottom, left, right} = this.view;
     const stops = Array.from({length: 9}, (_, index) => `rgb(${ramp(index / 8).join(" ")})`);
     const bar = element("span", {class: "ramp"});
     bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const parts = low <= high ? [`${numberText(low)} `, bar, ` ${numberText(high)}`] : [];
     const isAll = bottom - top >= rows.length && right - left >= columns;
-    const shown = `${plural(Math.ceil(bottom - top), "row")} × ${plural(Math.ceil(right - left), "column")}`;
+    const [tall, wide] = [Math.ceil(bottom - top), Math.ceil(right - left)];
+    const shown = `${plural(tall, "row")} × ${plural(wide, "column")}`;
     const button = (text, title, act) => {
       const made = element("button", {type: "button", title, "aria-label": title}, text);
       made.addEventListener("click", act);
       return made;
     };
     this.legend.replaceChildren(
-      ...parts, element("span", {class: "space"}), isAll ? shown : `${shown} of ${rows.length.toLocaleString("en")} × ${columns.toLocaleString("en")}`, " ",
-      button("+", "zoom in", () => this.zoomMiddle(0.5)), button("−", "zoom out", () => this.zoomMiddle(2)),
-      button("all", "show all", () => this.zoomTo(this.everything())));
+      ...parts,
+      element("span", {class: "space"}),
+      isAll
+        ? shown
+        : `${shown} of ${rows.length.toLocaleString("en")} × ${columns.toLocaleString("en")}`,
+      " ",
+      button("+", "zoom in", () => this.zoomMiddle(0.5)),
+      button("−", "zoom out", () => this.zoomMiddle(2)),
+      button("all", "show all", () => this.zoomTo(this.everything()))
+    );
   }
 
   // -- pointer and keyboard
 
   placeOf(row, column) {
-    const {top, bottom, left, right} = this.view, {height, labels, plotWidth} = this.box;
-    return [labels + (column - left) / (right - left) * plotWidth, (row - top) / (bottom - top) * height];
+    const {top, bottom, left, right} = this.view;
+    const {height, labels, plotWidth} = this.box;
+    return [
+      labels + ((column - left) / (right - left)) * plotWidth,
+      ((row - top) / (bottom - top)) * height
+    ];
   }
 
   // The cell at a pixel, as fractions; null outside.
   cellAt(x, y) {
-    const {top, bottom, left, right} = this.view, {height, labels, plotWidth} = this.box;
+    const {top, bottom, left, right} = this.view;
+    const {height, labels, plotWidth} = this.box;
     if (y < 0 || y >= height || x >= labels + plotWidth) return null;
-    return [top + y / height * (bottom - top), left + Math.max(x - labels, 0) / plotWidth * (right - left)];
+    return [
+      top + (y / height) * (bottom - top),
+      left + (Math.max(x - labels, 0) / plotWidth) * (right - left)
+    ];
   }
 
   listen() {
@@ -256,18 +305,27 @@ class HeatMap {
     canvas.addEventListener("pointerleave", event => showTip(event, ""));
     canvas.addEventListener("pointerdown", event => {
       if (event.pointerType === "touch") return;
-      this.drag = {startX: event.offsetX, startY: event.offsetY, x: event.offsetX, y: event.offsetY};
+      this.drag = {
+        startX: event.offsetX,
+        startY: event.offsetY,
+        x: event.offsetX,
+        y: event.offsetY
+      };
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointerup", event => this.release(event));
     canvas.addEventListener("dblclick", () => this.zoomTo(this.everything()));
     canvas.addEventListener("keydown", event => this.key(event));
-    canvas.addEventListener("wheel", event => {
-      const place = this.cellAt(event.offsetX, event.offsetY);
-      if (!place || !(event.shiftKey || event.ctrlKey)) return;
-      event.preventDefault();
-      this.zoomBy(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, ...place);
-    }, {passive: false});
+    canvas.addEventListener(
+      "wheel",
+      event => {
+        const place = this.cellAt(event.offsetX, event.offsetY);
+        if (!place || !(event.shiftKey || event.ctrlKey)) return;
+        event.preventDefault();
+        this.zoomBy(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, ...place);
+      },
+      {passive: false}
+    );
   }
 
   pointAt(event) {
@@ -284,15 +342,18 @@ class HeatMap {
   release(event) {
     const {startX, startY} = this.drag || {startX: event.offsetX, startY: event.offsetY};
     this.drag = null;
-    const isDrag = Math.abs(event.offsetX - startX) > MIN_DRAG && Math.abs(event.offsetY - startY) > MIN_DRAG;
+    const isDrag =
+      Math.abs(event.offsetX - startX) > MIN_DRAG && Math.abs(event.offsetY - startY) > MIN_DRAG;
     const limit = (value, most) => Math.min(Math.max(value, 0), most - 0.01);
     const {width, height} = this.box;
     const place = this.cellAt(limit(event.offsetX, width), limit(event.offsetY, height));
     if (isDrag) {
       const [startRow, startColumn] = this.cellAt(limit(startX, width), limit(startY, height));
       this.zoomTo({
-        top: Math.floor(Math.min(startRow, place[0])), bottom: Math.ceil(Math.max(startRow, place[0])),
-        left: Math.floor(Math.min(startColumn, place[1])), right: Math.ceil(Math.max(startColumn, place[1]))
+        top: Math.floor(Math.min(startRow, place[0])),
+        bottom: Math.ceil(Math.max(startRow, place[0])),
+        left: Math.floor(Math.min(startColumn, place[1])),
+        right: Math.ceil(Math.max(startColumn, place[1]))
       });
     } else {
       this.draw();
@@ -305,13 +366,18 @@ class HeatMap {
     const [row, column] = this.cursor || [Math.floor(this.view.top), Math.floor(this.view.left)];
     const moves = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
     const acts = {
-      "+": () => this.zoomBy(0.5, row, column), "-": () => this.zoomBy(2, row, column),
-      Escape: () => this.zoomTo(this.everything()), Enter: () => this.choose(row)
+      "+": () => this.zoomBy(0.5, row, column),
+      "-": () => this.zoomBy(2, row, column),
+      Escape: () => this.zoomTo(this.everything()),
+      Enter: () => this.choose(row)
     };
     if (event.key in acts) acts[event.key]();
     else if (event.key in moves) {
       const [down, right] = this.cursor ? moves[event.key] : [0, 0];
-      this.moveTo(Math.min(Math.max(row + down, 0), rows.length - 1), Math.min(Math.max(column + right, 0), columns - 1));
+      this.moveTo(
+        Math.min(Math.max(row + down, 0), rows.length - 1),
+        Math.min(Math.max(column + right, 0), columns - 1)
+      );
     } else return;
     event.preventDefault();
   }
@@ -324,7 +390,8 @@ class HeatMap {
     const aside = column < left ? column - left : Math.max(column + 1 - right, 0);
     this.zoomTo({top: top + down, bottom: bottom + down, left: left + aside, right: right + aside});
     this.said.textContent = this.hover(row, column);
-    const box = this.canvas.getBoundingClientRect(), [x, y] = this.placeOf(row + 1, column + 1);
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = this.placeOf(row + 1, column + 1);
     showTip({clientX: box.x + x, clientY: box.y + y}, this.hover(row, column));
   }
 }
@@ -337,12 +404,17 @@ function zoomedPixels(start, end) {
 
 // The cells [first, end) that a pixel shows.
 function cellsOf(pixel, pixels, start, end) {
-  const first = start + pixel / pixels * (end - start), next = start + (pixel + 1) / pixels * (end - start);
-  return [Math.floor(first), Math.max(Math.floor(first) + 1, Math.min(Math.round(next), Math.ceil(end)))];
+  const first = start + (pixel / pixels) * (end - start);
+  const next = start + ((pixel + 1) / pixels) * (end - start);
+  return [
+    Math.floor(first),
+    Math.max(Math.floor(first) + 1, Math.min(Math.round(next), Math.ceil(end)))
+  ];
 }
 
 function hexColor(text) {
-  const digits = text.length === 4 ? [...text.slice(1)].map(digit => digit + digit).join("") : text.slice(1);
+  const digits =
+    text.length === 4 ? [...text.slice(1)].map(digit => digit + digit).join("") : text.slice(1);
   return [0, 2, 4].map(start => parseInt(digits.slice(start, start + 2), 16));
 }
 

@@ -1,7 +1,8 @@
 // The explorer: filters, the tree of modules, the map of modules by steps, and what is known of the
 // chosen module. One state, and every view follows it.
 
-const NEIGHBOURS = 3, LINE_COLORS = ["--dtype", "--inherited", "--healed", "--layout", "--heat4", "--right"];
+const NEIGHBOURS = 3;
+const LINE_COLORS = ["--dtype", "--inherited", "--healed", "--layout", "--heat4", "--right"];
 const HEATS = ["value", "times its median", "times the first recording"];
 const CONTROLS = ["recording", "statistic", "kind", "model", "phase", "sort", "heat", "scale"];
 
@@ -11,7 +12,8 @@ class Explorer {
     this.control = Object.fromEntries(["pattern", ...CONTROLS].map(id => [id, byId(id)]));
     this.tree = new TreeView(byId("tree"), node => this.choose(node));
     this.map = new HeatMap(byId("map"), {
-      label: "modules by steps", hover: (row, column) => this.cellText(row, column),
+      label: "modules by steps",
+      hover: (row, column) => this.cellText(row, column),
       choose: row => this.choose(leafAt(this.root, row))
     });
     this.curve = new Curves(byId("module-curve"));
@@ -45,12 +47,15 @@ class Explorer {
       this.control.pattern.focus();
     });
     for (const link of document.querySelectorAll("[data-tensor]")) {
-      link.addEventListener("click", () => this.find(Number(link.dataset.tensor), Number(link.dataset.recording)));
+      link.addEventListener("click", () =>
+        this.find(Number(link.dataset.tensor), Number(link.dataset.recording))
+      );
     }
   }
 
   pattern() {
-    const {pattern} = this.control, error = byId("pattern-error");
+    const {pattern} = this.control;
+    const error = byId("pattern-error");
     try {
       error.textContent = "";
       return new RegExp(pattern.value);
@@ -62,23 +67,38 @@ class Explorer {
 
   // Read the controls, and draw everything. Returns a promise, which `drawing` keeps.
   update() {
-    return this.drawing = this.redraw();
+    return (this.drawing = this.redraw());
   }
 
   async redraw() {
-    const {tensors, control} = this, pattern = this.pattern();
+    const {tensors, control} = this;
+    const pattern = this.pattern();
     if (!pattern) return;
-    const turn = this.turn = (this.turn || 0) + 1;
-    const statistic = control.statistic.value, recording = control.recording.selectedIndex;
+    const turn = (this.turn = (this.turn || 0) + 1);
+    const statistic = control.statistic.value;
+    const recording = control.recording.selectedIndex;
     const tables = statistic
-      ? await Promise.all(tensors.recordings.map((_, index) => tensors.values(statistic, index))) : [];
+      ? await Promise.all(tensors.recordings.map((_, index) => tensors.values(statistic, index)))
+      : [];
     if (turn !== this.turn) return; // a later choice overtook this one
     const values = tables[recording] || new Float64Array(0);
-    const filter = {pattern, model: control.model.value, phase: control.phase.value, kind: control.kind.value};
+    const filter = {
+      pattern,
+      model: control.model.value,
+      phase: control.phase.value,
+      kind: control.kind.value
+    };
     const chosen = tensors.select(filter);
-    Object.assign(this, {statistic, recording, tables, values, summaries: tensors.summaries(values)});
+    Object.assign(this, {
+      statistic,
+      recording,
+      tables,
+      values,
+      summaries: tensors.summaries(values)
+    });
     Object.assign(this, moduleTree(tensors, chosen, this.summaries, control.sort.value));
-    byId("count").textContent = `${chosen.length.toLocaleString("en")} of ${plural(tensors.count, "tensor")}`;
+    byId("count").textContent =
+      `${chosen.length.toLocaleString("en")} of ${plural(tensors.count, "tensor")}`;
     this.tree.show(this.root, this.barPosition(), pattern.source !== "(?:)" && chosen.length < 500);
     this.drawMap();
     await this.histogram?.show(this.order, control.kind.value, recording);
@@ -93,39 +113,60 @@ class Explorer {
 
   barPosition() {
     const {least, most} = this.root;
-    return Number.isNaN(least + most) ? () => 0 : positionOf(this.extent(), this.control.scale.value);
+    return Number.isNaN(least + most)
+      ? () => 0
+      : positionOf(this.extent(), this.control.scale.value);
   }
 
   // -- the map
 
   drawMap() {
-    const {tensors, order, control} = this, heat = control.heat.selectedIndex;
+    const {tensors, order, control} = this;
+    const heat = control.heat.selectedIndex;
     this.heats = heat ? this.ratios(heat) : this.values;
-    const columns = tensors.columns.length, rule = heat ? "magnitude" : tensors.statistics.get(this.statistic)?.rule;
-    const extent = heat ? extentOf(order.flatMap(index => Array.from(tensors.row(this.heats, index)))) : this.extent();
-    const some = extent.low <= extent.high || order.some(index => tensors.row(this.heats, index).includes(Infinity));
+    const columns = tensors.columns.length;
+    const rule = heat ? "magnitude" : tensors.statistics.get(this.statistic)?.rule;
+    const extent = heat
+      ? extentOf(order.flatMap(index => Array.from(tensors.row(this.heats, index))))
+      : this.extent();
+    const some =
+      extent.low <= extent.high ||
+      order.some(index => tensors.row(this.heats, index).includes(Infinity));
     const matrix = {
-      values: this.heats, columns, rows: some ? order : [], rule,
-      rowName: row => tensors.name(order[row]), columnName: column => tensors.columns[column]
+      values: this.heats,
+      columns,
+      rows: some ? order : [],
+      rule,
+      rowName: row => tensors.name(order[row]),
+      columnName: column => tensors.columns[column]
     };
     this.map.show(matrix, colorScale(extent, control.scale.value, heat > 0));
   }
 
   // Magnitudes relative to the tensor's median, or to the first recording.
   ratios(heat) {
-    const {tensors, values, tables, summaries} = this, columns = tensors.columns.length;
+    const {tensors, values, tables, summaries} = this;
+    const columns = tensors.columns.length;
     return values.map((value, position) => {
-      const base = heat === 1 ? summaries.middle[Math.floor(position / columns)] : tables[0][position];
+      const base =
+        heat === 1 ? summaries.middle[Math.floor(position / columns)] : tables[0][position];
       if (!Number.isFinite(value)) return value;
       return Number.isFinite(base) && base ? Math.max(Math.abs(value / base), 1 / 1024) : NaN;
     });
   }
 
   cellText(row, column) {
-    const {tensors, order, values} = this, index = order[row], position = index * tensors.columns.length + column;
-    const lines = [tensors.name(index), `step ${tensors.columns[column]}`, `${this.statistic} ${numberText(values[position])}`];
+    const {tensors, order, values} = this;
+    const index = order[row];
+    const position = index * tensors.columns.length + column;
+    const lines = [
+      tensors.name(index),
+      `step ${tensors.columns[column]}`,
+      `${this.statistic} ${numberText(values[position])}`
+    ];
     const heat = this.control.heat;
-    if (heat.selectedIndex && Number.isFinite(this.heats[position])) lines.push(`${this.heats[position].toPrecision(3)} ${heat.value}`);
+    if (heat.selectedIndex && Number.isFinite(this.heats[position]))
+      lines.push(`${this.heats[position].toPrecision(3)} ${heat.value}`);
     return lines.join("\n");
   }
 
@@ -155,19 +196,29 @@ class Explorer {
   describe(node) {
     const path = [];
     for (let above = node; above; above = above.parent) path.unshift(above);
-    const crumbs = path.flatMap((each, index) => [...(index ? [" › "] : []), this.link(each.name, each)]);
-    const before = leafAt(this.root, node.start - 1), after = leafAt(this.root, node.end);
+    const crumbs = path.flatMap((each, index) => [
+      ...(index ? [" › "] : []),
+      this.link(each.name, each)
+    ]);
+    const before = leafAt(this.root, node.start - 1);
+    const after = leafAt(this.root, node.end);
     byId("module-path").replaceChildren(...crumbs);
     byId("module-facts").replaceChildren(
-      ...this.facts(node), ...(before ? [" · ", this.link(`‹ ${before.name}`, before)] : []),
-      ...(after ? [" · ", this.link(`${after.name} ›`, after)] : []));
+      ...this.facts(node),
+      ...(before ? [" · ", this.link(`‹ ${before.name}`, before)] : []),
+      ...(after ? [" · ", this.link(`${after.name} ›`, after)] : [])
+    );
   }
 
   facts(node) {
-    const text = node.tensor === undefined
-      ? `${plural(node.count, "tensor")}; the line is their median, the bands 80 % and all of them.`
-      : `${this.tensors.field("tensor", node.tensor)}; ${this.statistic} from ${numberText(node.least)} to ${numberText(node.most)}, median ${numberText(node.middle)}.`;
-    return node.isBad ? [text, " ", element("span", {class: "introduced"}, "Has NaN or Inf.")] : [text];
+    const bad = node.isBad ? [" ", element("span", {class: "introduced"}, "Has NaN or Inf.")] : [];
+    if (node.tensor === undefined) {
+      const tensors = plural(node.count, "tensor");
+      return [`${tensors}; the line is their median, the bands 80 % and all of them.`, ...bad];
+    }
+    const [least, most, middle] = [node.least, node.most, node.middle].map(numberText);
+    const tensor = this.tensors.field("tensor", node.tensor);
+    return [`${tensor}; ${this.statistic} from ${least} to ${most}, median ${middle}.`, ...bad];
   }
 
   link(text, node) {
@@ -177,26 +228,47 @@ class Explorer {
   }
 
   drawCurve(node) {
-    const {tensors, order, tables} = this, columns = tensors.columns;
-    const indices = order.slice(node.start, node.end), bad = [];
+    const {tensors, order, tables} = this;
+    const columns = tensors.columns;
+    const indices = order.slice(node.start, node.end);
+    const bad = [];
     const lines = tables.map((values, recording) => {
       const name = tables.length > 1 ? tensors.recordings[recording] : this.statistic;
-      return {name, color: LINE_COLORS[recording % LINE_COLORS.length], ...spread(tensors, values, indices)};
+      return {
+        name,
+        color: LINE_COLORS[recording % LINE_COLORS.length],
+        ...spread(tensors, values, indices)
+      };
     });
     if (node.tensor !== undefined && tables.length === 1) lines.push(...this.neighbourLines(node));
     columns.forEach((_, column) => {
-      if (indices.some(index => tables.some(values => values[index * columns.length + column] === Infinity))) bad.push(column);
+      if (
+        indices.some(index =>
+          tables.some(values => values[index * columns.length + column] === Infinity)
+        )
+      )
+        bad.push(column);
     });
-    this.curve.show({xName: "step", x: columns.map((_, column) => column), xText: x => columns[x] ?? "", lines, bad, scale: this.control.scale.value});
+    this.curve.show({
+      xName: "step",
+      x: columns.map((_, column) => column),
+      xText: x => columns[x] ?? "",
+      lines,
+      bad,
+      scale: this.control.scale.value
+    });
   }
 
   // The curves of the other tensors in the same module, faint.
   neighbourLines(node) {
     const at = node.parent.children.indexOf(node);
-    return node.parent.children.slice(Math.max(at - NEIGHBOURS, 0), at + NEIGHBOURS + 1)
+    return node.parent.children
+      .slice(Math.max(at - NEIGHBOURS, 0), at + NEIGHBOURS + 1)
       .filter(each => each !== node && each.tensor !== undefined)
       .map((each, index) => ({
-        name: each.name, color: LINE_COLORS[1 + index % (LINE_COLORS.length - 1)], faint: true,
+        name: each.name,
+        color: LINE_COLORS[1 + (index % (LINE_COLORS.length - 1))],
+        faint: true,
         values: this.tensors.row(this.values, each.tensor)
       }));
   }
@@ -206,20 +278,35 @@ class Explorer {
 function spread(tensors, values, indices) {
   if (indices.length === 1) return {values: tensors.row(values, indices[0])};
   const columns = tensors.columns.length;
-  const [middle, low, high, least, most] = Array.from({length: 5}, () => new Float64Array(columns).fill(NaN));
+  const [middle, low, high, least, most] = Array.from({length: 5}, () =>
+    new Float64Array(columns).fill(NaN)
+  );
   for (let column = 0; column < columns; column++) {
-    const sorted = Float64Array.from(indices, index => values[index * columns + column]).filter(Number.isFinite).sort();
+    const sorted = Float64Array.from(indices, index => values[index * columns + column])
+      .filter(Number.isFinite)
+      .sort();
     [middle, low, high, least, most].forEach((line, which) => {
       line[column] = quantile(sorted, [0.5, 0.1, 0.9, 0, 1][which]);
     });
   }
-  return {values: middle, bands: [{low: least, high: most}, {low, high}]};
+  return {
+    values: middle,
+    bands: [
+      {low: least, high: most},
+      {low, high}
+    ]
+  };
 }
 
 // The leaf that shows a row of the map; undefined outside.
 function leafAt(node, row) {
   if (row < node.start || row >= node.end) return undefined;
-  return node.children.length ? leafAt(node.children.find(child => row < child.end), row) : node;
+  return node.children.length
+    ? leafAt(
+        node.children.find(child => row < child.end),
+        row
+      )
+    : node;
 }
 
 function nodeWithKey(node, key) {
@@ -231,7 +318,10 @@ function nodeWithKey(node, key) {
 }
 
 function fill(select, names, all) {
-  select.replaceChildren(...(all ? [new Option(all, "")] : []), ...Array.from(names, name => new Option(name ?? "none", name ?? "")));
+  select.replaceChildren(
+    ...(all ? [new Option(all, "")] : []),
+    ...Array.from(names, name => new Option(name ?? "none", name ?? ""))
+  );
 }
 
 const explorer = data.explorer && new Explorer(data.explorer);

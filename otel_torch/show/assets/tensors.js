@@ -9,9 +9,11 @@ async function unpack(text) {
   const packed = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const count = planes.length / PLANES, bytes = new Uint8Array(8 * count);
+  const count = planes.length / PLANES;
+  const bytes = new Uint8Array(8 * count);
   for (let plane = 0; plane < PLANES; plane++) {
-    for (let index = 0; index < count; index++) bytes[8 * index + 7 - plane] = planes[plane * count + index];
+    for (let index = 0; index < count; index++)
+      bytes[8 * index + 7 - plane] = planes[plane * count + index];
   }
   return new Float64Array(bytes.buffer);
 }
@@ -24,7 +26,8 @@ function median(values) {
 // Of values in ascending order; NaN without any.
 function quantile(sorted, share) {
   if (!sorted.length) return NaN;
-  const place = share * (sorted.length - 1), index = Math.floor(place);
+  const place = share * (sorted.length - 1);
+  const index = Math.floor(place);
   if (index + 1 >= sorted.length) return sorted[index];
   return sorted[index] * (1 - (place - index)) + sorted[index + 1] * (place - index);
 }
@@ -62,12 +65,16 @@ class Tensors {
   // What tells a tensor from the others of its module.
   label(index) {
     const parts = [this.field("tensor", index)];
-    for (const field of ["phase", "branch"]) if (this.names(field).length > 1) parts.push(this.field(field, index));
+    for (const field of ["phase", "branch"])
+      if (this.names(field).length > 1) parts.push(this.field(field, index));
     return parts.filter(Boolean).join(" ");
   }
 
   name(index) {
-    const parts = [this.severalModels ? `${this.field("model", index)}:` : "", this.field("module", index) || "(root)"];
+    const parts = [
+      this.severalModels ? `${this.field("model", index)}:` : "",
+      this.field("module", index) || "(root)"
+    ];
     if (this.tensorsOf.get(this.moduleKey(index)) > 1) parts.push(this.label(index));
     return parts.filter(Boolean).join(" ");
   }
@@ -75,7 +82,8 @@ class Tensors {
   // The table of a statistic, unpacked when it is first needed.
   values(statistic, recording) {
     const key = `${recording} ${statistic}`;
-    if (!this.unpacked.has(key)) this.unpacked.set(key, unpack(this.statistics.get(statistic).cells[recording]));
+    if (!this.unpacked.has(key))
+      this.unpacked.set(key, unpack(this.statistics.get(statistic).cells[recording]));
     return this.unpacked.get(key);
   }
 
@@ -83,7 +91,7 @@ class Tensors {
     return values.subarray(index * this.columns.length, (index + 1) * this.columns.length);
   }
 
-  // Over the steps of each tensor: least, median and largest finite value, and whether all are finite.
+  // Over the steps of each tensor: least, median and largest finite value, and whether any is not.
   summaries(values) {
     if (!this.summarized.has(values)) this.summarized.set(values, this.summarize(values));
     return this.summarized.get(values);
@@ -93,7 +101,8 @@ class Tensors {
     const [least, middle, most] = [0, 1, 2].map(() => new Float64Array(this.count).fill(NaN));
     const isBad = new Uint8Array(this.count);
     for (let index = 0; index < this.count; index++) {
-      const row = this.row(values, index), sorted = row.filter(Number.isFinite).sort();
+      const row = this.row(values, index);
+      const sorted = row.filter(Number.isFinite).sort();
       least[index] = quantile(sorted, 0);
       middle[index] = quantile(sorted, 0.5);
       most[index] = quantile(sorted, 1);
@@ -142,7 +151,15 @@ function change(node) {
 
 function makeNode(name, parent) {
   const key = parent ? `${parent.key}\0${name}` : "";
-  return {name, key, parent, depth: parent ? parent.depth + 1 : 0, children: [], childOf: new Map(), own: []};
+  return {
+    name,
+    key,
+    parent,
+    depth: parent ? parent.depth + 1 : 0,
+    children: [],
+    childOf: new Map(),
+    own: []
+  };
 }
 
 function childNamed(node, name) {
@@ -160,7 +177,8 @@ function moduleTree(tensors, chosen, summaries, sort) {
   const root = makeNode("all modules", null);
   for (const index of chosen) {
     let node = tensors.severalModels ? childNamed(root, tensors.field("model", index)) : root;
-    for (const part of (tensors.field("module", index) || "(root)").split(".")) node = childNamed(node, part);
+    for (const part of (tensors.field("module", index) || "(root)").split("."))
+      node = childNamed(node, part);
     node.own.push(index);
   }
   finish(root, tensors, summaries);
@@ -173,8 +191,10 @@ function moduleTree(tensors, chosen, summaries, sort) {
 function finish(node, tensors, summaries) {
   if (node.own.length === 1 && !node.children.length) node.tensor = node.own[0];
   else node.children.unshift(...node.own.map(index => tensorLeaf(tensors, index, node)));
-  const below = node.tensor !== undefined
-    ? [node.tensor] : node.children.flatMap(child => finish(child, tensors, summaries));
+  const below =
+    node.tensor !== undefined
+      ? [node.tensor]
+      : node.children.flatMap(child => finish(child, tensors, summaries));
   Object.assign(node, summaryOf(below, summaries));
   return below;
 }
@@ -188,9 +208,11 @@ function summaryOf(indices, {least, middle, most, isBad}) {
   const {low, high} = extentOf(indices.flatMap(index => [least[index], most[index]]));
   const isEmpty = low > high;
   return {
-    least: isEmpty ? NaN : low, most: isEmpty ? NaN : high,
+    least: isEmpty ? NaN : low,
+    most: isEmpty ? NaN : high,
     middle: median(indices.map(index => middle[index])),
-    isBad: indices.some(index => isBad[index]) ? 1 : 0, count: indices.length
+    isBad: indices.some(index => isBad[index]) ? 1 : 0,
+    count: indices.length
   };
 }
 

@@ -1,26 +1,33 @@
 // The timeline: spans as bars over time, each below its parent, events as triangles.
 
-const SPAN_HEIGHT = 24, TIME_AXIS = 22, SPAN_COLORS = {step: "--dtype", forward: "--healed", region: "--layout", other: "--right"};
+const SPAN_HEIGHT = 24;
+const TIME_AXIS = 22;
+const SPAN_COLORS = {step: "--dtype", forward: "--healed", region: "--layout", other: "--right"};
 
 class Timeline {
-  // recorded: {spans: [{from, to, line, kind, name, failed, text}], events: [{at, line, text}]}, in seconds.
+  // recorded: {spans: [{from, to, line, kind, name, failed, text}], events: [{at, line, text}]},
+  // in seconds.
   constructor(host, {spans, events}) {
     Object.assign(this, {host, spans, events});
     this.lines = 1 + spans.reduce((most, span) => Math.max(most, span.line), 0);
     this.end = spans.reduce((last, span) => Math.max(last, span.to), 1e-9);
     this.view = [0, this.end];
-    this.canvas = element("canvas", {tabindex: 0, role: "application", "aria-label": "timeline: arrows move, + and - zoom"});
+    this.canvas = element("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": "timeline: arrows move, + and - zoom"
+    });
     host.replaceChildren(this.canvas);
     this.listen();
     redrawn(host, () => this.draw());
   }
 
   xOf(time) {
-    return (time - this.view[0]) / (this.view[1] - this.view[0]) * this.width;
+    return ((time - this.view[0]) / (this.view[1] - this.view[0])) * this.width;
   }
 
   timeAt(x) {
-    return this.view[0] + x / this.width * (this.view[1] - this.view[0]);
+    return this.view[0] + (x / this.width) * (this.view[1] - this.view[0]);
   }
 
   draw() {
@@ -31,7 +38,8 @@ class Timeline {
     for (const span of this.spans) this.drawSpan(context, span);
     context.fillStyle = color("--ink");
     for (const {at, line} of this.events) {
-      const x = this.xOf(at), y = line * SPAN_HEIGHT + 3;
+      const x = this.xOf(at);
+      const y = line * SPAN_HEIGHT + 3;
       context.beginPath();
       context.moveTo(x - 4, y);
       context.lineTo(x + 4, y);
@@ -42,9 +50,11 @@ class Timeline {
   }
 
   drawSpan(context, {from, to, line, kind, name, failed}) {
-    const x = Math.max(this.xOf(from), -2), end = Math.min(this.xOf(to), this.width + 2);
+    const x = Math.max(this.xOf(from), -2);
+    const end = Math.min(this.xOf(to), this.width + 2);
     if (end < 0 || x > this.width) return;
-    const y = line * SPAN_HEIGHT + 1, width = Math.max(end - x - 0.5, 1);
+    const y = line * SPAN_HEIGHT + 1;
+    const width = Math.max(end - x - 0.5, 1);
     context.fillStyle = color(SPAN_COLORS[kind]);
     context.fillRect(x, y, width, SPAN_HEIGHT - 3);
     if (failed) {
@@ -58,13 +68,16 @@ class Timeline {
   }
 
   drawAxis(context) {
-    const span = this.view[1] - this.view[0], tens = 10 ** Math.floor(Math.log10(span / 6));
+    const span = this.view[1] - this.view[0];
+    const tens = 10 ** Math.floor(Math.log10(span / 6));
     const every = [1, 2, 5, 10].map(times => times * tens).find(each => span / each <= 8);
     const y = this.lines * SPAN_HEIGHT + TIME_AXIS / 2;
     context.fillStyle = color("--ink");
     context.textAlign = "center";
     for (let tick = Math.ceil(this.view[0] / every); tick * every < this.view[1]; tick++) {
-      const x = this.xOf(tick * every), text = `${Number((tick * every).toPrecision(6))} s`, half = context.measureText(text).width / 2;
+      const x = this.xOf(tick * every);
+      const text = `${Number((tick * every).toPrecision(6))} s`;
+      const half = context.measureText(text).width / 2;
       if (x >= half && x + half <= this.width) context.fillText(text, x, y);
     }
     context.textAlign = "left";
@@ -76,7 +89,8 @@ class Timeline {
   }
 
   move(start, end) {
-    const span = Math.min(Math.max(end - start, 1e-9), this.end), first = Math.min(Math.max(start, 0), this.end - span);
+    const span = Math.min(Math.max(end - start, 1e-9), this.end);
+    const first = Math.min(Math.max(start, 0), this.end - span);
     this.view = [first, first + span];
     this.draw();
   }
@@ -84,9 +98,16 @@ class Timeline {
   // The text of what is at a pixel: an event, else the last span drawn there.
   textAt(x, y) {
     const line = Math.floor(y / SPAN_HEIGHT);
-    const event = this.events.find(each => each.line === line && Math.abs(this.xOf(each.at) - x) < 5);
+    const event = this.events.find(
+      each => each.line === line && Math.abs(this.xOf(each.at) - x) < 5
+    );
     if (event) return event.text;
-    return this.spans.findLast(span => span.line === line && this.xOf(span.from) <= x && Math.max(this.xOf(span.to), this.xOf(span.from) + 2) >= x)?.text;
+    return this.spans.findLast(
+      span =>
+        span.line === line &&
+        this.xOf(span.from) <= x &&
+        Math.max(this.xOf(span.to), this.xOf(span.from) + 2) >= x
+    )?.text;
   }
 
   listen() {
@@ -96,7 +117,7 @@ class Timeline {
       held = event.offsetX;
       canvas.setPointerCapture(event.pointerId);
     });
-    canvas.addEventListener("pointerup", () => held = null);
+    canvas.addEventListener("pointerup", () => (held = null));
     canvas.addEventListener("pointermove", event => {
       if (held === null) return showTip(event, this.textAt(event.offsetX, event.offsetY));
       const moved = this.timeAt(held) - this.timeAt(event.offsetX);
@@ -105,19 +126,28 @@ class Timeline {
     });
     canvas.addEventListener("pointerleave", event => showTip(event, ""));
     canvas.addEventListener("dblclick", () => this.move(0, this.end));
-    canvas.addEventListener("wheel", event => {
-      if (!event.shiftKey && !event.ctrlKey) return;
-      event.preventDefault();
-      this.zoomBy(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, this.timeAt(event.offsetX));
-    }, {passive: false});
+    canvas.addEventListener(
+      "wheel",
+      event => {
+        if (!event.shiftKey && !event.ctrlKey) return;
+        event.preventDefault();
+        this.zoomBy(event.deltaY + event.deltaX > 0 ? 1.25 : 0.8, this.timeAt(event.offsetX));
+      },
+      {passive: false}
+    );
     canvas.addEventListener("keydown", event => this.key(event));
   }
 
   key(event) {
-    const [start, end] = this.view, aside = (end - start) / 8, middle = (start + end) / 2;
+    const [start, end] = this.view;
+    const aside = (end - start) / 8;
+    const middle = (start + end) / 2;
     const acts = {
-      ArrowLeft: () => this.move(start - aside, end - aside), ArrowRight: () => this.move(start + aside, end + aside),
-      "+": () => this.zoomBy(0.6, middle), "-": () => this.zoomBy(1.6, middle), Escape: () => this.move(0, this.end)
+      ArrowLeft: () => this.move(start - aside, end - aside),
+      ArrowRight: () => this.move(start + aside, end + aside),
+      "+": () => this.zoomBy(0.6, middle),
+      "-": () => this.zoomBy(1.6, middle),
+      Escape: () => this.move(0, this.end)
     };
     if (!(event.key in acts)) return;
     event.preventDefault();
@@ -125,4 +155,6 @@ class Timeline {
   }
 }
 
-const timelines = Object.entries(data.timelines).map(([id, recorded]) => new Timeline(byId(id), recorded));
+const timelines = Object.entries(data.timelines).map(
+  ([id, recorded]) => new Timeline(byId(id), recorded)
+);

@@ -1,7 +1,9 @@
 // The tree of modules as a list of which only what is in sight exists: each line has a bar from the
 // least to the largest value, with a tick at the median.
 
-const LINE_HEIGHT = 25, OPEN_LINES = 60, MARGIN_LINES = 8;
+const LINE_HEIGHT = 25;
+const OPEN_LINES = 60;
+const MARGIN_LINES = 8;
 
 class TreeView {
   // choose: called with a node.
@@ -49,8 +51,10 @@ class TreeView {
     this.selected = node;
     for (let above = node.parent; above; above = above.parent) this.isOpen.set(above.key, true);
     this.layout();
-    const top = this.visible.indexOf(node) * LINE_HEIGHT, {scrollTop, clientHeight} = this.host;
-    if (top < scrollTop || top + LINE_HEIGHT > scrollTop + clientHeight) this.host.scrollTop = top - clientHeight / 2;
+    const top = this.visible.indexOf(node) * LINE_HEIGHT;
+    const {scrollTop, clientHeight} = this.host;
+    if (top < scrollTop || top + LINE_HEIGHT > scrollTop + clientHeight)
+      this.host.scrollTop = top - clientHeight / 2;
     this.draw();
   }
 
@@ -61,28 +65,41 @@ class TreeView {
     const shown = this.visible.slice(first, first + count);
     this.lines.replaceChildren(...shown.map((node, index) => this.line(node, first + index)));
     const selected = this.visible.indexOf(this.selected);
-    if (selected >= first && selected < first + count) this.host.setAttribute("aria-activedescendant", `line-${selected}`);
+    if (selected >= first && selected < first + count)
+      this.host.setAttribute("aria-activedescendant", `line-${selected}`);
     else this.host.removeAttribute("aria-activedescendant");
   }
 
   line(node, index) {
     const isGroup = node.children.length > 0;
     const line = element("div", {
-      role: "treeitem", id: `line-${index}`, class: node === this.selected ? "line chosen" : "line",
-      "aria-level": node.depth + 1, "aria-selected": String(node === this.selected),
+      role: "treeitem",
+      id: `line-${index}`,
+      class: node === this.selected ? "line chosen" : "line",
+      "aria-level": node.depth + 1,
+      "aria-selected": String(node === this.selected),
       ...(isGroup ? {"aria-expanded": String(this.unfolded(node))} : {})
     });
     line.style.top = `${index * LINE_HEIGHT}px`;
-    const twisty = element("span", {class: "twisty"}, isGroup ? (this.unfolded(node) ? "▾" : "▸") : "");
+    const twisty = element(
+      "span",
+      {class: "twisty"},
+      isGroup ? (this.unfolded(node) ? "▾" : "▸") : ""
+    );
     twisty.addEventListener("click", event => {
       event.stopPropagation();
       this.fold(node, !this.unfolded(node));
     });
     const name = element("span", {class: node.isBad ? "name introduced" : "name"}, node.name);
-    if (isGroup) name.append(element("span", {class: "faint"}, ` ${node.count.toLocaleString("en")}`));
+    if (isGroup)
+      name.append(element("span", {class: "faint"}, ` ${node.count.toLocaleString("en")}`));
     name.style.paddingLeft = `${node.depth * 0.9}rem`;
     name.prepend(twisty);
-    line.append(name, this.bar(node), element("span", {class: "number"}, node.isBad ? "✕ " : "", numberText(node.middle)));
+    line.append(
+      name,
+      this.bar(node),
+      element("span", {class: "number"}, node.isBad ? "✕ " : "", numberText(node.middle))
+    );
     line.addEventListener("click", () => this.choose(node));
     line.addEventListener("pointermove", event => showTip(event, summaryText(node)));
     line.addEventListener("pointerleave", event => showTip(event, ""));
@@ -93,7 +110,8 @@ class TreeView {
     const bar = element("span", {class: "bar"});
     if (Number.isNaN(node.least)) return bar;
     const [from, to, tick] = [node.least, node.most, node.middle].map(this.position);
-    const range = element("i"), middle = element("b");
+    const range = element("i");
+    const middle = element("b");
     range.style.left = `${100 * from}%`;
     range.style.width = `${100 * (to - from)}%`;
     middle.style.left = `${100 * tick}%`;
@@ -102,14 +120,23 @@ class TreeView {
   }
 
   key(event) {
-    const at = this.visible.indexOf(this.selected), node = this.visible[at];
-    const go = index => this.choose(this.visible[Math.min(Math.max(index, 0), this.visible.length - 1)]);
+    const at = this.visible.indexOf(this.selected);
+    const node = this.visible[at];
+    const go = index =>
+      this.choose(this.visible[Math.min(Math.max(index, 0), this.visible.length - 1)]);
     const page = Math.floor(this.host.clientHeight / LINE_HEIGHT);
     const acts = {
-      ArrowDown: () => go(at + 1), ArrowUp: () => go(at - 1), Home: () => go(0), End: () => go(this.visible.length - 1),
-      PageDown: () => go(at + page), PageUp: () => go(at - page),
-      ArrowRight: () => node && !this.unfolded(node) ? this.fold(node, true) : go(at + 1),
-      ArrowLeft: () => node?.children.length && this.unfolded(node) ? this.fold(node, false) : node?.parent && this.choose(node.parent)
+      ArrowDown: () => go(at + 1),
+      ArrowUp: () => go(at - 1),
+      Home: () => go(0),
+      End: () => go(this.visible.length - 1),
+      PageDown: () => go(at + page),
+      PageUp: () => go(at - page),
+      ArrowRight: () => (node && !this.unfolded(node) ? this.fold(node, true) : go(at + 1)),
+      ArrowLeft: () =>
+        node?.children.length && this.unfolded(node)
+          ? this.fold(node, false)
+          : node?.parent && this.choose(node.parent)
     };
     if (!(event.key in acts)) return;
     event.preventDefault();
@@ -119,7 +146,9 @@ class TreeView {
 
 // How deep a tree can be open so that it fits a few screens.
 function openableDepth(root) {
-  let lines = 1, nodes = [root], depth = 0;
+  let lines = 1;
+  let nodes = [root];
+  let depth = 0;
   while (nodes.length) {
     nodes = nodes.flatMap(node => node.children);
     lines += nodes.length;
@@ -132,7 +161,11 @@ function openableDepth(root) {
 function summaryText(node) {
   const lines = [node.key.split("\0").filter(Boolean).join(".") || node.name];
   if (node.tensor === undefined) lines.push(plural(node.count, "tensor"));
-  lines.push(`largest ${numberText(node.most)}`, `median ${numberText(node.middle)}`, `least ${numberText(node.least)}`);
+  lines.push(
+    `largest ${numberText(node.most)}`,
+    `median ${numberText(node.middle)}`,
+    `least ${numberText(node.least)}`
+  );
   if (node.isBad) lines.push("has NaN or Inf");
   return lines.join("\n");
 }
