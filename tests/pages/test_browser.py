@@ -199,6 +199,30 @@ def test_the_pointer_reads_magnitudes_and_spans(page, recorded):
     assert page.errors == []
 
 
+def test_what_is_recorded_now_and_then_is_a_line_to_its_end(page, tmp_path):
+    rows = [value("grad_norm", step, 1.0) for step in range(200)]
+    rows += [value("param_norm", step, 9.0) for step in range(0, 200, 10)]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command(tmp_path, "show", "run.jsonl", "--html", "show.html")
+    page.open(tmp_path / "show.html")
+    drawn = page.evaluate("""(canvas => {
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d');
+        copy.drawImage(canvas, 0, 0);
+        const wanted = hexColor(color('--inherited')).join();
+        let columns = 0;
+        for (let x = 0; x < canvas.width; x++) {
+            const {data} = copy.getImageData(x, 0, 1, canvas.height);
+            for (let at = 0; at < data.length; at += 4) {
+                if (data.slice(at, at + 3).join() !== wanted) continue;
+                columns += 1;
+                break;
+            }
+        }
+        return columns / canvas.width;
+    })(document.querySelector('#training-norms canvas'))""")
+    assert drawn > 0.8
+
+
 RED = [214, 41, 62]
 
 

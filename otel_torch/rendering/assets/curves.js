@@ -1,6 +1,7 @@
 // Curves over a common axis, drawn by uPlot: lines, bands, bars, and what is not finite.
 
 const UPLOT_SCALES = {linear: 1, log: 3, symlog: 4};
+const MANY_POINTS = 60; // of a line: more are not drawn one by one
 const FARTHEST = 1e150; // uPlot adds powers of ten to what it draws
 
 // Replace what the host shows by a plot, which has
@@ -120,7 +121,11 @@ function seriesOf({lines, xName, xText, isBars}) {
         Number.isFinite(value) ? Math.min(Math.max(value, -FARTHEST), FARTHEST) : null
       )
     );
-    series.push({value: (_, value) => (value === null ? "–" : numberText(value)), ...more});
+    series.push({
+      spanGaps: true,
+      value: (_, value) => (value === null ? "–" : numberText(value)),
+      ...more
+    });
     return columns.length;
   };
   for (const {name, values, color: variable, faint, bands: around = []} of lines) {
@@ -135,7 +140,7 @@ function seriesOf({lines, xName, xText, isBars}) {
       };
       bands.push({series: [add(high, edge), add(low, edge)], fill: stroke + "28"});
     }
-    const many = values.length > 60;
+    const many = values.filter(Number.isFinite).length > MANY_POINTS;
     add(values, {
       label: name,
       stroke: faint ? stroke + "60" : stroke,
