@@ -4,10 +4,9 @@ This is the list of public names. Each is loaded when it is first used: the inte
 file imports this module in every enabled process, so it imports neither torch nor OpenTelemetry.
 """
 
-__version__ = "0.1.0"
-
 TYPE_CHECKING = False  # importing it from typing costs time; type checkers know the name
 if TYPE_CHECKING:
+    __version__: str
     from otel_torch.bootstrap import flush as flush
     from otel_torch.bootstrap import start as start
     from otel_torch.bootstrap import stop as stop
@@ -129,6 +128,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -140,6 +141,16 @@ def __getattr__(name: str) -> object:
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value  # from now on an ordinary attribute
     return value
+
+
+def _version() -> str:
+    """Return the version that was installed; a build takes it from the last tag."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("otel-torch")
+    except PackageNotFoundError:
+        return "0+unknown"  # imported from a folder, not installed
 
 
 def __dir__() -> list[str]:

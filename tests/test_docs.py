@@ -20,7 +20,7 @@ from tests.otlp_receiver import Receiver
 from tests.support import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 names = {
     row.metadata[key]
     for row in dataclasses.fields(Settings)

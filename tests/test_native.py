@@ -67,6 +67,7 @@ def needs_compiler() -> ModuleType:
 
 def build_wheel(folder: Path, **variables: str) -> tuple[Path, str]:
     """Build a wheel of the current sources; return its path and the output."""
+    pytest.importorskip("hatch_vcs", reason="hatch-vcs names the version of a wheel")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(folder)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code],
