@@ -104,6 +104,20 @@ def test_a_training_that_computes_the_same_matches(record: Record, kind: str) ->
     report = compare(record("reference"), record(kind))
     assert report.verdict == "match" and report.introduced == []
     assert report.pairs > 400
+    assert not any("optimizer" in warning for warning in report.warnings)
+
+
+def test_a_setting_whose_effect_is_below_rounding_is_a_warning(record: Record) -> None:
+    """In bf16 such are weight decays and betas that matter in the long run."""
+    report = compare(record("reference"), record("decay below rounding"))
+    assert report.verdict == "match" and report.introduced == []
+    (warning,) = [warning for warning in report.warnings if "optimizer" in warning]
+    assert warning.startswith(
+        "Transformer: the port's optimizer has weight decay 0.10001, the reference's 0.1 ("
+    )
+    assert warning.endswith(
+        " parameters). Its updates match all the same: this is below rounding so far"
+    )
 
 
 # -- a port with other names, a fused projection and another attention

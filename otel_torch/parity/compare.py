@@ -202,6 +202,8 @@ class _Comparison:
             self._recordings, self._match, self._noise_path, self._tolerance
         )
         self.report.pairs += self._training.pairs
+        if self._training.first is None:  # which would name them
+            self.report.warnings += self._training.hidden_settings.values()
         queues = Sides(*map(_chain_first, first, streams))
         for reference, port in self._pair_forwards(queues):
             self._compare_forwards(reference, port)

@@ -109,11 +109,12 @@ decayed = [p for name, p in parameters if p.dim() > 1]
 others = [p for name, p in parameters if p.dim() < 2]
 if kind == "not held":
     others = [p for name, p in parameters if p.dim() < 2 and name != "blocks.1.up.bias"]
+decays = {"decay": 0.05, "decay below rounding": 0.10001}
 if kind == "decay of biases":
     groups = [{"params": decayed + others, "weight_decay": 0.1}]
 else:
     groups = [
-        {"params": decayed, "weight_decay": 0.05 if kind == "decay" else 0.1},
+        {"params": decayed, "weight_decay": decays.get(kind, 0.1)},
         {"params": others, "weight_decay": 0.0},
     ]
 settings = {"lr": 1e-3, "betas": (0.9, 0.95)}

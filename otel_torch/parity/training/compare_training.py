@@ -24,7 +24,11 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.gradients import NOISE_ALONE, GradientComparison, GradientPair
 from otel_torch.parity.training.judge_gradients import judge_gradients
-from otel_torch.parity.training.judge_updates import judge_skipped, judge_updates
+from otel_torch.parity.training.judge_updates import (
+    describe_hidden_settings,
+    judge_skipped,
+    judge_updates,
+)
 from otel_torch.parity.training.optimizers import OptimizerTable
 from otel_torch.parity.training.parameters import TrainedPair, trained_pairs
 from otel_torch.parity.training.step_context import StepContext
@@ -47,6 +51,8 @@ class TrainingReport:
             same data, however each split it into forwards.
         known: Models of the reference whose updates were compared, so that their parameters are
             known in every forward.
+        hidden_settings: By model: in which settings its optimizers differ, though the updates of a
+            step match.
     """
 
     first: Finding | None = None
@@ -54,6 +60,7 @@ class TrainingReport:
     pairs: int = 0
     same_batch: set[Position] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
+    hidden_settings: dict[str, str] = field(default_factory=dict)
     _drift: dict[str, dict[Position, float]] = field(default_factory=dict)
     _apart: dict[str, dict[Position, dict[str, float]]] = field(default_factory=dict)
 
@@ -222,6 +229,8 @@ class _TrainingComparison:
         report.pairs += len(compared)
         report.known.add(model)
         report.first = judge_updates(context, compared)
+        if report.first is None and (hidden := describe_hidden_settings(context, compared)):
+            report.hidden_settings.setdefault(model, hidden)
         alone = {pair.trained for pair in gradients if pair.limit >= NOISE_ALONE}
         alone |= {pair.trained for pair in compared if pair.limit >= NOISE_ALONE}
         report.add_drift(model, steps.reference.position, _drift(compared, alone))

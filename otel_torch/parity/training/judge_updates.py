@@ -15,6 +15,7 @@ from otel_torch.parity.training.step_context import (
     whole_model,
 )
 from otel_torch.parity.training.updates import UpdatePair
+from otel_torch.rendering.words import plural
 
 # how far the updates of several parameters may be from one factor, which rounding blurs
 _ONE_RATE = 0.01
@@ -45,6 +46,20 @@ def judge_updates(context: StepContext, updates: Sequence[UpdatePair]) -> Findin
     )
     deviation = Deviation(pair.error, pair.limit, "weights")
     return context.finding("update", places, text, cause, deviation)
+
+
+def describe_hidden_settings(context: StepContext, updates: Sequence[UpdatePair]) -> str | None:
+    """Return a warning where settings differ and no update shows it, as in bf16; else None."""
+    groups: dict[str, int] = {}
+    for pair in updates:
+        if pair.state == "right" and (differences := _differences(context, pair)):
+            text = ", and ".join(difference.text for difference in differences)
+            groups[text] = groups.get(text, 0) + 1
+    if not groups:
+        return None
+    clauses = "; ".join(f"{text} ({plural(count, 'parameter')})" for text, count in groups.items())
+    model = context.steps.reference.model
+    return f"{model}: {clauses}. Its updates match all the same: this is below rounding so far"
 
 
 def judge_skipped(context: StepContext) -> Finding | None:
