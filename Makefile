@@ -18,6 +18,8 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 # tests compile tiny graphs: starting the compiler's worker processes takes longer than compiling
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
+# tests import the package in a thousand programs: compile it in the first of them only
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs dashboards pictures clean
 help:
