@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from types import CodeType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -252,6 +253,41 @@ def local_while_tracing(context: Any, name: str) -> Any:
         return context.get_local(name)._ComptimeVar__variable.value
     except Exception:
         return None
+
+
+def constant_while_tracing(function: _F) -> _F:
+    """Have the compiler call a function while it traces, and take the result for a constant.
+
+    That is `torch.compiler.assume_constant_result`, which imports the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def frames_while_tracing(context: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """Yield the code and local objects of each function that the compiler is in, innermost first.
+
+    `context` is what `torch._dynamo.comptime` passes to a function. None stands for tensors and
+    other objects that exist in the graph only. Yields nothing if all of that is unknown.
+    """
+    try:
+        translator = context._ComptimeContext__tx
+        while translator is not None:
+            variables = dict(translator.symbolic_locals)
+            values = {name: _traced_object(variable) for name, variable in variables.items()}
+            yield translator.f_code, values
+            translator = getattr(translator, "parent", None)
+    except (AttributeError, TypeError):
+        return
+
+
+def _traced_object(variable: Any) -> Any:
+    """Return the object that a variable of the compiler stands for, or None.
+
+    One that is not used yet stays so, because the compiler guards on what is.
+    """
+    used = getattr(vars(variable).get("_cache"), "vt", None) or variable
+    return vars(used).get("value")
 
 
 # Returns whether `torch.export` is tracing.

@@ -16,6 +16,9 @@ from torch import nn
 
 from otel_torch import torch_private
 
+# what the names of the hooks of sources begin with
+SESSION = "otel_torch."
+
 
 class ForwardHook:
     """A hook around a module's forward pass:
@@ -283,6 +286,39 @@ class ModuleHookManager:
 
 def _runs_later(hook: ForwardHook) -> bool:
     return not hook.intervenes
+
+
+@torch_private.keep_out_of_frames
+def enter_session_hooks(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call the session's hooks, and no others, before a forward that torch calls none for."""
+    for registered in list(module._forward_pre_hooks.values()):
+        if isinstance(registered, _PreHooks):
+            for hook in registered.hooks:
+                if hook.name().startswith(SESSION):
+                    args, kwargs = hook.pre_forward(module, *args, **kwargs)
+    return args, kwargs
+
+
+@torch_private.keep_out_of_frames
+def leave_session_hooks(module: nn.Module, output: Any) -> Any:
+    """Call the session's hooks after such a forward; return the output for the caller."""
+    for registered in list(module._forward_hooks.values()):
+        if isinstance(registered, _PostHooks):
+            for hook in registered.hooks:
+                if hook.name().startswith(SESSION):
+                    output = hook.post_forward(module, output)
+    return output
+
+
+@torch_private.keep_out_of_frames
+def abandon_session_hooks(module: nn.Module) -> None:
+    """Call what the session has registered for a forward that raises, after such a forward."""
+    for key in list(module._forward_hooks_always_called):
+        registered = module._forward_hooks.get(key)
+        if isinstance(registered, TorchHook):
+            registered(module, (), None)
 
 
 def has_hook(module: nn.Module, name: str) -> bool:

@@ -28,9 +28,16 @@ from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
 from otel_torch.sources.calls import CallCounter
 from otel_torch.sources.containers import Containers
+from otel_torch.sources.direct_forwards import DirectForwards
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
-from otel_torch.sources.hooks import TorchHook, keep_out_of_copies
+from otel_torch.sources.hooks import (
+    TorchHook,
+    abandon_session_hooks,
+    enter_session_hooks,
+    keep_out_of_copies,
+    leave_session_hooks,
+)
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
@@ -301,6 +308,7 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
+        self._direct_forwards = DirectForwards(_is_in_call, self._run_forward, _run_between_hooks)
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
         events.compiled_call.append(self._on_compiled_call)
@@ -312,6 +320,7 @@ class ModelRegistry(Source):
         """Watch registrations and calls, and register the modules that exist already."""
         original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
         sites, thread, watching = self.sites, _thread, [True]
+        direct_forwards = self._direct_forwards
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -332,7 +341,7 @@ class ModelRegistry(Source):
             ):
                 if len(stack) >= DEEP and is_limit_near() and has_only_our_hooks(module):
                     self._count_unrecorded(model)
-                    return module.forward(*args, **kwargs)
+                    return direct_forwards.own_forward(module)(*args, **kwargs)
                 stack.append(site)
                 try:
                     return original_call(module, *args, **kwargs)
@@ -370,6 +379,7 @@ class ModelRegistry(Source):
             register_module_module_registration_hook(self._register).remove,
             torch_private.hide_from_torchscript(TorchHook),
             keep_out_of_copies(),
+            self._direct_forwards.restore,
             after_import(
                 "torch._dynamo.variables.nn_module",
                 lambda compiler: torch_private.trace_module_calls(compiler, original_call),
@@ -403,6 +413,7 @@ class ModelRegistry(Source):
         try:
             if self._containers.add(container, child):
                 self._contain(child)
+                self._direct_forwards.expect(container)
         except TypeError:  # a module without weak references stays without a container
             pass
 
@@ -561,6 +572,28 @@ class ModelRegistry(Source):
         if context is not None:
             pending.model, pending.context, pending.first_compiled = model, context, site
 
+    @partial(torch_private.keep_out_of_frames, with_callees=False)
+    def _run_forward(
+        self,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a forward that was called past `nn.Module.__call__` as a call of its module."""
+        stack = _thread.stack
+        site = self.sites.get(id(module)) or self._discover(module, stack)
+        if site is None or (len(stack) >= DEEP and is_limit_near()):
+            return forward(module, *args, **kwargs)
+        if not _is_running(site.model):
+            between_hooks = partial(_run_between_hooks, forward)
+            return self._call_outermost(between_hooks, module, site, args, kwargs)
+        stack.append(site)
+        try:
+            return _run_between_hooks(forward, module, *args, **kwargs)
+        finally:
+            stack.pop()
+
     # -- roots
     # ----------------------------------------------------------------------------------------------
 
@@ -608,6 +641,7 @@ class ModelRegistry(Source):
             if id(module) not in model.sites:
                 self._make_site(model, module)
         settled = self._settle(model)
+        self._direct_forwards.settle(root, list(all_modules(outermost)))
         if new:
             model.size += len(new)
             for attach in self._events.modules_found:
@@ -689,6 +723,36 @@ class ModelRegistry(Source):
         if self.models.module_gone(model, key):  # what is left of it may be part of another model
             for left in list(model.sites):
                 self.sites.pop(left, None)
+
+
+def _is_in_call(module: nn.Module) -> bool:
+    """Return whether the innermost call that this thread is in is that of a module.
+
+    It has come to forward then, or forward to that of a base class.
+    """
+    stack = _thread.stack
+    return bool(stack) and stack[-1].key == id(module)
+
+
+torch_private.keep_out_of_frames(_is_in_call)
+
+
+@torch_private.keep_out_of_frames
+def _is_running(model: Model) -> bool:
+    return any(enclosing.model is model for enclosing in _thread.stack)
+
+
+@partial(torch_private.keep_out_of_frames, with_callees=False)
+def _run_between_hooks(
+    forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+) -> Any:
+    args, kwargs = enter_session_hooks(module, args, kwargs)
+    try:
+        output = forward(module, *args, **kwargs)
+    except BaseException:
+        abandon_session_hooks(module)
+        raise
+    return leave_session_hooks(module, output)
 
 
 def _is_fx_graph(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ class RootMethodRun:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        self._codes = frozenset(_method_codes(type(root)))
+        self._codes = frozenset(method_codes(type(root)))
         self._of_thread = threading.local()
 
     def is_running(self) -> bool:
@@ -65,7 +65,7 @@ class RootMethodRun:
 
 def running_owner(roots: list[nn.Module]) -> nn.Module | None:
     """Return the root of which a method is running in this thread, the innermost; None without."""
-    codes = frozenset(code for root in roots for code in _method_codes(type(root)))
+    codes = frozenset(code for root in roots for code in method_codes(type(root)))
     for frame in _frames():
         if frame.f_code in codes and frame.f_code.co_argcount:
             owner: object = frame.f_locals.get(frame.f_code.co_varnames[0])
@@ -82,7 +82,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _method_codes(cls: type) -> Iterator[CodeType]:
+def method_codes(cls: type) -> Iterator[CodeType]:
     """Yield the code of every method below nn.Module, decorated ones included."""
     for base in cls.__mro__:
         if base is nn.Module:

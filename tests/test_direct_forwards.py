@@ -1,0 +1,233 @@
+"""A forward that the program calls itself, past `nn.Module.__call__`, is recorded like a call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tests.support import ListSink, recording
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.linear(x)
+        return x if scale is None else x * scale
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Block(), Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+class Nested(Net):
+    """Calls the forward of a part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b.forward(self.a(x))
+
+
+class Derived(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+class Delegating(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner_forward(x)
+
+    def inner_forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+class OwnCall(Net):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+
+class Decorated(Net):
+    @functools.lru_cache  # noqa: B019  # no function: it stays as it is
+    def __hash__(self) -> int:
+        return id(self)
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+CALLS = ["a.linear", "a", "b.linear", "b", ""]
+
+
+def calls(sink: ListSink, tensor: str = "out") -> list[tuple[str, int, int]]:
+    return sink.rows("module", "step", "call", tensor=tensor)
+
+
+def steps(*numbers: int) -> list[tuple[str, int, int]]:
+    return [(module, step, 0) for step in numbers for module in CALLS]
+
+
+@pytest.mark.parametrize("kind", [Net, Nested, Derived, Delegating, OwnCall, Decorated])
+def test_a_forward_called_by_name_is_recorded_once_with_its_root_and_inputs(
+    kind: type[Net],
+) -> None:
+    results = []
+    for capture in (None, "inputs,outputs"):
+        torch.manual_seed(0)
+        if capture is None:
+            net = kind()
+            results.append([net.forward(X), net(X), net.forward(x=X)])
+            continue
+        with recording(capture=capture) as sink:
+            net = kind()
+            results.append([net.forward(X), net(X), net.forward(x=X)])
+    assert all(map(torch.equal, *results))
+    assert calls(sink) == steps(0, 1, 2)
+    inputs = [row for row in sink.rows("module", "step", "tensor") if row[2].startswith("in")]
+    assert [row[:2] for row in inputs] == [
+        (module, step) for step in range(3) for module in ("", "a", "a.linear", "b", "b.linear")
+    ]
+    assert {scope.name for scope in sink.closed} == {"torch.step", "torch.forward"}
+
+
+def test_a_parameter_with_a_default_is_labeled_by_its_name() -> None:
+    with recording(capture="inputs") as sink:
+        block = Block()
+        block.forward(X, torch.ones(1))
+    assert sink.rows("tensor", module="") == ["in[0]", "in.scale"]
+
+
+def ways(net: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    return {
+        "bound": net.forward,
+        "partial": functools.partial(net.forward, x=X),
+        "unbound": lambda x: type(net).forward(net, x),
+        "checkpointed": lambda x: torch.utils.checkpoint.checkpoint(
+            net.forward, x, use_reentrant=False
+        ),
+    }
+
+
+@pytest.mark.parametrize("way", ["bound", "unbound", "checkpointed"])
+def test_a_method_that_was_bound_before_recording_began_is_seen(way: str) -> None:
+    net = Net()
+    call = ways(net)[way]
+    with recording() as sink:
+        call(X)
+        call(X)
+    assert calls(sink) == steps(0, 1)
+
+
+def test_a_partial_of_forward_is_seen() -> None:
+    net = Net()
+    call = functools.partial(net.forward, X)
+    with recording() as sink:
+        call()
+    assert calls(sink) == steps(0)
+
+
+def test_hooks_of_the_program_do_not_run_as_without_recording() -> None:
+    ran = []
+    net = Net()
+    net.register_forward_hook(lambda *arguments: ran.append("hook"))
+    with recording() as sink:
+        net.forward(X)
+        assert ran == []
+        net(X)
+    assert ran == ["hook"]
+    assert calls(sink) == steps(0, 1)
+
+
+def test_a_forward_that_raises_ends_its_forward() -> None:
+    class Failing(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.isnan().any():
+                raise KeyError("nan")
+            return super().forward(x)
+
+    with recording(capture="inputs,outputs", operations="a") as sink:
+        net = Failing()
+        with pytest.raises(KeyError):
+            net.forward(X * float("nan"))
+        net.forward(X)
+    assert [row for row in calls(sink) if row[0] == ""] == [("", 0, 1)]
+
+
+def test_only_what_may_be_called_so_has_other_code() -> None:
+    own = Block.forward.__code__, Net.forward.__code__, nn.Linear.forward.__code__
+    with recording():
+        net = Net()
+        net(X)
+        during = Block.forward.__code__, Net.forward.__code__, nn.Linear.forward.__code__
+    after = Block.forward.__code__, Net.forward.__code__, nn.Linear.forward.__code__
+    assert [code is before for code, before in zip(during, own, strict=True)] == [True, False, True]
+    assert after == own
+    assert not [name for name in dir(nn.Module) if name.startswith("_otel_torch")]
+
+
+def test_a_forward_stays_the_function_that_it_is() -> None:
+    function = Block.forward
+    with recording():
+        block = Block()
+        block(X)
+        method = block.forward
+        assert method.__func__ is function is Block.forward
+        assert str(inspect.signature(method)) == (
+            "(x: 'torch.Tensor', scale: 'torch.Tensor | None' = None) -> 'torch.Tensor'"
+        )
+        assert list(inspect.signature(function).parameters) == ["self", "x", "scale"]
+        assert "x * scale" in inspect.getsource(method)
+        assert "forward" not in vars(block)
+        copied, loaded = copy.deepcopy(block), pickle.loads(pickle.dumps(block))
+    for other in (copied, loaded):
+        assert torch.equal(other.forward(X), block(X))
+        assert vars(other).keys() == vars(block).keys()
+
+
+@pytest.mark.parametrize("kind", [Net, Nested, Derived, OwnCall])
+@pytest.mark.parametrize("way", ["whole", "forward", "function", "calls_forward"])
+def test_compiling_makes_the_same_graphs_and_the_same_records(kind: type[Net], way: str) -> None:
+    def run() -> tuple[list[torch.Tensor], tuple[int, int, int]]:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        net = kind()
+        compiled = {
+            "whole": lambda: torch.compile(net, fullgraph=True, backend="aot_eager"),
+            "forward": lambda: torch.compile(net.forward, fullgraph=True, backend="aot_eager"),
+            "function": lambda: torch.compile(
+                lambda x: net(x), fullgraph=True, backend="aot_eager"
+            ),
+            "calls_forward": lambda: torch.compile(
+                lambda x: net.forward(x), fullgraph=True, backend="aot_eager"
+            ),
+        }[way]()
+        results = [compiled(X * turn) for turn in range(3)]
+        graphs = counters["stats"]["unique_graphs"]
+        breaks = sum(counters["graph_break"].values())
+        return results, (graphs, breaks, sum(counters["recompiles"].values()))
+
+    bare, graphs = run()
+    with recording() as sink:
+        results, recorded_graphs = run()
+    assert all(map(torch.equal, results, bare))
+    assert recorded_graphs == graphs == (1, 0, 0)
+    assert sorted(calls(sink)) == sorted(steps(0, 1, 2))
