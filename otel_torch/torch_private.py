@@ -193,15 +193,7 @@ def keep_out_of_frames(function: _F, *, with_callees: bool = True) -> _F:
     usual. Older torch compiles it: then the records are the same, but the hooks of a regionally
     compiled module become separate graphs.
     """
-    if not TORCH_AT_LEAST_2_13:
-        return function
-    try:
-        frames = torch._C._dynamo.eval_frame
-        skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
-        strategy = frames._FrameExecStrategy(skip, skip if with_callees else default)
-        frames.set_code_exec_strategy(function.__code__, strategy)
-    except Exception:
-        pass
+    keep_code_out_of_frames(function.__code__, with_callees=with_callees)
     return function
 
 
@@ -219,6 +211,19 @@ def run_eagerly(function: _F) -> _F:
         return (function if disable is None else disable(function))(*args, **kwargs)
 
     return cast(_F, run)
+
+
+def keep_code_out_of_frames(code: CodeType, *, with_callees: bool = True) -> CodeType:
+    """Do for code what `keep_out_of_frames` does for a function."""
+    if TORCH_AT_LEAST_2_13:
+        try:
+            frames = torch._C._dynamo.eval_frame
+            skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+            strategy = frames._FrameExecStrategy(skip, skip if with_callees else default)
+            frames.set_code_exec_strategy(code, strategy)
+        except Exception:
+            pass
+    return code
 
 
 def count_compiled_graphs() -> int:
@@ -302,6 +307,12 @@ def has_global_hooks() -> bool:
         return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
     except Exception:
         return True
+
+
+def is_symbolically_traced() -> bool:
+    """Return whether `torch.fx` traces a module, by calling its forward with proxies."""
+    tracing = sys.modules.get("torch.fx._symbolic_trace")
+    return bool(getattr(tracing, "_is_fx_tracing_flag", False))
 
 
 def is_traced() -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from otel_torch import bootstrap
 from tests.support import ListSink, recording
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -65,12 +66,16 @@ class OwnCall(Net):
 
 
 class Decorated(Net):
-    @functools.lru_cache  # noqa: B019  # no function: it stays as it is
-    def __hash__(self) -> int:
-        return id(self)
-
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+class Annotated(Net):
+    """Takes `*args`, as decorators of libraries make it."""
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        self, x = (*args, *kwargs.values())
         return self.b(self.a(x))
 
 
@@ -85,7 +90,7 @@ def steps(*numbers: int) -> list[tuple[str, int, int]]:
     return [(module, step, 0) for step in numbers for module in CALLS]
 
 
-@pytest.mark.parametrize("kind", [Net, Nested, Derived, Delegating, OwnCall, Decorated])
+@pytest.mark.parametrize("kind", [Net, Nested, Derived, Delegating, OwnCall, Decorated, Annotated])
 def test_a_forward_called_by_name_is_recorded_once_with_its_root_and_inputs(
     kind: type[Net],
 ) -> None:
@@ -118,7 +123,7 @@ def test_a_parameter_with_a_default_is_labeled_by_its_name() -> None:
 def ways(net: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     return {
         "bound": net.forward,
-        "partial": functools.partial(net.forward, x=X),
+        "partial": functools.partial(net.forward),
         "unbound": lambda x: type(net).forward(net, x),
         "checkpointed": lambda x: torch.utils.checkpoint.checkpoint(
             net.forward, x, use_reentrant=False
@@ -126,7 +131,7 @@ def ways(net: nn.Module) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("way", ["bound", "unbound", "checkpointed"])
+@pytest.mark.parametrize("way", ["bound", "partial", "unbound", "checkpointed"])
 def test_a_method_that_was_bound_before_recording_began_is_seen(way: str) -> None:
     net = Net()
     call = ways(net)[way]
@@ -134,14 +139,6 @@ def test_a_method_that_was_bound_before_recording_began_is_seen(way: str) -> Non
         call(X)
         call(X)
     assert calls(sink) == steps(0, 1)
-
-
-def test_a_partial_of_forward_is_seen() -> None:
-    net = Net()
-    call = functools.partial(net.forward, X)
-    with recording() as sink:
-        call()
-    assert calls(sink) == steps(0)
 
 
 def test_hooks_of_the_program_do_not_run_as_without_recording() -> None:
@@ -231,3 +228,113 @@ def test_compiling_makes_the_same_graphs_and_the_same_records(kind: type[Net], w
     assert all(map(torch.equal, results, bare))
     assert recorded_graphs == graphs == (1, 0, 0)
     assert sorted(calls(sink)) == sorted(steps(0, 1, 2))
+
+
+def test_a_module_without_parts_is_recorded() -> None:
+    with recording() as sink:
+        linear = nn.Linear(3, 3)
+        linear.forward(X)
+        linear(X)
+    assert calls(sink) == [("", 0, 0), ("", 1, 0)]
+
+
+def test_a_library_may_replace_and_restore_the_forward_of_a_module() -> None:
+    """As accelerate does, whose hooks keep the forward that was there."""
+    with recording() as sink:
+        net = Net()
+        original = net.forward
+        net.forward = functools.update_wrapper(  # type: ignore[method-assign]
+            functools.partial(lambda module, x: original(x + 0), net), original
+        )
+        net(X)
+        net.forward(X)
+        net.forward = original  # type: ignore[method-assign]
+        net.forward(X)
+    assert calls(sink) == steps(0, 1, 2)
+    assert net.forward.__func__ is Net.forward
+
+
+def test_a_graph_that_the_program_traces_is_no_forward() -> None:
+    with recording() as sink:
+        net = Net()
+        graph = torch.fx.symbolic_trace(net)
+        scripted = torch.jit.script(Block())
+        net(X)
+    assert calls(sink) == steps(0)
+    assert list(inspect.signature(graph.forward).parameters) == ["x"]
+    assert scripted(X).shape == X.shape
+
+
+def test_stopping_inside_a_forward_breaks_nothing() -> None:
+    class Stopping(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bootstrap.stop()
+            return super().forward(x)
+
+    with recording():
+        net = Stopping()
+        net.forward(X)
+    assert net.forward(X).shape == X.shape
+
+
+class Wrapper:
+    """What vLLM's `support_torch_compile` adds to the bases of a class."""
+
+    def compile_forward(self) -> None:
+        self.compiled_callable = torch.compile(self.forward, fullgraph=True, backend="aot_eager")
+
+
+def support_compile(cls: type[nn.Module]) -> type[nn.Module]:
+    """Replace `__call__`, as vLLM's decorator does."""
+    cls.__bases__ = (*cls.__bases__, Wrapper)
+    original = cls.__init__
+
+    def __init__(self: Any, compiles: bool) -> None:
+        original(self)
+        self.do_not_compile = not compiles
+        if compiles:
+            self.compile_forward()
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.do_not_compile or torch.compiler.is_compiling():
+            return self.forward(*args, **kwargs)
+        code = type(self).forward.__code__
+        torch._dynamo.eval_frame.remove_from_cache(code)
+        return self.compiled_callable(*args, **kwargs)
+
+    cls.__init__, cls.__call__ = __init__, __call__  # type: ignore[method-assign]
+    return cls
+
+
+class Inner(Net):
+    """The transformer of an engine's model."""
+
+
+support_compile(Inner)
+
+
+class Engine(nn.Module):
+    def __init__(self, compiles: bool) -> None:
+        super().__init__()
+        self.model = Inner(compiles)  # type: ignore[call-arg]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_class_that_replaces_call_is_recorded(compiles: bool) -> None:
+    results = []
+    for records in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        if not records:
+            net = Engine(compiles)
+            results.append([net(X * turn) for turn in range(3)])
+            continue
+        with recording() as sink:
+            net = Engine(compiles)
+            results.append([net(X * turn) for turn in range(3)])
+    assert all(map(torch.equal, *results))
+    expected = ["model.a.linear", "model.a", "model.b.linear", "model.b", "model", ""]
+    assert calls(sink) == [(module, step, 0) for step in range(3) for module in expected]

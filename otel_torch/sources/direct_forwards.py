@@ -5,7 +5,7 @@
 The code of a watched function is exchanged for code that hands the call over:
 
     def forward(self, tokens, mask=None):
-        return self._otel_torch_forward_7((tokens,), {"mask": mask})
+        return self._otel_torch_forward_7()(self, tokens, mask=mask)
 
 The function itself stays, and so do its bound methods, signature, copies and pickles; methods that
 were bound before are seen. Only what may be called so is watched: the forwards of
@@ -20,6 +20,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -30,8 +31,6 @@ from otel_torch import torch_private
 from otel_torch.sources.uncalled_roots import method_codes
 
 Forward = Callable[..., Any]
-# handles a call: the forward as the program wrote it, the module, args, kwargs
-Handler = Callable[[Forward, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
 _PREFIX = "_otel_torch_forward_"
 _SUSPENDED = (
@@ -41,30 +40,44 @@ _numbers = itertools.count()
 
 
 class _Exchange(NamedTuple):
-    """A function with the code of another one, and what has replaced that."""
+    """What replaces the code of a function.
 
-    own: FunctionType
+    own: another function with the code that the program wrote. attribute: of nn.Module, which the
+    replacement calls.
+    """
+
+    function: Any
+    own: Any
     replacement: CodeType
+    attribute: str
+
+    def apply(self) -> None:
+        """Exchange the code, unless the program has exchanged it, too."""
+        if self.function.__code__ is self.own.__code__:
+            self.function.__code__ = self.replacement
+
+    def revert(self) -> None:
+        """Give the function its own code back, unless the program has exchanged it meanwhile."""
+        if self.function.__code__ is self.replacement:
+            self.function.__code__ = self.own.__code__
 
 
 class DirectForwards:
-    """The functions whose code is exchanged.
+    """The forwards that are watched, and the code that they have meanwhile.
 
     Args:
         is_in_call: returns whether the innermost call that this thread is in is a module's.
-        handle: called instead of a forward that is not part of a call of its module.
-        trace: likewise, in a graph that is compiled; takes args and kwargs unpacked.
+        handle: called instead of a forward that is not part of a call of its module, with the
+            forward as the program wrote it, the module, and the arguments.
+        trace: likewise, in a graph that is compiled.
     """
 
     def __init__(
-        self, is_in_call: Callable[[nn.Module], bool], handle: Handler, trace: Forward
+        self, is_in_call: Callable[[nn.Module], bool], handle: Forward, trace: Forward
     ) -> None:
         self._is_in_call, self._handle, self._trace = is_in_call, handle, trace
         self._is_traced_directly = False
         self._exchanges: dict[FunctionType, _Exchange] = {}
-        # by replacement: what it stands for, and the attribute of nn.Module that it calls
-        self._own_codes: dict[CodeType, tuple[CodeType, str]] = {}
-        self._names: dict[type, frozenset[str]] = {}
         self._settled: set[type] = set()  # classes that are watched, or left alone
         self._called: set[type] = set()  # of these the ones that stay watched
         self._lock = threading.RLock()
@@ -81,19 +94,21 @@ class DirectForwards:
 
         All other classes of `modules`, which only `nn.Module.__call__` calls, are left alone.
         """
+        own_codes = {each.replacement: each.own.__code__ for each in list(self._exchanges.values())}
         self._called.add(type(root))
+        names = {cls: _names_beside_forward(cls, own_codes) for cls in set(map(type, modules))}
         for module in modules:
-            if names := self._names_beside_forward(type(module)):
-                self._called.update(map(type, _reached_by(names, module)))
+            if names[type(module)]:
+                self._called.update(map(type, _reached_by(names[type(module)], module)))
         watched = {function for cls in self._called for function in _entries(cls)}
-        for cls in {type(module) for module in modules}:
+        for cls in names:
             self._settled.add(cls)
             if cls in self._called:
                 self._watch(cls)
             else:
                 for function in _entries(cls):
-                    if function not in watched:
-                        self._restore(function)
+                    if function in self._exchanges and function not in watched:
+                        self._exchanges[function].revert()
 
     def own_forward(self, module: nn.Module) -> Forward:
         """Return the forward of a module, with the code that the program wrote."""
@@ -103,55 +118,32 @@ class DirectForwards:
 
     def restore(self) -> None:
         """Give every function its own code back."""
-        for function in list(self._exchanges):
-            self._restore(function)
+        for exchange in self._exchanges.values():
+            exchange.revert()
         running = set(_running_codes())
-        for replacement, (_, attribute) in self._own_codes.items():
-            if replacement not in running:
+        for function, own, replacement, attribute in self._exchanges.values():
+            if replacement not in running and function.__code__ is own.__code__:
                 delattr(nn.Module, attribute)
-        self._own_codes.clear()
+        self._exchanges.clear()
         self._settled.clear()
         self._called.clear()
-        self._names.clear()
 
     def _watch(self, cls: type) -> None:
-        for function in _entries(cls):
-            with self._lock:
-                if function not in self._exchanges:
-                    self._exchange(function)
-
-    def _exchange(self, function: FunctionType) -> None:
-        own = function.__code__
-        attribute = f"{_PREFIX}{next(_numbers)}"
-        try:
-            replacement, copy = _handing_over(function, attribute), _copy_of(function)
-            setattr(nn.Module, attribute, self._entry(copy))
-            function.__code__ = replacement
-        except (SyntaxError, ValueError):  # a name or closure that no source can spell
-            return
-        torch_private.keep_out_of_frames(function, with_callees=False)
-        self._exchanges[function] = _Exchange(copy, replacement)
-        self._own_codes[replacement] = own, attribute
-
-    def _restore(self, function: FunctionType) -> None:
         with self._lock:
-            exchange = self._exchanges.pop(function, None)
-            if exchange is not None and function.__code__ is exchange.replacement:
-                function.__code__ = exchange.own.__code__
+            for function in _entries(cls):
+                if function not in self._exchanges:
+                    attribute = f"{_PREFIX}{next(_numbers)}"
+                    try:
+                        replacement = _handing_over(function, attribute)
+                    except (SyntaxError, ValueError):  # a name that no source can spell
+                        continue
+                    exchange = _Exchange(function, _copy_of(function), replacement, attribute)
+                    setattr(nn.Module, attribute, self._choice(exchange.own))
+                    self._exchanges[function] = exchange
+                self._exchanges[function].apply()
 
-    def _names_beside_forward(self, cls: type) -> frozenset[str]:
-        """Return the names in those methods of a class that call a forward of others."""
-        if cls not in self._names:
-            names: set[str] = set()
-            for method in method_codes(cls):
-                own, _ = self._own_codes.get(method, (method, ""))
-                codes = list(_with_inner(own))
-                if any(map(_gets_forward, codes)):
-                    names.update(*(code.co_names for code in codes))
-            self._names[cls] = frozenset(names)
-        return self._names[cls]
-
-    def _entry(self, own: FunctionType) -> Callable[..., Any]:
+    def _choice(self, own: FunctionType) -> Callable[[nn.Module], Forward]:
+        """Return a method that returns what a call of a forward has to call."""
         is_in_call, handle, trace = self._is_in_call, self._handle, self._trace
 
         @torch_private.constant_while_tracing
@@ -161,25 +153,23 @@ class DirectForwards:
         def note_enclosing_call(context: Any) -> None:
             self._note_enclosing_call(context)
 
-        def entry(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def choose(module: nn.Module) -> Forward:
             if torch.compiler.is_compiling():
                 if torch.compiler.is_dynamo_compiling():
                     torch._dynamo.comptime.comptime(note_enclosing_call)
                     if is_traced_directly():
-                        return trace(own, module, *args, **kwargs)
-                return own(module, *args, **kwargs)
-            if is_in_call(module):
-                return own(module, *args, **kwargs)
-            return handle(own, module, args, kwargs)
+                        return partial(trace, own)
+                return own
+            return own if is_in_call(module) else partial(handle, own)
 
-        return torch_private.keep_out_of_frames(entry, with_callees=False)
+        return torch_private.keep_out_of_frames(choose)
 
     def _note_enclosing_call(self, context: Any) -> None:
         """Note, while an entry is traced, whether it is called outside of its module's call."""
         frames = torch_private.frames_while_tracing(context)
         module = next(frames, (None, {}))[1].get("module")
-        next(frames, None)  # the code that hands over
-        calls = {own for own, _ in self._own_codes.values()}
+        next(frames, None)  # the code that hands the call over
+        calls = {exchange.own.__code__ for exchange in list(self._exchanges.values())}
         calls |= {nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__}
         self._is_traced_directly = module is not None
         for code, values in frames:
@@ -194,18 +184,25 @@ class DirectForwards:
 
 def _entries(cls: type) -> Iterator[FunctionType]:
     """Yield the functions of a class that run its forward: `forward`, and a `__call__` of its own
-    that calls forward and not that of `nn.Module`.
+    that calls forward and not that of `nn.Module`. None of a graph that a compiler makes.
     """
+    if any(base.__name__ == "GraphModule" for base in cls.__mro__):
+        return
     for name in ("forward", "__call__"):
         base = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         function = vars(base).get(name)
         if (
             base is not nn.Module
+            and issubclass(base, nn.Module)  # `self` of a mixin may be something else
             and isinstance(function, FunctionType)
             and not function.__code__.co_flags & _SUSPENDED
-            and (name == "forward" or "forward" in function.__code__.co_names)
+            and (name == "forward" or _runs_forward_itself(function.__code__))
         ):
             yield function
+
+
+def _runs_forward_itself(code: CodeType) -> bool:
+    return "forward" in code.co_names and "super" not in code.co_names
 
 
 def _reached_by(names: frozenset[str], module: nn.Module) -> Iterator[nn.Module]:
@@ -219,6 +216,16 @@ def _reached_by(names: frozenset[str], module: nn.Module) -> Iterator[nn.Module]
                 seen.add(id(child))
                 pending.append(child)
                 yield child
+
+
+def _names_beside_forward(cls: type, own_codes: dict[CodeType, CodeType]) -> frozenset[str]:
+    """Return the names in those methods of a class that call a forward of others."""
+    names: set[str] = set()
+    for method in method_codes(cls):
+        codes = list(_with_inner(own_codes.get(method, method)))
+        if any(map(_gets_forward, codes)):
+            names.update(*(code.co_names for code in codes))
+    return frozenset(names)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
@@ -285,22 +292,25 @@ def _handing_over(function: FunctionType, attribute: str) -> CodeType:
     if not rest:
         first_named -= len(function.__defaults__ or ())
     first_named = max(first_named, code.co_posonlyargcount, 1)
-    by_name = [f"{name!r}: {name}" for name in positional[first_named:] + keyword_only] + options
+    named = positional[first_named:] + keyword_only
+    arguments = positional[:first_named] + rest + [f"{name}={name}" for name in named] + options
     module = positional[0] if positional else f"{rest[0][1:]}[0]"
-    by_position = positional[1:first_named] + (rest if positional else [f"{rest[0]}[1:]"])
     closure = "".join(f"{name}, " for name in code.co_freevars)
     lines = [
         "def outer():",
         *(f"    {name} = None" for name in code.co_freevars),
         f"    def forward({', '.join(parameters)}):",
-        f"        return {module}.{attribute}"
-        f"(({''.join(f'{value}, ' for value in by_position)}), {{{', '.join(by_name)}}})",
+        f"        return {module}.{attribute}()({', '.join(arguments)})",
         f"        ({closure})",  # never runs: only the names of the closure are needed
     ]
     outer = compile("\n".join(lines), code.co_filename, "exec")
-    return _inner(_inner(outer)).replace(
+    replacement = _inner(_inner(outer))
+    if replacement.co_freevars != code.co_freevars:
+        raise ValueError("another closure")
+    replacement = replacement.replace(
         co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
     )
+    return torch_private.keep_code_out_of_frames(replacement, with_callees=False)
 
 
 def _inner(code: CodeType) -> CodeType:

@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
@@ -370,13 +373,14 @@ class ModelRegistry(Source):
             if nn.Module.__setstate__ is set_state:
                 nn.Module.__setstate__ = original_state  # type: ignore[method-assign]
 
-        _call_codes.add(call.__code__)
+        _call_codes.update((call.__code__, ModelRegistry._run_forward.__code__))
         torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
         self._restore += [
             restore,
             register_module_module_registration_hook(self._register).remove,
+            register_module_parameter_registration_hook(self._expect_forwards).remove,
             torch_private.hide_from_torchscript(TorchHook),
             keep_out_of_copies(),
             self._direct_forwards.restore,
@@ -387,6 +391,7 @@ class ModelRegistry(Source):
         ]
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
+            self._direct_forwards.expect(module)
             self._register_children(module)
 
     def uninstall(self) -> None:
@@ -416,6 +421,10 @@ class ModelRegistry(Source):
                 self._direct_forwards.expect(container)
         except TypeError:  # a module without weak references stays without a container
             pass
+
+    def _expect_forwards(self, module: nn.Module, name: str, parameter: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._direct_forwards.expect(module)
 
     def _contain(self, child: nn.Module) -> None:
         """Look up the model of each module of a model again, if `child` was its root until now."""
@@ -577,13 +586,15 @@ class ModelRegistry(Source):
         self,
         forward: Callable[..., Any],
         module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Run a forward that was called past `nn.Module.__call__` as a call of its module."""
         stack = _thread.stack
+        if torch_private.is_symbolically_traced() or (len(stack) >= DEEP and is_limit_near()):
+            return forward(module, *args, **kwargs)
         site = self.sites.get(id(module)) or self._discover(module, stack)
-        if site is None or (len(stack) >= DEEP and is_limit_near()):
+        if site is None:
             return forward(module, *args, **kwargs)
         if not _is_running(site.model):
             between_hooks = partial(_run_between_hooks, forward)

@@ -1,6 +1,6 @@
 """Forwards that nest deeply: recording steps aside before it uses up the program's recursion limit.
 
-A recorded call takes five frames of the stack, seven if its class is watched for forwards that are
+A recorded call takes five frames of the stack, six if its class is watched for forwards that are
 called directly; a bare one takes three, and one that steps aside two.
 """
 
@@ -20,11 +20,11 @@ DEEP = 24
 
 
 def is_limit_near() -> bool:
-    """Return whether a third of the frames that this thread may have is in use.
+    """Return whether three eighths of the frames that this thread may have are in use.
 
     From there on, calls that step aside make up for the frames of the recorded ones.
     """
-    remaining = sys.getrecursionlimit() // 3
+    remaining = sys.getrecursionlimit() * 3 // 8
     frame: FrameType | None = sys._getframe()
     while frame is not None and remaining:
         frame, remaining = frame.f_back, remaining - 1
