@@ -77,10 +77,15 @@ class DirectForwards:
     ) -> None:
         self._is_in_call, self._handle, self._trace = is_in_call, handle, trace
         self._is_traced_directly = False
+        self._is_watching = False
         self._exchanges: dict[FunctionType, _Exchange] = {}
         self._settled: set[type] = set()  # classes that are watched, or left alone
         self._called: set[type] = set()  # of these the ones that stay watched
         self._lock = threading.RLock()
+
+    def start(self) -> None:
+        """Watch classes from now on. Older compilers cannot be kept from compiling what is ours."""
+        self._is_watching = torch_private.TORCH_AT_LEAST_2_13
 
     def expect(self, module: nn.Module) -> None:
         """Watch the class of a module that nothing contains as yet."""
@@ -118,6 +123,7 @@ class DirectForwards:
 
     def restore(self) -> None:
         """Give every function its own code back."""
+        self._is_watching = False  # a method of torch that was wrapped meanwhile may still call us
         for exchange in self._exchanges.values():
             exchange.revert()
         running = set(_running_codes())
@@ -130,7 +136,7 @@ class DirectForwards:
 
     def _watch(self, cls: type) -> None:
         with self._lock:
-            for function in _entries(cls):
+            for function in _entries(cls) if self._is_watching else ():
                 if function not in self._exchanges:
                     attribute = f"{_PREFIX}{next(_numbers)}"
                     try:

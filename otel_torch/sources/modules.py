@@ -389,6 +389,7 @@ class ModelRegistry(Source):
                 lambda compiler: torch_private.trace_module_calls(compiler, original_call),
             ),
         ]
+        self._direct_forwards.start()
         existing = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
         for module in existing:
             self._direct_forwards.expect(module)
