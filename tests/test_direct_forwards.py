@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import marshal
 import pickle
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -201,6 +204,30 @@ def test_a_forward_stays_the_function_that_it_is() -> None:
     for other in (copied, loaded):
         assert torch.equal(other.forward(X), block(X))
         assert vars(other).keys() == vars(block).keys()
+
+
+def test_a_class_pickled_by_value_runs_where_nothing_is_recorded() -> None:
+    """As cloudpickle does with classes of `__main__`: it pickles the code of their functions."""
+    own = Net.forward.__code__
+    with recording():
+        net = Net()
+        expected = net(X)
+        code = marshal.dumps(Net.forward.__code__)
+        assert Net.forward.__code__ is not own
+        with_session = FunctionType(marshal.loads(code), vars(sys.modules[__name__]))
+        assert torch.equal(with_session(net, X), expected)
+    assert torch.equal(
+        FunctionType(marshal.loads(code), vars(sys.modules[__name__]))(net, X), expected
+    )
+
+
+def test_a_forward_runs_with_a_self_that_is_no_module() -> None:
+    class Parts:
+        a = b = staticmethod(torch.neg)
+
+    with recording():
+        Net()(X)
+        assert torch.equal(Net.forward(Parts(), X), X)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [Net, Nested, Derived, OwnCall])

@@ -5,11 +5,15 @@
 The code of a watched function is exchanged for code that hands the call over:
 
     def forward(self, tokens, mask=None):
-        return self._otel_torch_forward_7()(self, tokens, mask=mask)
+        def own(...): ...  # the code that the program wrote
+        choose = getattr(type(self), "_otel_torch_choose", None)
+        return (own if choose is None else choose(own, self))(self, tokens, mask=mask)
 
 The function itself stays, and so do its bound methods, signature, copies and pickles; methods that
-were bound before are seen. Only what may be called so is watched: the forwards of
-modules that nothing contains, and those that a method of a containing module names.
+were bound before are seen. Because the code contains the program's own, it does the same wherever
+it comes to: in a pickle by value that another process loads, with a `self` that is no module, after
+the session. Only what may be called so is watched: the forwards of modules that nothing contains,
+and those that a method of a containing module names.
 """
 
 from __future__ import annotations
@@ -17,11 +21,10 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,24 +35,21 @@ from otel_torch.sources.uncalled_roots import method_codes
 
 Forward = Callable[..., Any]
 
-_PREFIX = "_otel_torch_forward_"
+_CHOOSE = "_otel_torch_choose"  # the attribute of nn.Module that is there during a session
 _SUSPENDED = (
     inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 )  # flags of code that does not run when it is called
-_numbers = itertools.count()
 
 
 class _Exchange(NamedTuple):
     """What replaces the code of a function.
 
-    own: another function with the code that the program wrote. attribute: of nn.Module, which the
-    replacement calls.
+    own: another function with the code that the program wrote.
     """
 
     function: Any
     own: Any
     replacement: CodeType
-    attribute: str
 
     def apply(self) -> None:
         """Exchange the code, unless the program has exchanged it, too."""
@@ -86,6 +86,7 @@ class DirectForwards:
     def start(self) -> None:
         """Watch classes from now on. Older compilers cannot be kept from compiling what is ours."""
         self._is_watching = torch_private.TORCH_AT_LEAST_2_13
+        setattr(nn.Module, _CHOOSE, self._choice())
 
     def expect(self, module: nn.Module) -> None:
         """Watch the class of a module that nothing contains as yet."""
@@ -126,10 +127,8 @@ class DirectForwards:
         self._is_watching = False  # a method of torch that was wrapped meanwhile may still call us
         for exchange in self._exchanges.values():
             exchange.revert()
-        running = set(_running_codes())
-        for function, own, replacement, attribute in self._exchanges.values():
-            if replacement not in running and function.__code__ is own.__code__:
-                delattr(nn.Module, attribute)
+        if hasattr(nn.Module, _CHOOSE):
+            delattr(nn.Module, _CHOOSE)
         self._exchanges.clear()
         self._settled.clear()
         self._called.clear()
@@ -138,18 +137,15 @@ class DirectForwards:
         with self._lock:
             for function in _entries(cls) if self._is_watching else ():
                 if function not in self._exchanges:
-                    attribute = f"{_PREFIX}{next(_numbers)}"
                     try:
-                        replacement = _handing_over(function, attribute)
+                        replacement = _handing_over(function)
                     except (SyntaxError, ValueError):  # a name that no source can spell
                         continue
-                    exchange = _Exchange(function, _copy_of(function), replacement, attribute)
-                    setattr(nn.Module, attribute, self._choice(exchange.own))
-                    self._exchanges[function] = exchange
+                    self._exchanges[function] = _Exchange(function, _copy_of(function), replacement)
                 self._exchanges[function].apply()
 
-    def _choice(self, own: FunctionType) -> Callable[[nn.Module], Forward]:
-        """Return a method that returns what a call of a forward has to call."""
+    def _choice(self) -> Callable[[Forward, nn.Module], Forward]:
+        """Return a function that returns what a call of a module's forward has to call."""
         is_in_call, handle, trace = self._is_in_call, self._handle, self._trace
 
         @torch_private.constant_while_tracing
@@ -159,7 +155,7 @@ class DirectForwards:
         def note_enclosing_call(context: Any) -> None:
             self._note_enclosing_call(context)
 
-        def choose(module: nn.Module) -> Forward:
+        def choose(own: Forward, module: nn.Module) -> Forward:
             if torch.compiler.is_compiling():
                 if torch.compiler.is_dynamo_compiling():
                     torch._dynamo.comptime.comptime(note_enclosing_call)
@@ -242,15 +238,6 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
-def _running_codes() -> Iterator[CodeType]:
-    """Yield the code of every frame of every thread."""
-    for newest in sys._current_frames().values():
-        frame: FrameType | None = newest
-        while frame is not None:
-            yield frame.f_code
-            frame = frame.f_back
-
-
 def _gets_forward(code: CodeType) -> bool:
     if "forward" not in code.co_names:
         return False
@@ -277,8 +264,8 @@ def _copy_of(function: FunctionType) -> FunctionType:
     return copy
 
 
-def _handing_over(function: FunctionType, attribute: str) -> CodeType:
-    """Return code with the signature and closure of a function that calls `attribute` of `self`.
+def _handing_over(function: FunctionType) -> CodeType:
+    """Return code with the signature and closure of a function that calls what a session chooses.
 
     A parameter without a default is handed over as a positional argument, others by name: so are
     they called, as a rule.
@@ -306,15 +293,22 @@ def _handing_over(function: FunctionType, attribute: str) -> CodeType:
         "def outer():",
         *(f"    {name} = None" for name in code.co_freevars),
         f"    def forward({', '.join(parameters)}):",
-        f"        return {module}.{attribute}()({', '.join(arguments)})",
-        f"        ({closure})",  # never runs: only the names of the closure are needed
+        f"        def _otel_torch_own(): ({closure})",
+        f"        {_CHOOSE} = getattr(type({module}), {_CHOOSE!r}, None)",
+        f"        return (_otel_torch_own if {_CHOOSE} is None else"
+        f" {_CHOOSE}(_otel_torch_own, {module}))({', '.join(arguments)})",
     ]
-    outer = compile("\n".join(lines), code.co_filename, "exec")
-    replacement = _inner(_inner(outer))
-    if replacement.co_freevars != code.co_freevars:
+    replacement = _inner(_inner(compile("\n".join(lines), code.co_filename, "exec")))
+    stub = _inner(replacement)
+    if not replacement.co_freevars == stub.co_freevars == code.co_freevars:
         raise ValueError("another closure")
     replacement = replacement.replace(
-        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+        co_firstlineno=code.co_firstlineno,
+        co_consts=tuple(
+            code if constant is stub else constant for constant in replacement.co_consts
+        ),
     )
     return torch_private.keep_code_out_of_frames(replacement, with_callees=False)
 
