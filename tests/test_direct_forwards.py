@@ -369,3 +369,45 @@ def test_a_class_that_replaces_call_is_recorded(compiles: bool) -> None:
     assert all(map(torch.equal, *results))
     expected = ["model.a.linear", "model.a", "model.b.linear", "model.b", "model", ""]
     assert calls(sink) == [(module, step, 0) for step in range(3) for module in expected]
+
+
+class Link(nn.Module):
+    """Calls the forward of the next link."""
+
+    def __init__(self, following: nn.Module | None) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.following = (following,)  # not as a part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        following = self.following[0]
+        return x * self.scale if following is None else following.forward(x)
+
+
+class CallsItself(nn.Module):
+    """Calls its own forward, and then that of a chain of parts."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        links: list[nn.Module] = [Link(None)]
+        for _ in range(depth):
+            links.append(Link(links[-1]))
+        self.links = nn.ModuleList(links)
+
+    def forward(self, x: torch.Tensor, calls: int = 0) -> torch.Tensor:
+        if calls < self.depth:
+            return self.forward(x, calls + 1)
+        return self.links[-1].forward(x)
+
+
+def test_forwards_that_nest_deeply_take_hardly_more_frames(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    net = CallsItself(sys.getrecursionlimit() * 3 // 8)
+    expected = net.forward(X)
+    with recording(capture="outputs") as sink:
+        assert torch.equal(net.forward(X), expected)
+        assert torch.equal(net.forward(X), expected)
+    assert len(sink.rows("module", module="")) == 2
+    assert "CallsItself: forwards that nest near Python's recursion limit" in capfd.readouterr().err

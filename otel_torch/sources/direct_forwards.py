@@ -21,8 +21,10 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -122,6 +124,19 @@ class DirectForwards:
         exchange = self._exchanges.get(getattr(forward, "__func__", forward))
         return forward if exchange is None else MethodType(exchange.own, module)
 
+    @contextmanager
+    def unwatched(self, own: Forward) -> Iterator[None]:
+        """Give a forward its own code back meanwhile: calls of itself take one frame each then."""
+        code = getattr(own, "__code__", None)
+        exchanges = [each for each in self._exchanges.values() if each.own.__code__ is code]
+        for exchange in exchanges:
+            exchange.revert()
+        try:
+            yield
+        finally:
+            for exchange in exchanges if self._is_watching else ():
+                exchange.apply()
+
     def restore(self) -> None:
         """Give every function its own code back."""
         self._is_watching = False  # a method of torch that was wrapped meanwhile may still call us
@@ -148,6 +163,10 @@ class DirectForwards:
         """Return a function that returns what a call of a module's forward has to call."""
         is_in_call, handle, trace = self._is_in_call, self._handle, self._trace
 
+        def run_unwatched(own: Forward, *args: Any, **kwargs: Any) -> Any:
+            with self.unwatched(own):
+                return own(*args, **kwargs)
+
         @torch_private.constant_while_tracing
         def is_traced_directly() -> bool:
             return self._is_traced_directly
@@ -162,7 +181,10 @@ class DirectForwards:
                     if is_traced_directly():
                         return partial(trace, own)
                 return own
-            return own if is_in_call(module) else partial(handle, own)
+            if not is_in_call(module):
+                return partial(handle, own)
+            calls_itself = sys._getframe(2).f_code is own.__code__
+            return partial(run_unwatched, own) if calls_itself else own
 
         return torch_private.keep_out_of_frames(choose)
 

@@ -44,7 +44,12 @@ from otel_torch.sources.hooks import (
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
-from otel_torch.sources.recursion import DEEP, has_only_our_hooks, is_limit_near
+from otel_torch.sources.recursion import (
+    DEEP,
+    has_only_our_hooks,
+    is_limit_near,
+    is_limit_reached_soon,
+)
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
 from otel_torch.sources.training_clock import TrainingClock
@@ -592,11 +597,15 @@ class ModelRegistry(Source):
     ) -> Any:
         """Run a forward that was called past `nn.Module.__call__` as a call of its module."""
         stack = _thread.stack
-        if torch_private.is_symbolically_traced() or (len(stack) >= DEEP and is_limit_near()):
+        if torch_private.is_symbolically_traced():
             return forward(module, *args, **kwargs)
         site = self.sites.get(id(module)) or self._discover(module, stack)
         if site is None:
             return forward(module, *args, **kwargs)
+        if is_limit_reached_soon(len(stack)):
+            self._count_unrecorded(site.model)
+            with self._direct_forwards.unwatched(forward):
+                return forward(module, *args, **kwargs)
         if not _is_running(site.model):
             between_hooks = partial(_run_between_hooks, forward)
             return self._call_outermost(between_hooks, module, site, args, kwargs)

@@ -31,6 +31,14 @@ def is_limit_near() -> bool:
     return not remaining
 
 
+def is_limit_reached_soon(nested: int) -> bool:
+    """Return whether so many forwards nest that direct calls are not recorded any deeper.
+
+    A recorded one takes four frames, a bare one a single frame, so that nothing makes up for them.
+    """
+    return nested * 32 >= sys.getrecursionlimit()
+
+
 def has_only_our_hooks(module: nn.Module) -> bool:
     """Return whether `module.forward` does what calling the module does, but for our hooks."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
