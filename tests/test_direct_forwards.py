@@ -384,7 +384,7 @@ class Link(nn.Module):
         return x * self.scale if following is None else following.forward(x)
 
 
-class CallsItself(nn.Module):
+class NestsDeeply(nn.Module):
     """Calls its own forward, and then that of a chain of parts."""
 
     def __init__(self, depth: int) -> None:
@@ -404,10 +404,10 @@ class CallsItself(nn.Module):
 def test_forwards_that_nest_deeply_take_hardly_more_frames(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    net = CallsItself(sys.getrecursionlimit() * 3 // 8)
+    net = NestsDeeply(sys.getrecursionlimit() * 3 // 8)
     expected = net.forward(X)
     with recording(capture="outputs") as sink:
         assert torch.equal(net.forward(X), expected)
         assert torch.equal(net.forward(X), expected)
     assert len(sink.rows("module", module="")) == 2
-    assert "CallsItself: forwards that nest near Python's recursion limit" in capfd.readouterr().err
+    assert "NestsDeeply: forwards that nest near Python's recursion limit" in capfd.readouterr().err
