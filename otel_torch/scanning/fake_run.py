@@ -26,7 +26,7 @@ from otel_torch.scanning.fake_model import (
 from otel_torch.scanning.forward_watcher import ForwardWatcher, bytes_of
 from otel_torch.scanning.scanned_forward import ScannedForward
 from otel_torch.scanning.stop_reason import describe_stop, needs_value
-from otel_torch.sources import modules
+from otel_torch.sources import call_stack
 from otel_torch.sources.global_state import preserved_global_state
 from otel_torch.sources.module_names import class_name, core
 
@@ -48,7 +48,7 @@ def run_fake(
         )
     root = core(owner)
     with ExitStack() as stack:
-        stack.enter_context(modules.unwatched())
+        stack.enter_context(call_stack.unwatched())
         stack.enter_context(disable_modes())
         stack.enter_context(preserved_global_state())
         stack.enter_context(_silence_torch_logs())

@@ -28,9 +28,9 @@ from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.parameters import ParameterObserver
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source

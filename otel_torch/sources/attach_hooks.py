@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # most runs need only some of these
     from otel_torch.sources.activations import Activations
     from otel_torch.sources.inventory import Inventory
     from otel_torch.sources.isolation import Isolation
-    from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.models import Model, ModuleSite
     from otel_torch.sources.noise import Jitter
     from otel_torch.sources.nonfinite_watch import NonFiniteWatch
     from otel_torch.sources.operations import Operations

@@ -26,7 +26,7 @@ from otel_torch.sources.values import walk, walk_inputs
 from otel_torch.torch_private import is_exporting, unobserved
 
 if TYPE_CHECKING:
-    from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.models import Model, ModuleSite
 
 
 class Observer(Protocol):

@@ -9,11 +9,11 @@ import itertools
 import threading
 
 from otel_torch import torch_private
-from otel_torch.sources import modules
+from otel_torch.sources import call_stack
 from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.forwards import ForwardContext
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_names import class_name
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import RecordedCall
 
@@ -69,7 +69,7 @@ class CurrentCalls:
 
     def enter(self, site: ModuleSite, call: RecordedCall) -> None:
         """Put a call on this thread's stack."""
-        calls, call.depth = self._stack.calls, len(modules.call_stack())
+        calls, call.depth = self._stack.calls, len(call_stack.current())
         while calls and calls[-1][1].depth >= call.depth:
             calls.pop()  # its forward raised
         if self._parity:

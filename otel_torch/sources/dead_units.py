@@ -18,8 +18,8 @@ from otel_torch.process.console import say_once
 from otel_torch.sources.active_steps import ActiveStep
 from otel_torch.sources.forwards import Inputs
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.training_rows import TrainingRows
 from otel_torch.sources.training_steps import TrainingStep
 from otel_torch.statistics.norms import measure_numbers, whole_values, widest

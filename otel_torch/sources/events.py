@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from otel_torch.sources.active_steps import ActiveStep
     from otel_torch.sources.forwards import ForwardContext, Inputs
-    from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.models import Model, ModuleSite
     from otel_torch.sources.tensor_reader import RecordedCall
     from otel_torch.sources.training_steps import TrainingStep
     from otel_torch.sources.updates import OptimizerStep

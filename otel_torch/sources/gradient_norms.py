@@ -15,7 +15,7 @@ from torch import Tensor
 
 from otel_torch import torch_private
 from otel_torch.sources.gradient_clipping import Clip, ClipWatch
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, say_incomplete
 from otel_torch.sources.parameter_data import gradient_of
 from otel_torch.sources.training_rows import TrainingRows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -288,8 +289,22 @@ def _runs_later(hook: ForwardHook) -> bool:
     return not hook.intervenes
 
 
+@partial(torch_private.keep_out_of_frames, with_callees=False)
+def run_between_session_hooks(
+    forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a forward for which torch calls no hooks, and the session's hooks around it."""
+    args, kwargs = _enter_session_hooks(module, args, kwargs)
+    try:
+        output = forward(module, *args, **kwargs)
+    except BaseException:
+        _abandon_session_hooks(module)
+        raise
+    return _leave_session_hooks(module, output)
+
+
 @torch_private.keep_out_of_frames
-def enter_session_hooks(
+def _enter_session_hooks(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Call the session's hooks, and no others, before a forward that torch calls none for."""
@@ -302,7 +317,7 @@ def enter_session_hooks(
 
 
 @torch_private.keep_out_of_frames
-def leave_session_hooks(module: nn.Module, output: Any) -> Any:
+def _leave_session_hooks(module: nn.Module, output: Any) -> Any:
     """Call the session's hooks after such a forward; return the output for the caller."""
     for registered in list(module._forward_hooks.values()):
         if isinstance(registered, _PostHooks):
@@ -313,7 +328,7 @@ def leave_session_hooks(module: nn.Module, output: Any) -> Any:
 
 
 @torch_private.keep_out_of_frames
-def abandon_session_hooks(module: nn.Module) -> None:
+def _abandon_session_hooks(module: nn.Module) -> None:
     """Call what the session has registered for a forward that raises, after such a forward."""
     for key in list(module._forward_hooks_always_called):
         registered = module._forward_hooks.get(key)

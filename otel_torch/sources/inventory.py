@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from otel_torch.process.console import say_once
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_names import class_name
-from otel_torch.sources.modules import Model, ModuleSite
 
 # attributes in which a port keeps its mapping from a checkpoint's parameter names to its own, and
 # which parameters it fuses

@@ -29,12 +29,12 @@ from otel_torch.process.console import say, say_once
 from otel_torch.recording.isolation_pairing import Pairing, Slot
 from otel_torch.recording.tensor_files import StoredTensor, TensorFolder, tensor_key
 from otel_torch.session import Session
-from otel_torch.sources import modules
+from otel_torch.sources import call_stack
 from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.torch_private import unobserved
@@ -211,7 +211,7 @@ class Isolation(Source):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments for forward. Never raises."""
         try:
-            calls, depth = self._stack.calls, len(modules.call_stack())
+            calls, depth = self._stack.calls, len(call_stack.current())
             while calls and calls[-1].depth >= depth:
                 calls.pop()  # its forward raised
             call = self._current_call(site)
@@ -234,7 +234,7 @@ class Isolation(Source):
     def replace_output(self, site: ModuleSite, output: Any) -> Any:
         """Return the output for the caller. Never raises."""
         try:
-            calls, depth = self._stack.calls, len(modules.call_stack())
+            calls, depth = self._stack.calls, len(call_stack.current())
             while calls and calls[-1].depth > depth:
                 calls.pop()  # its forward raised
             if calls and calls[-1].site is site and calls[-1].depth == depth:

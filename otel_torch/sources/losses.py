@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 from otel_torch import torch_private
 from otel_torch.sources.active_steps import ActiveStep
 from otel_torch.sources.forwards import Inputs
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.statistics.measure import Measurement, measure
 from otel_torch.statistics.norms import measure_numbers
 

@@ -17,7 +17,7 @@ from torch import nn
 from otel_torch.sources.module_names import class_name
 
 if TYPE_CHECKING:
-    from otel_torch.sources.modules import Model
+    from otel_torch.sources.models import Model
 
 # so many models are kept for the metadata after their roots are gone
 _GONE_MAX = 100

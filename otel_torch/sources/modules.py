@@ -10,11 +10,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -29,21 +26,20 @@ from otel_torch.process.console import say_once
 from otel_torch.process.import_hooks import after_import, catch_up
 from otel_torch.recorder import Recorder
 from otel_torch.records import Scope
-from otel_torch.sources.calls import CallCounter
+from otel_torch.sources.call_stack import call_codes, is_in_call, is_running, thread_state
 from otel_torch.sources.containers import Containers
 from otel_torch.sources.direct_forwards import DirectForwards
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
 from otel_torch.sources.hooks import (
     TorchHook,
-    abandon_session_hooks,
-    enter_session_hooks,
     keep_out_of_copies,
-    leave_session_hooks,
+    run_between_session_hooks,
 )
 from otel_torch.sources.model_attributes import attributes_holding
-from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
-from otel_torch.sources.module_names import all_modules, all_parameters, core, named_modules
+from otel_torch.sources.model_table import ModelTable, is_stateless
+from otel_torch.sources.models import Model, ModuleSite, SharedSite
+from otel_torch.sources.module_names import all_modules, core, named_modules
 from otel_torch.sources.recursion import (
     DEEP,
     has_only_our_hooks,
@@ -52,255 +48,9 @@ from otel_torch.sources.recursion import (
 )
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
-from otel_torch.sources.training_clock import TrainingClock
-from otel_torch.sources.uncalled_roots import RootMethodRun
 
 # of so many models of a class the attributes that hold them are looked up, which walks the heap
 _LOOKED_UP_MAX = 8
-
-
-class Model:
-    """A root module, which no other module holds, with its modules and forwards.
-
-    Attributes:
-        name: the root's class; `Name#2` for the second instance that runs.
-        size: how many modules records can name.
-        completed: how many outermost forwards have returned.
-        order: how many models were found before it.
-        held_as: the attributes by which the program holds the root.
-        sites: the modules by their id, wrappers included.
-    """
-
-    def __init__(self, root: nn.Module, name: str) -> None:
-        self.root = weakref.ref(root)
-        self.name = name
-        self.stateless = is_stateless(root)
-        self.leaf = is_leaf(root)
-        self.order = 0
-        self.completed = 0
-        self.size = 0
-        self.held_as: list[str] = []
-        self.started = False
-        self.sites: dict[int, ModuleSite] = {}
-        self.method_run = RootMethodRun(root)
-        self.calls = CallCounter()
-        self.clock = TrainingClock()
-        self._contexts = threading.local()
-        self._newest: ForwardContext | None = None
-        self._parameters = _Parameters(frozenset(), 0)
-
-    @property
-    def forward_context(self) -> ForwardContext | None:
-        """The newest outermost forward of this thread.
-
-        A thread that began none, such as autograd's, gets the newest of any thread.
-        """
-        return getattr(self._contexts, "newest", None) or self._newest
-
-    @forward_context.setter
-    def forward_context(self, context: ForwardContext) -> None:
-        self._contexts.newest = self._newest = context
-
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        """Return the root's parameters that take gradients."""
-        root = self.root()
-        parameters = () if root is None else all_parameters(root)
-        return [parameter for parameter in parameters if parameter.requires_grad]
-
-    def is_in_training_mode(self) -> bool:
-        """Return whether `train()`, and not `eval()`, was called last on the root."""
-        root = self.root()
-        return root is None or root.training
-
-    def parameter_ids(self) -> frozenset[int]:
-        """Return the ids of the root's parameters, by which optimizers are matched with models.
-
-        `functional_call` puts other tensors in their place while the model runs.
-        """
-        root = self.root()
-        if root is not None and not self._parameters.are_current(len(self.sites)):
-            parameters = list(all_parameters(root))
-            ids = frozenset(map(id, parameters))
-            if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
-                return ids
-            self._parameters = _Parameters(ids, len(self.sites), root)
-        return self._parameters.ids
-
-    def parameter_ids_of(self, module: nn.Module) -> frozenset[int]:
-        """Return the ids of the parameters of a module of this model."""
-        if core(module) is self.root():
-            return self.parameter_ids()
-        return frozenset(map(id, all_parameters(module)))
-
-
-class _Parameters:
-    """The parameters of a root, as they were when it had so many modules."""
-
-    def __init__(self, ids: frozenset[int], modules: int, root: nn.Module | None = None) -> None:
-        self.ids = ids
-        self._modules = modules
-        places = (
-            (weakref.ref(module), key)
-            for module in (() if root is None else all_modules(root))
-            for key, parameter in module._parameters.items()
-            if parameter is not None
-        )
-        self._first = next(places, None)
-
-    def are_current(self, modules: int) -> bool:
-        """Return whether the root still has them: the first stands for all."""
-        if self._first is None or self._modules != modules:
-            return False
-        holder, key = self._first[0](), self._first[1]
-        return holder is not None and id(holder._parameters.get(key)) in self.ids
-
-
-class ModuleSite:
-    """One module of one model: the place that records name.
-
-    `names` has one (canonical name, id of the containing module) per place at which the module is
-    registered, and is empty for a wrapper. `forget(key)` is called when the module is deleted.
-    """
-
-    __slots__ = ("__weakref__", "key", "model", "module", "names", "owners")
-
-    def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
-        key = id(module)
-        self.key = key
-        self.model = model
-        self.module = weakref.ref(module, lambda _: forget(key))
-        self.names: list[tuple[str, int]] = []
-
-    def is_whole(self) -> bool:
-        """Return whether the module is its model's root, or holds all of its parameters."""
-        module, root = self.module(), self.model.root()
-        if module is None or root is None:
-            return False
-        parameter_ids = self.model.parameter_ids()
-        return core(module) is root or (
-            bool(parameter_ids) and parameter_ids == frozenset(map(id, all_parameters(module)))
-        )
-
-    @property
-    def name(self) -> str:
-        """The name of the current call: for a shared module, that within the running container."""
-        if len(self.names) > 1:
-            for enclosing in reversed(_thread.stack):
-                for name, container in self.names:
-                    if enclosing.key == container:
-                        return name
-        return self.names[0][0]
-
-
-class SharedSite(ModuleSite):
-    """A module that several models hold: its place in the model whose forward is running.
-
-    A site becomes one when a second model is found to hold the module, because the hooks of the
-    module have the site.
-
-    Attributes:
-        owners: the place in each model, in the order in which the models were found.
-    """
-
-    __slots__ = ()
-    owners: dict[Model, ModuleSite]
-
-    @property
-    def running(self) -> ModuleSite:
-        """The place of the current call; outside of a call, that in the newest model."""
-        for enclosing in reversed(_thread.stack):
-            if enclosing.key == self.key:
-                return enclosing
-        return self.in_forward(_thread.stack) or next(reversed(self.owners.values()))
-
-    def in_forward(self, stack: list[ModuleSite]) -> ModuleSite | None:
-        """Return the place in the innermost model of `stack` that holds the module, or None."""
-        for enclosing in reversed(stack):
-            if (owner := self.owners.get(enclosing.model)) is not None:
-                return owner
-        return None
-
-    @property
-    def model(self) -> Model:  # type: ignore[override]
-        """The model whose forward is running."""
-        return self.running.model
-
-    @property
-    def names(self) -> list[tuple[str, int]]:  # type: ignore[override]
-        """The names in that model."""
-        return self.running.names
-
-    @property
-    def name(self) -> str:
-        """The name of the current call in that model."""
-        return self.running.name
-
-
-class _ThreadState(threading.local):
-    def __init__(self) -> None:
-        self.ignores_new_models = False
-        self.stack: list[ModuleSite] = []
-
-
-_thread = _ThreadState()
-
-
-def call_stack() -> list[ModuleSite]:
-    """Return the module calls that this thread is in, outermost first. Not a copy."""
-    return _thread.stack
-
-
-# of the functions that take the place of `nn.Module.__call__`
-_call_codes: set[CodeType] = set()
-
-
-def running_calls() -> Iterator[tuple[ModuleSite, tuple[Any, ...], dict[str, Any]]]:
-    """Yield the site, args and kwargs of each module call that this thread is in, innermost first.
-
-    They are read from the frames of the calls, so that keeping them costs a call nothing.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in _call_codes:
-            variables = frame.f_locals
-            if isinstance(site := variables.get("site"), ModuleSite) and site.names:
-                yield site, variables["args"], variables["kwargs"]
-        frame = frame.f_back
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Ignore models that this thread calls for the first time in the block, such as `scan`'s."""
-    before, _thread.ignores_new_models = _thread.ignores_new_models, True
-    try:
-        yield
-    finally:
-        _thread.ignores_new_models = before
-
-
-class CallRefused(Exception):
-    """A module of a model was called in a block of `refused_calls`."""
-
-
-class _ClosedStack(list[ModuleSite]):
-    """A call stack that nothing can be put on: every call of a known module asks for its length."""
-
-    def __len__(self) -> int:
-        raise CallRefused
-
-
-@contextmanager
-def refused_calls() -> Iterator[None]:
-    """Raise `CallRefused` in calls of the modules of models, and ignore other modules.
-
-    A replay may call what it has copied, but nothing that the program has.
-    """
-    before, _thread.stack = _thread.stack, _ClosedStack()
-    try:
-        with unwatched():
-            yield
-    finally:
-        _thread.stack = before
 
 
 class ModelRegistry(Source):
@@ -316,7 +66,9 @@ class ModelRegistry(Source):
         self._recorder = recorder
         self._events = events
         self._containers = Containers()
-        self._direct_forwards = DirectForwards(_is_in_call, self._run_forward, _run_between_hooks)
+        self._direct_forwards = DirectForwards(
+            is_in_call, self._run_forward, run_between_session_hooks
+        )
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
         events.compiled_call.append(self._on_compiled_call)
@@ -327,7 +79,7 @@ class ModelRegistry(Source):
     def install(self) -> None:
         """Watch registrations and calls, and register the modules that exist already."""
         original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
-        sites, thread, watching = self.sites, _thread, [True]
+        sites, thread, watching = self.sites, thread_state, [True]
         direct_forwards = self._direct_forwards
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -378,7 +130,7 @@ class ModelRegistry(Source):
             if nn.Module.__setstate__ is set_state:
                 nn.Module.__setstate__ = original_state  # type: ignore[method-assign]
 
-        _call_codes.update((call.__code__, ModelRegistry._run_forward.__code__))
+        call_codes.update((call.__code__, ModelRegistry._run_forward.__code__))
         torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
@@ -452,7 +204,7 @@ class ModelRegistry(Source):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        stack = _thread.stack
+        stack = thread_state.stack
         # Autograd, not the program, calls a checkpointed module again: that begins no forward.
         is_recomputation = not stack and torch_private.graph_task_id() != -1
         inputs = Inputs(module, args, kwargs)
@@ -576,7 +328,7 @@ class ModelRegistry(Source):
         first module of the graph, and ends before that module runs again.
         """
         model = site.model
-        if any(enclosing.model is model for enclosing in _thread.stack):
+        if is_running(model):
             return
         pending = self._step_tracker.pending_forward
         if pending.model is model and pending.first_compiled is not site:
@@ -596,7 +348,7 @@ class ModelRegistry(Source):
         **kwargs: Any,
     ) -> Any:
         """Run a forward that was called past `nn.Module.__call__` as a call of its module."""
-        stack = _thread.stack
+        stack = thread_state.stack
         if torch_private.is_symbolically_traced():
             return forward(module, *args, **kwargs)
         site = self.sites.get(id(module)) or self._discover(module, stack)
@@ -606,12 +358,12 @@ class ModelRegistry(Source):
             self._count_unrecorded(site.model)
             with self._direct_forwards.unwatched(forward):
                 return forward(module, *args, **kwargs)
-        if not _is_running(site.model):
-            between_hooks = partial(_run_between_hooks, forward)
+        if not is_running(site.model):
+            between_hooks = partial(run_between_session_hooks, forward)
             return self._call_outermost(between_hooks, module, site, args, kwargs)
         stack.append(site)
         try:
-            return _run_between_hooks(forward, module, *args, **kwargs)
+            return run_between_session_hooks(forward, module, *args, **kwargs)
         finally:
             stack.pop()
 
@@ -628,7 +380,7 @@ class ModelRegistry(Source):
         existing = self._all_sites.get(id(module))
         if isinstance(existing, SharedSite) and (site := existing.in_forward(stack)) is not None:
             return site
-        if _thread.ignores_new_models:
+        if thread_state.ignores_new_models:
             return None
         try:
             with self._lock:
@@ -744,36 +496,6 @@ class ModelRegistry(Source):
         if self.models.module_gone(model, key):  # what is left of it may be part of another model
             for left in list(model.sites):
                 self.sites.pop(left, None)
-
-
-def _is_in_call(module: nn.Module) -> bool:
-    """Return whether the innermost call that this thread is in is that of a module.
-
-    It has come to forward then, or forward to that of a base class.
-    """
-    stack = _thread.stack
-    return bool(stack) and stack[-1].key == id(module)
-
-
-torch_private.keep_out_of_frames(_is_in_call)
-
-
-@torch_private.keep_out_of_frames
-def _is_running(model: Model) -> bool:
-    return any(enclosing.model is model for enclosing in _thread.stack)
-
-
-@partial(torch_private.keep_out_of_frames, with_callees=False)
-def _run_between_hooks(
-    forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
-) -> Any:
-    args, kwargs = enter_session_hooks(module, args, kwargs)
-    try:
-        output = forward(module, *args, **kwargs)
-    except BaseException:
-        abandon_session_hooks(module)
-        raise
-    return leave_session_hooks(module, output)
 
 
 def _is_fx_graph(module: nn.Module) -> bool:

@@ -17,8 +17,8 @@ from torch import nn
 
 from otel_torch.process.console import say_once
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk
 from otel_torch.statistics.unwrap_tensor import unwrap

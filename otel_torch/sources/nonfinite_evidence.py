@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from otel_torch.sources.modules import ModuleSite, running_calls
+from otel_torch.sources.call_stack import running_calls
+from otel_torch.sources.models import ModuleSite
 from otel_torch.sources.parameter_data import value_of
 from otel_torch.sources.values import walk_inputs
 from otel_torch.statistics.measure import measure

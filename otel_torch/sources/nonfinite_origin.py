@@ -23,7 +23,7 @@ from otel_torch.process.console import say, say_once
 from otel_torch.records import Record
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.nonfinite_error import NonFiniteError
 from otel_torch.sources.nonfinite_evidence import (
     EnclosingCall,

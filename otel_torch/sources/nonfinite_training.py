@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from otel_torch.records import Record
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.nonfinite_evidence import Examined, Kind, examine, examine_weights
 from otel_torch.sources.nonfinite_judge import Verdict
 from otel_torch.sources.nonfinite_report import named, number

@@ -17,9 +17,9 @@ from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.nonfinite_suspects import Row
 from otel_torch.sources.source import Source
 from otel_torch.sources.tensor_reader import RecordedCall

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.rendering.near_name import near_name
-from otel_torch.sources import modules
+from otel_torch.sources import call_stack
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import (
     ForwardHook,
@@ -33,8 +33,8 @@ from otel_torch.sources.hooks import (
     has_hook,
     remove_hooks,
 )
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 from otel_torch.sources.values import walk, walk_inputs
 
@@ -75,7 +75,7 @@ class _OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as 
         # an operation belongs to the innermost recorded module; a mode whose call has ended, but
         # which was not exited, records nothing
         is_innermost = _active.modes and _active.modes[-1] is self
-        if is_innermost and len(modules.call_stack()) >= self.depth:
+        if is_innermost and len(call_stack.current()) >= self.depth:
             self._record(func, result)
         return result
 
@@ -106,7 +106,7 @@ class _ActiveModes(threading.local):
 
     def exit_current(self) -> None:
         """Exit the mode of the current call, if any, and those of inner calls that raised."""
-        while self.modes and self.modes[-1].depth >= len(modules.call_stack()):
+        while self.modes and self.modes[-1].depth >= len(call_stack.current()):
             self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
@@ -144,7 +144,7 @@ class _OperationHook(ForwardHook):
                 return
             if any(torch_private.is_fake(tensor) for _, tensor in walk_inputs(args, kwargs)):
                 return
-            mode = _OperationMode(record_tensor, len(modules.call_stack()))
+            mode = _OperationMode(record_tensor, len(call_stack.current()))
             mode.__enter__()  # type: ignore[no-untyped-call]
             _active.modes.append(mode)
         except Exception as error:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from otel_torch.records import json_safe
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import OptimizerClock, Optimizers
 from otel_torch.sources.updates import Update
 from otel_torch.torch_private import unobserved

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.statistics.norms import whole_values
 
 # returns a tensor of a parameter, or None

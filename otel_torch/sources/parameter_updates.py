@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otel_torch import torch_private
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import optimized_parameters
 from otel_torch.sources.owned_parameters import OwnedTensors, ParameterOwners, say_incomplete
 from otel_torch.sources.parameter_data import value_of

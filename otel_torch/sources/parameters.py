@@ -13,8 +13,8 @@ from otel_torch import torch_private
 from otel_torch.process.console import say
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
+from otel_torch.sources.models import Model
 from otel_torch.sources.module_names import class_name
-from otel_torch.sources.modules import Model
 from otel_torch.sources.parameter_data import gradient_of, is_gradient_spread, value_of
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_measurer import TensorMeasurer

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from otel_torch import torch_private
+from otel_torch.sources.call_stack import CallRefused, refused_calls, running_calls
 from otel_torch.sources.global_state import preserved_global_state
-from otel_torch.sources.modules import CallRefused, refused_calls, running_calls
 from otel_torch.sources.nonfinite_evidence import EnclosingCall, examine
 from otel_torch.sources.nonfinite_report import Origin, number
 from otel_torch.sources.operations import UNRECORDED_OPERATIONS

@@ -14,7 +14,7 @@ from otel_torch.rendering.near_name import near_name
 from otel_torch.settings import Settings
 
 if TYPE_CHECKING:
-    from otel_torch.sources.modules import Model, ModuleSite
+    from otel_torch.sources.models import Model, ModuleSite
 
 
 class ModuleSelection:

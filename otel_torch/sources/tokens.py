@@ -25,7 +25,7 @@ from otel_torch.records import TOKENS
 from otel_torch.session import Session
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.forwards import ForwardContext, Inputs
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall
 from otel_torch.sources.values import argument_names

@@ -27,7 +27,8 @@ from otel_torch.process.console import say, say_once
 from otel_torch.records import Scope
 from otel_torch.regions import entry
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.modules import Model, ModelRegistry
+from otel_torch.sources.models import Model
+from otel_torch.sources.modules import ModelRegistry
 from otel_torch.sources.optimizer_facts import OptimizerFacts
 from otel_torch.sources.replacements import Replacements
 from otel_torch.sources.source import Source

@@ -31,7 +31,7 @@ from otel_torch.sources.forwards import Inputs
 from otel_torch.sources.gradient_clipping import ClipWatch
 from otel_torch.sources.gradient_norms import GradientNorms
 from otel_torch.sources.losses import PendingLosses
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import Optimizers, optimized_parameters
 from otel_torch.sources.owned_parameters import ParameterOwners
 from otel_torch.sources.parameter_updates import ParameterUpdates

@@ -11,7 +11,7 @@ from torch import Tensor
 from otel_torch.records import Scope
 from otel_torch.session import Session
 from otel_torch.sources.active_steps import Position
-from otel_torch.sources.modules import Model
+from otel_torch.sources.models import Model
 from otel_torch.sources.optimizers import Optimizers
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall

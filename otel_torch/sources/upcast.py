@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from otel_torch import torch_private
 from otel_torch.process.console import say_once
-from otel_torch.sources import modules
+from otel_torch.sources import call_stack
 from otel_torch.sources.hooks import (
     ForwardHook,
     ModuleHookManager,
@@ -32,8 +32,8 @@ from otel_torch.sources.hooks import (
     has_hook,
     remove_hooks,
 )
+from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.modules import Model, ModuleSite
 from otel_torch.sources.source import Source
 
 _HOOK = "otel_torch.upcast"
@@ -134,7 +134,7 @@ class _ActiveMode(threading.local):
 
     def exit_ended(self) -> None:
         """Exit the mode if its call has ended, or ends now."""
-        if self.mode is not None and self.mode.depth >= len(modules.call_stack()):
+        if self.mode is not None and self.mode.depth >= len(call_stack.current()):
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -161,7 +161,7 @@ class _DoubleHook(ForwardHook):
         if _active.mode is not None:
             return args, kwargs
         args, kwargs = tree_map(_cast(_DOUBLE), (args, kwargs))
-        _active.mode = _DoubleMode(self._lowered, len(modules.call_stack()))
+        _active.mode = _DoubleMode(self._lowered, len(call_stack.current()))
         _active.mode.__enter__()  # type: ignore[no-untyped-call]
         return args, kwargs
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.optim import Optimizer
 
-    from otel_torch.sources.modules import Model
+    from otel_torch.sources.models import Model
 
 
 class Update(NamedTuple):
