@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.interpreters import heed_signals
+
 if TYPE_CHECKING:
     from otel_torch.parity.finding import Report
+
+
+def pytest_configure() -> None:
+    heed_signals()
 
 
 def pytest_collection_finish() -> None:

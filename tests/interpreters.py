@@ -146,6 +146,21 @@ _warm: dict[tuple[str, ...], WarmInterpreter] = {}
 _lock = threading.Lock()
 
 
+def heed_signals() -> None:
+    """Heed what this process was started to ignore: child processes would ignore it, too.
+
+    `nohup` ignores SIGHUP, and a shell ignores SIGINT and SIGQUIT in what it runs in the background.
+    """
+    defaults = {
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+    }
+    for number, handler in defaults.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def warm_interpreter(
     modules: tuple[str, ...], environment: Mapping[str, str]
 ) -> WarmInterpreter | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.chaos.arena import Arena, BrokenPromise
 from tests.chaos.attacks import ATTACKS, folder_of
+from tests.interpreters import heed_signals
 
 
 def attempt(name: str, seed: str, folder: Path) -> str:
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--attack", choices=ATTACKS, help="only this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was tried there")
     arguments = parser.parse_args()
+    heed_signals()
     names = [arguments.attack] if arguments.attack else list(ATTACKS)
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
     is_repeated = "." in arguments.seed
