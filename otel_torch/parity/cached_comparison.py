@@ -19,23 +19,24 @@ from numpy.typing import NDArray
 
 from otel_torch.parity.align import FUSED_FACTOR, Alignment
 from otel_torch.parity.call_graph import ModuleCall, TensorValue
-from otel_torch.parity.columns import Columns, Sketches, Structure
+from otel_torch.parity.columns import Columns
 from otel_torch.parity.faults import Judgment
 from otel_torch.parity.finding import SHOWN_STATISTICS, ComparedPair, State
 from otel_torch.parity.judge import final_outputs
+from otel_torch.parity.measurements import (
+    Groups,
+    Measurements,
+    errors_by_sketch,
+    part_groups,
+)
 from otel_torch.parity.modules import ModulePath
 from otel_torch.parity.rules import (
     Flags,
     Floats,
-    Indices,
-    fused_errors,
     grow_limits,
-    largest_errors,
     limits_under_noise,
     right_at_the_end,
-    sketch_errors,
     statistics_errors,
-    sum_errors,
 )
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
@@ -44,101 +45,6 @@ from otel_torch.parity.values import FAR, STATISTICS_FACTOR, Comparer, Relation,
 
 # the plan and the full analysis may sum in another order, so their errors may differ by rounding
 _ROUNDING = 1e-9
-
-# (whole is the reference's, number of parts) -> (pair, row of the whole, rows of the parts)
-_Groups = dict[tuple[bool, int], list[tuple[int, ...]]]
-
-
-@dataclass(slots=True)
-class Measurements:
-    """The numbers of one side of a forward.
-
-    Args:
-        sketches: float64, shape (sketches, 64): those of `columns`, then those of earlier forwards.
-        slots: For each row, the index of its value's sketch, -1 without one.
-        finite: For each row, whether its tensor has no NaN and no Inf.
-    """
-
-    columns: Columns
-    structure: Structure
-    sketches: Floats
-    slots: Indices
-    finite: Flags
-
-    @staticmethod
-    def of(columns: Columns, structure: Structure, earlier: Sketches) -> Measurements:
-        """Read the numbers of a forward.
-
-        Args:
-            structure: The forward's.
-            earlier: Sketches of values that were recorded in earlier forwards.
-        """
-        sketches, slots = columns.sketches.astype(np.float64), structure.slots
-        if len(structure.foreign):
-            numbers = columns.value[structure.foreign].tolist()
-            looked_up = [earlier.get(number) for number in numbers]
-            foreign, is_missing = _stack_sketches(looked_up, sketches.shape[1])
-            sketches = np.concatenate((sketches.reshape(len(sketches), foreign.shape[1]), foreign))
-            if is_missing.any():
-                missing = len(columns.sketched) + np.flatnonzero(is_missing)
-                slots = np.where(np.isin(slots, missing), -1, slots)
-        return Measurements(columns, structure, sketches, slots, columns.finite)
-
-    def statistics_or_zero(self, rows: Indices) -> Floats:
-        """Return the statistics of some rows, shape (8, rows), 0 where absent."""
-        return np.nan_to_num(self.columns.statistics(rows))
-
-
-def _stack_sketches(sketches: Sequence[bytes | None], width: int) -> tuple[Floats, Flags]:
-    """Return sketches as rows of an array, zeros where missing, and which are missing.
-
-    Args:
-        width: Numbers in a sketch of this forward, 0 if it has none. Others are missing.
-    """
-    usable = [
-        sketch if sketch is not None and (not width or len(sketch) == 4 * width) else None
-        for sketch in sketches
-    ]
-    if not width:
-        width = max((len(sketch) // 4 for sketch in usable if sketch is not None), default=0)
-    zeros = bytes(4 * width)
-    content = b"".join(zeros if sketch is None else sketch for sketch in usable)
-    table = np.frombuffer(content, "<f4").reshape(len(usable), width)
-    return table.astype(np.float64), np.array([sketch is None for sketch in usable])
-
-
-def measure_floors(reference: Measurements, noise: Measurements, partners: Indices) -> Floats:
-    """Return the errors of the reference's rows under noise, NaN where unknown.
-
-    Args:
-        partners: For each row of the reference, the same row under noise, -1 without one.
-    """
-    rows = np.flatnonzero(partners >= 0)
-    first, noise_first = reference.structure.first[rows], noise.structure.first[partners[rows]]
-    is_same_size = reference.columns.numel[first] == noise.columns.numel[noise_first]
-    rows, first, noise_first = rows[is_same_size], first[is_same_size], noise_first[is_same_size]
-    error, by_statistics = _sketch_errors(reference, first, noise, noise_first)
-    error[by_statistics] = statistics_errors(
-        reference.columns.statistics(rows[by_statistics]),
-        noise.columns.statistics(partners[rows[by_statistics]]),
-        reference.columns.numel[first[by_statistics]],
-    )
-    return largest_errors(error, first, len(partners))[reference.structure.first]
-
-
-def _sketch_errors(
-    reference: Measurements, rows: Indices, port: Measurements, port_rows: Indices
-) -> tuple[Floats, Indices]:
-    """Return the errors of pairs of rows by their sketches, and the pairs that need statistics."""
-    slots, port_slots = reference.slots[rows], port.slots[port_rows]
-    is_sketched = (slots >= 0) & (port_slots >= 0)
-    error = np.full(len(rows), np.nan)
-    sketches = reference.sketches[slots[is_sketched]]
-    port_sketches = port.sketches[port_slots[is_sketched]]
-    if sketches.shape[1:] == port_sketches.shape[1:]:
-        norms = reference.columns.l2[rows[is_sketched]]
-        error[is_sketched] = sketch_errors(sketches, port_sketches, norms)
-    return error, np.flatnonzero(np.isnan(error))
 
 
 @dataclass(slots=True)
@@ -172,42 +78,6 @@ class CachedJudgment:
 
     diverged: bool
     states: dict[int, State]
-
-
-@dataclass(slots=True)
-class _PartGroup:
-    """Pairs of a whole on one side and several parts on the other.
-
-    pairs: Indices in the plan. whole: Rows, shape (pairs,). parts: Rows, shape (parts, pairs).
-    """
-
-    pairs: Indices
-    whole: Indices
-    parts: NDArray[np.int64]
-    whole_is_reference: bool
-
-    def whole_and_part_side(
-        self, reference: Measurements, port: Measurements
-    ) -> tuple[Measurements, Measurements]:
-        return (reference, port) if self.whole_is_reference else (port, reference)
-
-    def sum_errors(self, reference: Measurements, port: Measurements) -> Floats:
-        """Compare the whole with the sum of the parts; NaN without sketches."""
-        side, part_side = self.whole_and_part_side(reference, port)
-        slots, part_slots = side.slots[self.whole], part_side.slots[self.parts]
-        error = sum_errors(side.sketches[slots], part_side.sketches[part_slots])
-        return np.where((slots < 0) | (part_slots < 0).any(axis=0), np.nan, error)
-
-    def fused_errors(self, reference: Measurements, port: Measurements) -> Floats:
-        """Compare the whole with the concatenated parts; NaN if their sizes do not add up."""
-        side, part_side = self.whole_and_part_side(reference, port)
-        parts = part_side.statistics_or_zero(self.parts.ravel())
-        return fused_errors(
-            side.statistics_or_zero(self.whole),
-            parts.reshape(-1, *self.parts.shape),
-            side.columns.numel[self.whole],
-            part_side.columns.numel[self.parts],
-        )
 
 
 @dataclass(slots=True)
@@ -290,8 +160,8 @@ class PairPlan:
         reference_rows: list[list[int]] = []
         part_rows: list[list[int]] = [[] for _ in alignment.pairs]
         single: list[tuple[int, int, int]] = []
-        sums: _Groups = defaultdict(list)
-        fused: _Groups = defaultdict(list)
+        sums: Groups = defaultdict(list)
+        fused: Groups = defaultdict(list)
         for index, pair in enumerate(alignment.pairs):
             rows = [row_index.reference[id(role.row)] for role in pair.reference]
             port_rows = [row_index.port[id(role.row)] for role in pair.port]
@@ -327,7 +197,7 @@ class PairPlan:
         self._single, self._single_rows, self._single_port_rows = table.T
         self._is_single = np.zeros(self.size, dtype=bool)
         self._is_single[self._single] = True
-        self._sums, self._fused = _part_groups(sums), _part_groups(fused)
+        self._sums, self._fused = part_groups(sums), part_groups(fused)
 
     # -- checking
     # ----------------------------------------------------------------------------------------------
@@ -424,7 +294,7 @@ class PairPlan:
         port_rows = port.structure.first[self._single_port_rows]
         limit = checked.limit[pairs]
         numel = reference.columns.numel[rows]
-        error, by_statistics = _sketch_errors(reference, rows, port, port_rows)
+        error, by_statistics = errors_by_sketch(reference, rows, port, port_rows)
         is_sketched = np.ones(len(pairs), dtype=bool)
         right = error <= limit
         if len(by_statistics):
@@ -658,14 +528,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     if not any(rows):
         return np.empty((len(rows), 0), dtype=np.int64)
     return np.array(list(zip_longest(*rows, fillvalue=-1)), dtype=np.int64).T
-
-
-def _part_groups(groups: _Groups) -> list[_PartGroup]:
-    part_groups = []
-    for (whole_is_reference, _), rows in groups.items():
-        pairs, whole, *parts = np.array(rows, dtype=np.int64).T
-        part_groups.append(_PartGroup(pairs, whole, np.array(parts), whole_is_reference))
-    return part_groups
 
 
 def _is_near(number: float, expected: float) -> bool:

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.cached_comparison import (
-    CheckedPairs,
-    Measurements,
-    PairPlan,
-    measure_floors,
-)
+from otel_torch.parity.cached_comparison import CheckedPairs, PairPlan
 from otel_torch.parity.call_graph import Parameter, sketch_bytes
 from otel_torch.parity.columns import Columns, IrregularRows, Sketches, Structure, Structures
 from otel_torch.parity.forwards import ForwardRows
+from otel_torch.parity.measurements import Measurements, measure_floors
 from otel_torch.parity.sides import Sides
 from otel_torch.recording.row_batches import Floats, Indices
 from otel_torch.recording.rows import Row
