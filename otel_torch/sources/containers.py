@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from otel_torch.sources.module_dict import ModuleDict
+from otel_torch.sources.module_names import parts
 from otel_torch.sources.uncalled_roots import running_owner
 
 
@@ -95,7 +96,5 @@ class Containers:
     def _containers_of(self, module: nn.Module) -> Iterator[nn.Module]:
         for reference in self._of.get(module) or ():
             container: nn.Module | None = reference()
-            if container is not None and any(
-                child is module for child in container._modules.values()
-            ):
+            if container is not None and any(child is module for _, child in parts(container)):
                 yield container

@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,19 @@ _WRAPPED_ATTRIBUTES = {
     "OffloadWrapper": "_checkpoint_wrapped_module",
 }
 
+# Each returns the parts of a module by name where a framework keeps them elsewhere, None otherwise.
+part_finders: list[Callable[[nn.Module], Mapping[str, nn.Module] | None]] = []
+
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+def parts(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """Return the names and modules that a module directly contains."""
+    for find in part_finders:
+        named = find(module)
+        if named is not None:
+            return named.items()
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
@@ -161,8 +173,8 @@ def named_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
             return
         named.append((name, module))
         enclosing |= {id(module)}
-        for key, child in module._modules.items():
-            if child is not None and id(child) not in enclosing:
+        for key, child in parts(module):
+            if id(child) not in enclosing:
                 walk(child, f"{name}.{key}" if name else key, enclosing)
 
     walk(root, "", frozenset())
@@ -181,8 +193,7 @@ def all_modules(root: nn.Module) -> Iterator[nn.Module]:
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            children = reversed(module._modules.values())
-            pending += [child for child in children if child is not None]
+            pending += [child for _, child in reversed(list(parts(module)))]
 
 
 def all_parameters(root: nn.Module) -> Iterator[nn.Parameter]:

@@ -39,7 +39,7 @@ from otel_torch.sources.hooks import (
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_stateless
 from otel_torch.sources.models import Model, ModuleSite, SharedSite
-from otel_torch.sources.module_names import all_modules, core, named_modules
+from otel_torch.sources.module_names import all_modules, core, named_modules, part_finders, parts
 from otel_torch.sources.recursion import (
     DEEP,
     has_only_our_hooks,
@@ -404,6 +404,9 @@ class ModelRegistry(Source):
     def _add_model(self, outermost: nn.Module) -> Model:
         """Add the modules below `outermost` to its model, which is made if it is new."""
         root = core(outermost)
+        for module in all_modules(outermost) if part_finders else ():
+            for name, part in parts(module):
+                self._register(module, name, part)
         model = self.models.find(root)
         if model is None:
             model = Model(root, self.models.unused_name(root))

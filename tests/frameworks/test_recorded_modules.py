@@ -42,6 +42,17 @@ def test_lightning_steps_with_the_gradients_that_are_recorded(tmp_path: Path) ->
     assert len(used) == 4
 
 
+def test_layers_of_a_keras_model_are_its_modules(tmp_path: Path) -> None:
+    """Of the functional model inside and of a list, which torch does not know."""
+    run = record(tmp_path, "keras_fit.py", OTEL_TORCH_CAPTURE="outputs")
+    modules = {row["module"] for row in run.rows if row["tensor"] == "out"}
+    inner = ("batch_normalization", "conv2d", "dropout", "flatten")
+    assert modules == {"", "features", "dense", "dense_1", "head"} | {
+        f"features.{n}" for n in inner
+    }
+    assert distinct(run.rows, "model") == ["Classifier"]
+
+
 def test_wrappers_and_adapters_keep_the_names_of_what_they_wrap(tmp_path: Path) -> None:
     run = record(tmp_path, "wrappers.py", OTEL_TORCH_CAPTURE="outputs")
     modules = distinct(run.rows, "model", "module")

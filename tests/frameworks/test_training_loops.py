@@ -49,6 +49,7 @@ LOOPS = (
     Loop("grad_scaler.py", "GPT", 5, (0, 2, 4), calls=2, logs=LOGS | {"loss_scale"}),
     Loop("graph_network.py", "Net", 4, (1, 2, 3, 4), logs=NOTHING),
     Loop("ppo.py", "ActorCriticPolicy", 8, (0, 4), logs=NOTHING),
+    Loop("keras_fit.py", "Classifier", 6, (3, 6), logs=frozenset({"loss"})),
     Loop("detector.py", "FasterRCNN", 2, (2,), logs=NOTHING),
 )
 
