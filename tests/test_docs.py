@@ -136,17 +136,20 @@ def test_every_name_that_arrives_is_in_its_page(tmp_path):
     assert {name for name in written if f"`{name}`" not in page} == set()
 
 
-# but for the first page, which is tried at once, they run with the other long tests
-WITH_COMMANDS = [
-    pytest.param(
-        page, id=page_id(page), marks=[pytest.mark.scoreboard] * (page.name != "README.md")
-    )
-    for page in PAGES
-    if "```sh\n" in page.read_text()
-]
+def marks_of(page):
+    """Return the marks of a page's test: first pages are tried at once, others take long."""
+    if page.name == "README.md":
+        return []
+    commands = "".join(block for kind, block in BLOCK.findall(page.read_text()) if kind == "sh")
+    return [pytest.mark.fastvideo if "_fastvideo.py" in commands else pytest.mark.scoreboard]
 
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+WITH_COMMANDS = [
+    pytest.param(page, id=page_id(page), marks=marks_of(page))
+    for page in PAGES
+    if "```sh\n" in page.read_text()
+]
 
 
 def words(text):
