@@ -24,13 +24,13 @@ _evaluations = _Evaluations()
 def follow(
     trainer: Any,
     optimizers: Iterable[Any],
-    step: Callable[[Any], int],
+    step: Callable[[Any], int | None],
     parameters: Iterable[Any] = (),
 ) -> None:
     """Believe a trainer which step its optimizers are at.
 
     Args:
-        step: returns the trainer's step.
+        step: returns the trainer's step; None if it counts none.
         parameters: those of which the optimizers hold copies.
     """
     tracker = steps.current_step_tracker()
@@ -80,7 +80,7 @@ def _hint() -> forwards.Hint | None:
     return forwards.Hint(running[-1](), phase="eval") if running else None
 
 
-def _says(trainer: Any, step: Callable[[Any], int]) -> Callable[[], int | None]:
+def _says(trainer: Any, step: Callable[[Any], int | None]) -> Callable[[], int | None]:
     """Return a function that returns the trainer's step, and does not keep the trainer alive."""
     reference = weakref.ref(trainer)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.runs import check_logged, distinct, record
+from tests.support import lines
 
 pytestmark = pytest.mark.frameworks
 
@@ -47,6 +48,7 @@ LOOPS = (
     Loop("lightning_ranks.py", "Regression", 2, (0, 2), calls=2, ranks=2),
     Loop("sharded.py", "Net", 3, ranks=2, recomputes=True, says=3),  # what a rank cannot know
     Loop("grad_scaler.py", "GPT", 5, (0, 2, 4), calls=2, logs=LOGS | {"loss_scale"}),
+    Loop("megatron_gpt.py", "GPTModel", 3, (1, 2, 3), calls=2, ranks=2),
     Loop("graph_network.py", "Net", 4, (1, 2, 3, 4), logs=NOTHING),
     Loop("ppo.py", "ActorCriticPolicy", 8, (0, 4), logs=NOTHING),
     Loop("keras_fit.py", "Classifier", 6, (3, 6), logs=frozenset({"loss"})),
@@ -72,6 +74,21 @@ def test_a_loop_is_recorded_by_its_own_steps(loop: Loop, tmp_path: Path) -> None
     assert len(run.ranks) == loop.ranks
     assert len(run.messages) == loop.ranks * loop.says, run.messages
     assert check_logged(run) == loop.logs
+
+
+def test_gradients_that_megatron_shards_are_counted(tmp_path: Path) -> None:
+    """A shard may have all of a parameter. The norm that clips is that of all ranks."""
+    run = record(tmp_path, "megatron_gpt.py", ranks=2, DATA_PARALLEL="1")
+    everything, recorded = set(), []
+    for rank in range(2):
+        rows = lines(run.ranks[rank])
+        everything |= {(r["module"], r["tensor"]) for r in rows if r["phase"] == "attach"}
+        gradients = [r for r in rows if r["tensor"].startswith("param_grad.")]
+        recorded.append(distinct(gradients, "module", "tensor"))
+        lost = {loss["reason"]: loss["count"] for loss in run.metadata(rank)["lost"]}
+        assert lost == {"spread_over_ranks": 3 * (len(everything) - len(recorded[rank]))}
+    assert all(recorded)
+    assert check_logged(run) == LOGS
 
 
 def test_each_model_of_a_loop_has_its_own_losses_rates_and_norms(tmp_path: Path) -> None:
