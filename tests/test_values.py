@@ -178,6 +178,9 @@ def test_nothing_of_the_program_is_run():
         (torch.nn.Linear(1, 1), "Linear"),
         ((T, 3, None, "text", [], {}), None),
         (Plain(T, None), None),
+        (T.add, None),
+        (labels, None),
+        (torch.nn.Linear(1, 1).forward, None),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -17,7 +17,7 @@ import inspect
 from collections import UserDict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -31,7 +31,16 @@ _MAX_VALUES = 100_000
 
 # the usual neighbors of tensors. Tested first, because older compilers cannot look up attributes of
 # these types
-_PRIMITIVE_TYPES = (type(None), bool, int, float, str, FunctionType, MethodType)
+_PRIMITIVE_TYPES = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+)
 _CONTAINERS = (tuple, list, deque, dict, UserDict, Mapping)
 # what holds tensors that are no part of a value
 _NEVER_WALKED = (torch.nn.Module, type)
