@@ -5,6 +5,8 @@ Real programs in child processes, with only the environment set.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from otel_torch.parity.compare import compare
 from otel_torch.parity.report.next_steps import next_step
 from otel_torch.parity.report.text import render_text
 from tests.contradictions import contradictions
-from tests.support import PROGRAMS, run_python
+from tests.support import PROGRAMS, lines, run_python
 
 Record = Callable[..., Path]
 
@@ -105,6 +107,21 @@ def test_a_training_that_computes_the_same_matches(record: Record, kind: str) ->
     assert report.verdict == "match" and report.introduced == []
     assert report.pairs > 400
     assert not any("optimizer" in warning for warning in report.warnings)
+
+
+def test_no_module_is_blamed_for_parameters_that_a_sharded_optimizer_keeps(
+    record: Record, tmp_path: Path
+) -> None:
+    """ZeRO-3 leaves neither parameters nor their gradients on a rank, only what a step made."""
+    sharded = tmp_path / "sharded.jsonl"
+    rows = [row for row in lines(record("rate")) if row["phase"] != "attach"]
+    kept = [json.dumps(row) for row in rows if not row["tensor"].startswith("param_grad")]
+    sharded.write_text("\n".join(kept) + "\n")
+    shutil.copy(record("rate").with_suffix(".meta.json"), tmp_path / "sharded.meta.json")
+    report = compare(record("reference"), sharded)
+    first = report.first
+    assert first is not None and len(report.introduced) == 1
+    assert (first.step, first.module, first.tensor) == (1, "", "param")
 
 
 def test_a_setting_whose_effect_is_below_rounding_is_a_warning(record: Record) -> None:

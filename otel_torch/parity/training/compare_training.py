@@ -211,9 +211,9 @@ class _TrainingComparison:
     ) -> None:
         steps, report = context.steps, self._report
         model = steps.reference.model
-        if not all(step.updated for step in steps):
+        if not pairs or not all(step.updated for step in steps):
             report.known.discard(model)
-            if all("updates" in recording.captures for recording in self._recordings):
+            if pairs and all("updates" in recording.captures for recording in self._recordings):
                 report.first = judge_skipped(context)
             return
         updates = self._updates.get(model)
