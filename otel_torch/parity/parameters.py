@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -106,7 +106,10 @@ class _Pairing:
         self, reference: Sequence[Parameter], port: Sequence[Parameter], tolerance: Tolerance
     ) -> None:
         self.pairs: list[ParameterPair] = []
-        self._remaining = [list(_without_aliases(reference)), list(_without_aliases(port))]
+        self._remaining = [
+            list(_without_aliases(reference, port)),
+            list(_without_aliases(port, reference)),
+        ]
         self._tolerance = tolerance
 
     def _add(
@@ -439,13 +442,24 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _without_aliases(parameters: Sequence[Parameter]) -> Iterable[Parameter]:
-    """Yield each tensor once, under its first name."""
-    seen: set[tuple[str, int]] = set()
+def _without_aliases(
+    parameters: Sequence[Parameter], others: Sequence[Parameter]
+) -> Iterable[Parameter]:
+    """Yield each tensor under its first name, and under those that `others` gives other tensors.
+
+    A program that does not tie its weights is then compared with one that does, name by name.
+    """
+    tensors = {parameter.full_name: _tensor(parameter) for parameter in others}
+    seen: dict[Hashable, set[Hashable]] = defaultdict(set)
     for parameter in parameters:
-        value = parameter.row.get("value")
-        if isinstance(value, int):
-            if (parameter.model, value) in seen:
-                continue
-            seen.add((parameter.model, value))
-        yield parameter
+        counterparts = seen[_tensor(parameter)]
+        counterpart = tensors.get(parameter.full_name)
+        if not counterparts or (counterpart is not None and counterpart not in counterparts):
+            yield parameter
+        counterparts.add(counterpart)
+
+
+def _tensor(parameter: Parameter) -> Hashable:
+    """Return the same for all names of one tensor."""
+    value = parameter.row.get("value")
+    return (parameter.model, value) if isinstance(value, int) else id(parameter)
