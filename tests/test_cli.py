@@ -229,6 +229,19 @@ def test_doctor_reports_the_destination_of_each_signal(variables, traces):
     assert next(iter(doctor.find_endpoints(variables))).text == f"traces: {traces}"
 
 
+def test_doctor_names_the_configuration_file(tmp_path):
+    file = tmp_path / "otel.yaml"
+    variables = {
+        "OTEL_CONFIG_FILE": str(file),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1",
+    }
+    (missing,) = doctor.find_endpoints(variables)
+    assert (missing.ok, missing.text) == (False, f"OTEL_CONFIG_FILE: {file} is no file")
+    file.touch()
+    (named,) = doctor.find_endpoints(variables)
+    assert named.ok is None and named.text.startswith(f"as {file} says (OTEL_CONFIG_FILE)")
+
+
 def test_doctor_checks_only_enabled_signals(monkeypatch):
     with socket.socket() as unheard:  # bound, but not listening
         unheard.bind(("127.0.0.1", 0))

@@ -279,6 +279,17 @@ tracer = trace.get_tracer("program")
 """
 
 
+def test_a_configuration_file_takes_the_place_of_the_variables(tmp_path, receiver):
+    """Whoever reads the file makes the providers; without them nothing is sent, which is said."""
+    file = {"OTEL_CONFIG_FILE": "otel.yaml", **receiver.environment()}
+    alone = drive(tmp_path, "run_step(0, [record()])\nfinish()", **file)
+    assert "OTEL_CONFIG_FILE takes the place of the OTEL_EXPORTER_… variables" in alone.stderr
+    assert receiver.spans("torch.step") == []
+    drive(tmp_path, PROVIDER + "run_step(0, [record()])\nfinish()\nprovider.shutdown()",
+          PROGRAM=receiver.grpc_endpoint, **file)  # fmt: skip
+    assert len(receiver.spans("torch.step")) == 1
+
+
 def test_the_programs_own_provider_is_used_and_not_replaced(tmp_path, receiver):
     """It is installed after our sinks were built; its event limit drops nothing."""
     done = drive(tmp_path, PROVIDER + """

@@ -25,6 +25,7 @@ NAN, INF = float("nan"), float("inf")
     ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317"}, {signal: ["otlp_proto_grpc"] for signal in ("traces", "metrics", "logs")}),
     ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, {"traces": ["otlp_proto_grpc"]}),
     ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "True"}, {}),
+    ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_CONFIG_FILE": "otel.yaml"}, {}),
     ({"OTEL_TRACES_EXPORTER": "otlp,console", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
      {"traces": ["otlp_proto_http", "console"]}),
     ({"OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_LOGS_EXPORTER": "otlp",

@@ -25,7 +25,12 @@ from otel_torch.process.job import this_job
 from otel_torch.recording.run_file import fill_placeholders
 from otel_torch.settings import Settings, UnusableSelection, find_misspelled
 from otel_torch.telemetry.answer import show_endpoint
-from otel_torch.telemetry.exporters import CARRIERS, OTEL_SIGNALS, is_sdk_disabled
+from otel_torch.telemetry.exporters import (
+    CARRIERS,
+    OTEL_SIGNALS,
+    find_config_file,
+    is_sdk_disabled,
+)
 
 Environ = Mapping[str, str]
 
@@ -182,8 +187,22 @@ def find_endpoints(environ: Environ) -> Iterator[CheckResult]:
     if is_sdk_disabled(environ):
         yield CheckResult("export", None, "OTEL_SDK_DISABLED is true: nothing is exported")
         return
+    if (file := find_config_file(environ)) is not None:
+        yield _check_config_file(file)
+        return
     for signal in OTEL_SIGNALS:
         yield CheckResult("export", None, f"{signal}: {_describe_destination(signal, environ)}")
+
+
+def _check_config_file(file: str) -> CheckResult:
+    if not os.path.isfile(file):
+        return CheckResult("export", False, f"OTEL_CONFIG_FILE: {file} is no file")
+    return CheckResult(
+        "export",
+        None,
+        f"as {file} says (OTEL_CONFIG_FILE), if opentelemetry-instrument starts the program; "
+        "the OTEL_EXPORTER_… variables are not used",
+    )
 
 
 def _describe_destination(signal: str, environ: Environ) -> str:

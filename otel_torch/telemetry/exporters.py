@@ -19,7 +19,8 @@ _EXPORTER_BY_PROTOCOL = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto
 def exporters_by_signal(environ: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
     """Return the exporter names of each OpenTelemetry signal; a signal without any is absent.
 
-    Exporters are chosen as the SDK chooses them, except that an endpoint alone implies `otlp`.
+    Exporters are chosen as the SDK chooses them, except that an endpoint alone implies `otlp`. A
+    configuration file takes the place of all these variables.
 
     >>> exporters_by_signal(
     ...     {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_LOGS_EXPORTER": "none"}
@@ -28,7 +29,7 @@ def exporters_by_signal(environ: Mapping[str, str] = os.environ) -> dict[str, li
     >>> exporters_by_signal({})
     {}
     """
-    if is_sdk_disabled(environ):
+    if is_sdk_disabled(environ) or find_config_file(environ):
         return {}
     exporters = {}
     for signal in OTEL_SIGNALS:
@@ -54,6 +55,14 @@ def find_otlp_exporter(signal: str, environ: Mapping[str, str] = os.environ) -> 
 def is_sdk_disabled(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether OTEL_SDK_DISABLED is true."""
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
+def find_config_file(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the file of OpenTelemetry's declarative configuration, if OTEL_CONFIG_FILE names one.
+
+    https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/#declarative-configuration
+    """
+    return environ.get("OTEL_CONFIG_FILE", "").strip() or None
 
 
 def _has_endpoint(signal: str, environ: Mapping[str, str]) -> bool:

@@ -19,7 +19,12 @@ from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.records import Batch, Losses, Scope
 from otel_torch.regions.closer import RegionCloser, RegionEntry, RegionLabel
 from otel_torch.settings import Settings
-from otel_torch.telemetry.exporters import CARRIERS, exporters_by_signal, is_sdk_disabled
+from otel_torch.telemetry.exporters import (
+    CARRIERS,
+    exporters_by_signal,
+    find_config_file,
+    is_sdk_disabled,
+)
 from otel_torch.telemetry.providers import find_provider, watch_tracer_provider
 from otel_torch.telemetry.training import add_step_attributes, split_batch
 
@@ -60,6 +65,12 @@ def build_telemetry_sinks(
         say(
             f"{job.world_size} ranks: only the first rank of each node exports by OTLP; "
             "set OTEL_TORCH_RANKS=all to export from all"
+        )
+    if exports and find_config_file() and find_provider("traces") is None:
+        say_once(
+            "OTEL_CONFIG_FILE takes the place of the OTEL_EXPORTER_… variables: start the program "
+            "with opentelemetry-instrument (pip install opentelemetry-distro "
+            "opentelemetry-configuration), which makes the providers that are used here"
         )
     if not (exports or writes):
         return []
