@@ -21,7 +21,7 @@ export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 # tests import the package in a thousand programs: compile it in the first of them only
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs dashboards pictures clean
+.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs site dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
@@ -34,6 +34,7 @@ help:
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
 	@echo "make docs            generate docs/configuration.md from the settings table"
+	@echo "make site            build the documentation as a site into build/site; python -m http.server -d build/site shows it"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
 	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser, and draw the dashboard Training"
 
@@ -127,6 +128,10 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
+
+# the variable silences a notice: the theme is mended until May 2027, its successor Zensical is still an alpha
+site: $(VENV)/installed-site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 dashboards: $(VENV)/installed-test
 	$(VENV)/bin/python collector-config/grafana/make_dashboards.py

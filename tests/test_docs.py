@@ -15,6 +15,8 @@ import sys
 
 import pytest
 
+import otel_torch
+from otel_torch.cli.main import COMMANDS
 from otel_torch.settings import Settings
 from tests.otlp_receiver import Receiver
 from tests.support import run_python
@@ -36,6 +38,21 @@ def page_id(page):
 def test_configuration_is_made_from_the_settings():
     made = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))["make_page"]()
     assert (ROOT / "docs" / "configuration.md").read_text() == made, "run `make docs`"
+
+
+def test_the_site_has_every_page_and_makes_those_of_commands_and_public_names():
+    made = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))["MADE"]
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"- (\S+\.md)$", navigation, re.M)
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(name for name in named if not name.startswith("source/")) == sorted(
+        pages | made.keys()
+    )
+    for command in COMMANDS:
+        usage = f"\n## otel-torch {command}\n\n```text\nusage: otel-torch {command} "
+        assert usage in made["commands.md"]()
+    public = [name for name in otel_torch.__all__ if name != "__version__"]
+    assert re.findall(r"^::: otel_torch\.(\w+)$", made["api.md"](), re.M) == public
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -88,12 +88,13 @@ def interleave(model: nn.Module) -> Interleaver:
     it.invoke(y) as b:` interleaves two runs in the order in which the body asks. All hooks are
     removed afterwards, even after an exception.
 
-    >>> import torch
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    >>> with interleave(model).invoke(torch.ones(1, 2)) as run:
-    ...     run[0].output = torch.full((1, 2), -1.0)
-    ...     zero = run[1].output
-    >>> zero
-    tensor([[0., 0.]])
+    Examples:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+        >>> with interleave(model).invoke(torch.ones(1, 2)) as run:
+        ...     run[0].output = torch.full((1, 2), -1.0)
+        ...     zero = run[1].output
+        >>> zero
+        tensor([[0., 0.]])
     """
     return Interleaver(model)

@@ -24,7 +24,8 @@ class Event:
         grad: Whether this is a gradient.
         value: The module's output; with `grad`, the gradients of its outputs as a tuple, None for
             an output that the backward pass did not use.
-        args, kwargs: The arguments of the call; empty with `grad`.
+        args: The positional arguments of the call; empty with `grad`.
+        kwargs: The keyword arguments of the call; empty with `grad`.
         recompute: Whether this is the second forward of a checkpoint.
     """
 

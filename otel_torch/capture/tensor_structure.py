@@ -66,8 +66,9 @@ def rmap_tensor(value: Any, fn: Callable[[Tensor], Any]) -> Any:
     Tuples, named tuples, lists and mappings keep their type; keys of a plain dict are replaced too.
     Dataclasses are rebuilt field by field. Anything else is returned as it is.
 
-    >>> import torch
-    >>> rmap_tensor({"a": [torch.ones(2), None]}, lambda t: t.shape[0])
-    {'a': [2, None]}
+    Examples:
+        >>> import torch
+        >>> rmap_tensor({"a": [torch.ones(2), None]}, lambda t: t.shape[0])
+        {'a': [2, None]}
     """
     return replace_leaves(value, Tensor, fn)

@@ -289,8 +289,9 @@ def track(
 
     Args:
         grad: Whether to track gradients too.
-        include, exclude: Patterns for module names (`re.search`). Every tensor is copied to the
-            CPU, so choose few modules for a large model.
+        include: A pattern for names of modules to track (`re.search`). Every tensor is copied to
+            the CPU, so choose few modules for a large model.
+        exclude: A pattern for names of modules not to track.
         stash_value: What to keep of a tensor.
         stash: What to keep of an `Event`, in place of `stash_value`.
         parameters: Whether to track parameters too.
@@ -298,12 +299,13 @@ def track(
     Raises:
         ValueError: Both `stash_value` and `stash` are given.
 
-    >>> from torch import nn
-    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> with track(model, stash_value=lambda tensor: tuple(tensor.shape)) as tracker:
-    ...     _ = model(torch.ones(3, 2)).sum().backward()
-    >>> [(stash.name, stash.grad, stash.value) for stash in tracker][:3]
-    [('0', False, (3, 2)), ('1', False, (3, 2)), ('', False, (3, 2))]
+    Examples:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> with track(model, stash_value=lambda tensor: tuple(tensor.shape)) as tracker:
+        ...     _ = model(torch.ones(3, 2)).sum().backward()
+        >>> [(stash.name, stash.grad, stash.value) for stash in tracker][:3]
+        [('0', False, (3, 2)), ('1', False, (3, 2)), ('', False, (3, 2))]
     """
     tracker = Tracker(get_stash_fn(stash_value, stash))
     tracker.register_all(module, grad, include, exclude, parameters=parameters)

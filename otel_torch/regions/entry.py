@@ -276,13 +276,14 @@ class region:
         name: a registered region by its long or short name, in any case. Other names are reported
             once and open nothing, unless OTEL_TORCH_REGIONS selects them as span names.
 
-    >>> with region("inference_denoising"):
-    ...     pass
-    >>> @region("distillation_loss")
-    ... def loss() -> int:
-    ...     return 1
-    >>> loss()
-    1
+    Examples:
+        >>> with region("inference_denoising"):
+        ...     pass
+        >>> @region("distillation_loss")
+        ... def loss() -> int:
+        ...     return 1
+        >>> loss()
+        1
     """
 
     __slots__ = ("_collector", "_opened", "name")

@@ -40,8 +40,9 @@ class nvtx_range:
 
     If the block raises, the range is popped and the exception propagates.
 
-    >>> with nvtx_range("vae.decode"):
-    ...     pass
+    Examples:
+        >>> with nvtx_range("vae.decode"):
+        ...     pass
     """
 
     __slots__ = ("_pushed", "name")

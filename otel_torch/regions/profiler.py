@@ -78,8 +78,9 @@ class TorchProfilerConfig:
         Raises:
             ValueError: no name is left.
 
-        >>> TorchProfilerConfig.parse("model_loading").regions
-        {'profiler_region_model_loading': True}
+        Examples:
+            >>> TorchProfilerConfig.parse("model_loading").regions
+            {'profiler_region_model_loading': True}
         """
         tokens = [normalise(word) for word in split_list(text)]
         if not tokens or "all" in tokens:

@@ -109,8 +109,9 @@ def register_profiler_region(name: str, description: str) -> None:
 def resolve_profiler_region(name: str) -> ProfilerRegion | None:
     """Return the registered region of a long or short name in any case, or None.
 
-    >>> resolve_profiler_region(" Inference_Denoising").name
-    'profiler_region_inference_denoising'
+    Examples:
+        >>> resolve_profiler_region(" Inference_Denoising").name
+        'profiler_region_inference_denoising'
     """
     normalised = normalise(name)
     return _registered.get(PREFIX + normalised) or _registered.get(normalised)

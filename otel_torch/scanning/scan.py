@@ -149,18 +149,20 @@ def scan(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Scan:
 
     Args:
         model: A module on any device, also on `meta`, or a bound method of one (`vae.decode`).
-        args, kwargs: The model's arguments. Only shape and dtype of a tensor count, so it may be on
+        *args: The model's arguments. Only shape and dtype of a tensor count, so it may be on
             `meta`; a tensor with one element counts with its value.
+        **kwargs: The model's keyword arguments, likewise.
 
     Raises:
         TypeError: `model` is something else.
         ValueError: The model has lazy modules without shapes.
 
-    >>> import torch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-    >>> result = scan(model, torch.empty(2, 4, device="meta"))
-    >>> [(call.module, call.outputs[0].shape, call.flops) for call in result.calls]
-    [('', (2, 8), 128), ('0', (2, 8), 128), ('1', (2, 8), 0)]
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> result = scan(model, torch.empty(2, 4, device="meta"))
+        >>> [(call.module, call.outputs[0].shape, call.flops) for call in result.calls]
+        [('', (2, 8), 128), ('0', (2, 8), 128), ('1', (2, 8), 0)]
     """
     from otel_torch import session
     from otel_torch.scanning.fake_run import run_fake

@@ -31,9 +31,10 @@ class trace_step:  # lower case: a context manager that reads as a verb, as in F
     Blocks nest, and leaving one restores the step around it. A step that is not larger than the
     last one begins the next loop.
 
-    >>> with trace_step(3):
-    ...     current_step_idx()
-    3
+    Examples:
+        >>> with trace_step(3):
+        ...     current_step_idx()
+        3
     """
 
     __slots__ = ("_active", "_step")

@@ -1,0 +1,101 @@
+"""What `make site` adds to the pages of docs/: the commands, the public names, and linked files.
+
+mkdocs calls the functions `on_…` (mkdocs.yml).
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+import posixpath
+import re
+from unittest import mock
+
+import otel_torch
+from otel_torch.cli.main import COMMANDS, make_parser
+
+ROOT = pathlib.Path(__file__).parents[1]
+# outside of docs/, and linked from there: the site has them below source/
+LINKED = (
+    "collector-config",
+    "examples",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "constraints.txt",
+)
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+
+
+def help_of(command: str) -> str:
+    """Return what `otel-torch COMMAND --help` prints."""
+    printed = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, COLUMNS="100"),  # argparse breaks its lines there
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        make_parser(command).parse_args([command, "--help"])
+    return printed.getvalue()
+
+
+def make_commands() -> str:
+    """Return the page of all commands."""
+    sections = (f"\n## otel-torch {name}\n\n```text\n{help_of(name)}```\n" for name in COMMANDS)
+    return "# Commands\n\nWhat `otel-torch COMMAND --help` prints.\n" + "".join(sections)
+
+
+def make_api() -> str:
+    """Return the page of all public names, whose docstrings mkdocstrings reads."""
+    names = [name for name in otel_torch.__all__ if not name.startswith("_")]
+    sections = (f"\n::: otel_torch.{name}\n" for name in names)
+    return "# Python API\n\nThe public names of `otel_torch`.\n" + "".join(sections)
+
+
+MADE = {"commands.md": make_commands, "api.md": make_api}
+
+
+def site_link(link: str, page: str) -> str:
+    """Return the link as the site needs it.
+
+    Args:
+        link: A path relative to the page's place in the repository.
+        page: The page's place in the site.
+
+    >>> site_link("../examples/quickstart.py", "diff.md")
+    'source/examples/quickstart.py'
+    >>> site_link("docs/privacy.md", "source/SECURITY.md")
+    '../privacy.md'
+    """
+    origin = page.removeprefix("source/") if page.startswith("source/") else f"docs/{page}"
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
+    place = target.removeprefix("docs/") if target.startswith("docs/") else f"source/{target}"
+    return posixpath.relpath(place, posixpath.dirname(page) or ".")
+
+
+def on_config(config):
+    """Give headings the anchors that they have in the repository's own view."""
+    from pymdownx.slugs import slugify
+
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
+    return config
+
+
+def on_files(files, config):
+    """Add the pages that are made here, and the linked files."""
+    from mkdocs.structure.files import File
+
+    for name, make in MADE.items():
+        files.append(File.generated(config, name, content=make()))
+    for linked in LINKED:
+        below = sorted((ROOT / linked).rglob("*")) or [ROOT / linked]
+        for path in below:
+            if path.is_file() and path.suffix != ".pyc":
+                place = f"source/{path.relative_to(ROOT).as_posix()}"
+                files.append(File.generated(config, place, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Lead links to files outside of docs/ to their copies."""
+    return LINK.sub(lambda match: site_link(match[1], page.file.src_uri), markdown)
