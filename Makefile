@@ -129,9 +129,9 @@ format: $(VENV)/installed-lint
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
 
-# the variable silences a notice: the theme is mended until May 2027, its successor Zensical is still an alpha
+# no --quiet, with which --strict counts no warnings; the variable silences a notice: the theme is mended until May 2027, its successor Zensical is still an alpha
 site: $(VENV)/installed-site
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 dashboards: $(VENV)/installed-test
 	$(VENV)/bin/python collector-config/grafana/make_dashboards.py
