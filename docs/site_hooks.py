@@ -31,7 +31,7 @@ def help_of(command: str) -> str:
     """Return what `otel-torch COMMAND --help` prints."""
     printed = io.StringIO()
     with (
-        mock.patch.dict(os.environ, COLUMNS="100"),  # argparse breaks its lines there
+        mock.patch.dict(os.environ, COLUMNS="80"),  # argparse breaks its lines there
         contextlib.redirect_stdout(printed),
         contextlib.suppress(SystemExit),
     ):
