@@ -1,4 +1,4 @@
-"""What `make site` adds to the pages of docs/: the commands, the public names, and linked files.
+"""Adds pages of the commands and the public names to the site, and the files that docs/ links to.
 
 mkdocs calls the functions `on_…` (mkdocs.yml).
 """

@@ -9,6 +9,7 @@ import marshal
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from otel_torch import bootstrap
+from otel_torch import Cache, bootstrap
 from otel_torch.torch_private import TORCH_AT_LEAST_2_13
 from tests.support import ListSink, recording
 
@@ -158,6 +159,17 @@ def test_hooks_of_the_program_do_not_run_as_without_recording() -> None:
         net(X)
     assert ran == ["hook"]
     assert calls(sink) == steps(0, 1)
+
+
+def test_a_cache_of_the_program_sees_what_it_sees_without_recording() -> None:
+    """Its hooks do not run around a direct call, although they are registered like the session's."""
+    net = Net()
+    seen = []
+    for context in (nullcontext(), recording()):
+        with context, Cache(include_inputs=True).attach(net) as cache:
+            net.forward(X)
+            seen.append(set(cache.keys()))
+    assert seen == [{"model.a", "model.a.linear", "model.b", "model.b.linear"}] * 2
 
 
 def test_a_forward_that_raises_ends_its_forward() -> None:
@@ -309,7 +321,7 @@ def test_stopping_inside_a_forward_breaks_nothing() -> None:
 
 
 class Wrapper:
-    """What vLLM's `support_torch_compile` adds to the bases of a class."""
+    """A base class like the one that vLLM's `support_torch_compile` adds."""
 
     def compile_forward(self) -> None:
         self.compiled_callable = torch.compile(self.forward, fullgraph=True, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""What FastVideo 0.2.1 must be told before its models run in one process without a GPU."""
+"""Sets up FastVideo 0.2.1 so that its models run in one process without a GPU."""
 
 import os
 import socket

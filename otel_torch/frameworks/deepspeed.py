@@ -93,10 +93,10 @@ def _is_spread(parameter: Any) -> bool:
 
 
 def _watch_engine(module: ModuleType) -> None:
-    parameter_data.value_sources.append(_value)
-    parameter_data.gradient_sources.append(_gradient)
-    parameter_data.part_tests.append(_is_spread)
-    gradient_clipping.clip_sources.append(_clip)
+    _patches.add(parameter_data.value_sources, _value)
+    _patches.add(parameter_data.gradient_sources, _gradient)
+    _patches.add(parameter_data.part_tests, _is_spread)
+    _patches.add(gradient_clipping.clip_sources, _clip)
     _patches.after(module.DeepSpeedEngine, "__init__", _follow)
     _patches.after(module.DeepSpeedEngine, "step", lambda engine: training_loops.copied_back())
 
@@ -104,15 +104,6 @@ def _watch_engine(module: ModuleType) -> None:
 def uninstall() -> None:
     """Restore the engine."""
     _patches.undo()
-    added: tuple[tuple[list[Any], Any], ...] = (
-        (parameter_data.value_sources, _value),
-        (parameter_data.gradient_sources, _gradient),
-        (parameter_data.part_tests, _is_spread),
-        (gradient_clipping.clip_sources, _clip),
-    )
-    for functions, function in added:
-        if function in functions:
-            functions.remove(function)
 
 
 HOOKS = {"deepspeed.runtime.engine": _watch_engine}

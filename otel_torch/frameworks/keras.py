@@ -55,7 +55,7 @@ def _watch_layers(module: ModuleType) -> None:
     global _layer_class
     if issubclass(module.Layer, nn.Module):  # Keras runs on torch
         _layer_class = module.Layer
-        part_finders.append(_parts)
+        _patches.add(part_finders, _parts)
         _patches.replace(module.Layer, "__call__", partial(_ignore_symbols, module.backend))
 
 
@@ -81,8 +81,6 @@ def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
 def uninstall() -> None:
     """Restore the functions, and forget the layers."""
     _patches.undo()
-    if _parts in part_finders:
-        part_finders.remove(_parts)
 
 
 HOOKS = {

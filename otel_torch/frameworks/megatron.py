@@ -107,8 +107,8 @@ def _noting_clips(clip: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_optimizers(module: ModuleType) -> None:
-    parameter_data.gradient_sources.append(_gradient)
-    parameter_data.part_tests.append(_is_spread)
+    _patches.add(parameter_data.gradient_sources, _gradient)
+    _patches.add(parameter_data.part_tests, _is_spread)
     _patches.replace(module, "clip_grad_by_total_norm_fp32", _noting_clips)
     _patches.after(module.Float16OptimizerWithFloat16Params, "__init__", _follow)
     for cls in (module.MixedPrecisionOptimizer, module.ChainedOptimizer):
@@ -124,9 +124,6 @@ def uninstall() -> None:
     _patches.undo()
     _optimizers.clear()
     _copies.clear()
-    if _gradient in parameter_data.gradient_sources:
-        parameter_data.gradient_sources.remove(_gradient)
-        parameter_data.part_tests.remove(_is_spread)
 
 
 HOOKS = {

@@ -66,8 +66,20 @@ class Patches:
 
         self.replace(cls, name, wrap)
 
+    def add(self, functions: list[Any], function: Any, *, first: bool = False) -> None:
+        """Add a function to a list that sources ask in order; at its end by default."""
+        if function in functions:
+            return
+        functions.insert(0 if first else len(functions), function)
+
+        def remove() -> None:
+            if function in functions:
+                functions.remove(function)
+
+        self._undo.append(remove)
+
     def undo(self) -> None:
-        """Restore every method."""
+        """Restore every method, and remove every function that was added."""
         while self._undo:
             self._undo.pop()()
 

@@ -144,9 +144,8 @@ _METHODS = {
 
 
 def _watch_runner(module: ModuleType) -> None:
-    if _hint not in forwards.hint_providers:
-        forwards.hint_providers.append(_hint)
-        token_sources.insert(0, _packed_batch)
+    _patches.add(forwards.hint_providers, _hint)
+    _patches.add(token_sources, _packed_batch, first=True)
     for name, surround in _METHODS.items():
         if name in vars(module.GPUModelRunner):
             _patches.around(module.GPUModelRunner, name, surround)
@@ -155,9 +154,6 @@ def _watch_runner(module: ModuleType) -> None:
 def uninstall() -> None:
     """Restore the model runner."""
     _patches.undo()
-    if _hint in forwards.hint_providers:
-        forwards.hint_providers.remove(_hint)
-        token_sources.remove(_packed_batch)
 
 
 HOOKS = {

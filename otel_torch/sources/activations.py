@@ -27,7 +27,7 @@ from otel_torch.sources import compiled, warm_ups
 from otel_torch.sources.current_calls import CurrentCalls
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
@@ -43,7 +43,7 @@ from otel_torch.statistics.measure import prepare_devices
 _HOOK = "otel_torch.activations"
 
 
-class _OutputObserver(ForwardHook):
+class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
     __slots__ = ("_activations", "_site", "_site_tensor")

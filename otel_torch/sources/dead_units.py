@@ -17,7 +17,7 @@ from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.sources.active_steps import ActiveStep
 from otel_torch.sources.forwards import Inputs
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.training_rows import TrainingRows
@@ -37,7 +37,7 @@ _CHANNELS_LAST = (nn.Linear,)
 _FEWEST_VALUES = 8
 
 
-class _UnitsHook(ForwardHook):
+class _UnitsHook(SessionHook):
     """Sees the outputs of one module. `channel`: the dimension of its units; None if not known."""
 
     __slots__ = ("_channel", "_observe", "_site")

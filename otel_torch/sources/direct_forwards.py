@@ -44,7 +44,7 @@ _SUSPENDED = (
 
 
 class _Exchange(NamedTuple):
-    """What replaces the code of a function.
+    """A function of the program, and the code that takes the place of its own.
 
     own: another function with the code that the program wrote.
     """
@@ -125,7 +125,7 @@ class DirectForwards:
         return forward if exchange is None else MethodType(exchange.own, module)
 
     @contextmanager
-    def unwatched(self, own: Forward) -> Iterator[None]:
+    def with_own_code(self, own: Forward) -> Iterator[None]:
         """Give a forward its own code back meanwhile: calls of itself take one frame each then."""
         code = getattr(own, "__code__", None)
         exchanges = [each for each in self._exchanges.values() if each.own.__code__ is code]
@@ -163,8 +163,8 @@ class DirectForwards:
         """Return a function that returns what a call of a module's forward has to call."""
         is_in_call, handle, trace = self._is_in_call, self._handle, self._trace
 
-        def run_unwatched(own: Forward, *args: Any, **kwargs: Any) -> Any:
-            with self.unwatched(own):
+        def run_with_own_code(own: Forward, *args: Any, **kwargs: Any) -> Any:
+            with self.with_own_code(own):
                 return own(*args, **kwargs)
 
         @torch_private.constant_while_tracing
@@ -184,7 +184,7 @@ class DirectForwards:
             if not is_in_call(module):
                 return partial(handle, own)
             calls_itself = sys._getframe(2).f_code is own.__code__
-            return partial(run_unwatched, own) if calls_itself else own
+            return partial(run_with_own_code, own) if calls_itself else own
 
         return torch_private.keep_out_of_frames(choose)
 

@@ -17,9 +17,6 @@ from torch import nn
 
 from otel_torch import torch_private
 
-# what the names of the hooks of sources begin with
-SESSION = "otel_torch."
-
 
 class ForwardHook:
     """A hook around a module's forward pass:
@@ -63,6 +60,12 @@ class ForwardHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """Called after all `post_forward`, with forward's arguments and the caller's output."""
+
+
+class SessionHook(ForwardHook):
+    """A hook of the session, which also runs around forwards that the program calls directly."""
+
+    __slots__ = ()
 
 
 class TorchHook:
@@ -311,7 +314,7 @@ def _enter_session_hooks(
     for registered in list(module._forward_pre_hooks.values()):
         if isinstance(registered, _PreHooks):
             for hook in registered.hooks:
-                if hook.name().startswith(SESSION):
+                if isinstance(hook, SessionHook):
                     args, kwargs = hook.pre_forward(module, *args, **kwargs)
     return args, kwargs
 
@@ -322,7 +325,7 @@ def _leave_session_hooks(module: nn.Module, output: Any) -> Any:
     for registered in list(module._forward_hooks.values()):
         if isinstance(registered, _PostHooks):
             for hook in registered.hooks:
-                if hook.name().startswith(SESSION):
+                if isinstance(hook, SessionHook):
                     output = hook.post_forward(module, output)
     return output
 

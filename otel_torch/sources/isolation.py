@@ -32,7 +32,7 @@ from otel_torch.session import Session
 from otel_torch.sources import call_stack
 from otel_torch.sources.conform_tensor import CannotConform, conform
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.source import Source
@@ -91,7 +91,7 @@ class _ReplaceValues(torch.autograd.Function):
         return gradients[0], None
 
 
-class _InputHook(ForwardHook):
+class _InputHook(SessionHook):
     """Replaces the inputs of a module, after its observer has recorded them."""
 
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:
@@ -109,7 +109,7 @@ class _InputHook(ForwardHook):
         return self._isolation.replace_inputs(self._site, args, kwargs)
 
 
-class _OutputHook(ForwardHook):
+class _OutputHook(SessionHook):
     """Replaces the output of a module, after its observer has recorded it."""
 
     def __init__(self, isolation: Isolation, site: ModuleSite) -> None:

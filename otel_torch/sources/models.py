@@ -92,7 +92,7 @@ class Model:
 
 
 class _Parameters:
-    """The parameters of a root, as they were when it had so many modules."""
+    """The parameters that a root had at a given number of modules."""
 
     def __init__(self, ids: frozenset[int], modules: int, root: nn.Module | None = None) -> None:
         self.ids = ids

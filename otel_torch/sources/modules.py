@@ -44,7 +44,7 @@ from otel_torch.sources.recursion import (
     DEEP,
     has_only_our_hooks,
     is_limit_near,
-    is_limit_reached_soon,
+    nest_too_deeply,
 )
 from otel_torch.sources.source import Source
 from otel_torch.sources.steps import StepTracker
@@ -354,9 +354,9 @@ class ModelRegistry(Source):
         site = self.sites.get(id(module)) or self._discover(module, stack)
         if site is None:
             return forward(module, *args, **kwargs)
-        if is_limit_reached_soon(len(stack)):
+        if nest_too_deeply(len(stack)):
             self._count_unrecorded(site.model)
-            with self._direct_forwards.unwatched(forward):
+            with self._direct_forwards.with_own_code(forward):
                 return forward(module, *args, **kwargs)
         if not is_running(site.model):
             between_hooks = partial(run_between_session_hooks, forward)

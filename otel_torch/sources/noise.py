@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from otel_torch.process.console import say_once
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.source import Source
@@ -29,7 +29,7 @@ _HOOK = "otel_torch.noise"
 _ROUNDED_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-class _LeafHook(ForwardHook):
+class _LeafHook(SessionHook):
     """Adds noise to the output of one leaf module."""
 
     def __init__(self, seed: int, path: str) -> None:

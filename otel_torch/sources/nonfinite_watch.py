@@ -16,7 +16,7 @@ from torch import nn
 from otel_torch.process.console import say_once
 from otel_torch.sources import compiled
 from otel_torch.sources.events import RunEvents
-from otel_torch.sources.hooks import ForwardHook, ModuleHookManager, has_hook, remove_hooks
+from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
@@ -33,7 +33,7 @@ _HOOK = "otel_torch.watch"
 Report = Callable[[RecordedCall, str, Row], None]
 
 
-class _RootHook(ForwardHook):
+class _RootHook(SessionHook):
     """Sees the outputs of a model's root."""
 
     def __init__(self, watch: NonFiniteWatch, site: ModuleSite) -> None:

@@ -27,8 +27,8 @@ from otel_torch.rendering.near_name import near_name
 from otel_torch.sources import call_stack
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.hooks import (
-    ForwardHook,
     ModuleHookManager,
+    SessionHook,
     TorchHook,
     has_hook,
     remove_hooks,
@@ -113,7 +113,7 @@ class _ActiveModes(threading.local):
 _active = _ActiveModes()
 
 
-class _OperationHook(ForwardHook):
+class _OperationHook(SessionHook):
     """Records while the module's own forward runs, without the hooks around it."""
 
     def __init__(

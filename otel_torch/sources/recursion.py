@@ -31,12 +31,12 @@ def is_limit_near() -> bool:
     return not remaining
 
 
-def is_limit_reached_soon(nested: int) -> bool:
-    """Return whether so many forwards nest that direct calls are not recorded any deeper.
+def nest_too_deeply(forwards: int) -> bool:
+    """Return whether so many forwards are nested that another direct call must not be recorded.
 
-    A recorded one takes four frames, a bare one a single frame, so that nothing makes up for them.
+    A recorded one takes four frames and a bare one takes one, so no later call makes up for them.
     """
-    return nested * 32 >= sys.getrecursionlimit()
+    return forwards * 32 >= sys.getrecursionlimit()
 
 
 def has_only_our_hooks(module: nn.Module) -> bool:

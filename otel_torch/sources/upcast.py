@@ -26,8 +26,8 @@ from otel_torch import torch_private
 from otel_torch.process.console import say_once
 from otel_torch.sources import call_stack
 from otel_torch.sources.hooks import (
-    ForwardHook,
     ModuleHookManager,
+    SessionHook,
     TorchHook,
     has_hook,
     remove_hooks,
@@ -142,7 +142,7 @@ class _ActiveMode(threading.local):
 _active = _ActiveMode()
 
 
-class _DoubleHook(ForwardHook):
+class _DoubleHook(SessionHook):
     """Enters the mode in an outermost call, and casts the inputs of that call."""
 
     def __init__(self, lowered: dict[torch.dtype, torch.dtype]) -> None:

@@ -31,7 +31,7 @@ _MAX_VALUES = 100_000
 
 # the usual neighbors of tensors. Tested first, because older compilers cannot look up attributes of
 # these types
-_PRIMITIVE_TYPES = (
+_TYPES_WITHOUT_TENSORS = (
     type(None),
     bool,
     int,
@@ -136,7 +136,7 @@ class _Walk:
         for index, value in enumerate(values):
             if type(value) is torch.Tensor:
                 tensors.append((f"{label}[{index}]", value))
-            elif type(value) not in _PRIMITIVE_TYPES:
+            elif type(value) not in _TYPES_WITHOUT_TENSORS:
                 return False
         self.tensors = tensors
         return True
@@ -148,7 +148,7 @@ class _Walk:
         if issubclass(kind, torch.Tensor):
             self.tensors.append((label, value))
             return
-        if kind in _PRIMITIVE_TYPES:
+        if kind in _TYPES_WITHOUT_TENSORS:
             return
         is_object = not _is_container(kind)
         if is_object and (self.is_in_object or issubclass(kind, _NEVER_WALKED)):

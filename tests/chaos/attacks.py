@@ -53,7 +53,7 @@ def kill(arena: Arena) -> None:
     require(run.status == (4 if handler else status), f"the status after {end} is {run.status}")
     promises.outputs_are_those_of(bare, run, whole=end == "raise")
     promises.exit_is_in_time(bare, run)
-    promises.messages_are_clear(run.stderr)
+    promises.messages_are_clear(run.stderr, interrupted=end == "SIGINT")
     path = run.folder / "run.jsonl"
     rows = promises.recording_is_whole(path, may_be_cut=not in_order)
     promises.is_start_of(path, calm.folder / "run.jsonl")

@@ -177,7 +177,7 @@ class _TrainingComparison:
         pairs = [pair for pair in self._pairs if pair.models == steps.map(lambda step: step.model)]
         context = StepContext(steps, self._matched, self._optimizers)
         gradients = self._compare_gradients(context, pairs, noise)
-        if report.first is None:
+        if report.first is None and pairs:  # without, the updates show nothing of the parameters
             self._compare_updates(context, pairs, gradients)
         if report.first is not None:
             report.position = steps.reference.position
@@ -211,9 +211,9 @@ class _TrainingComparison:
     ) -> None:
         steps, report = context.steps, self._report
         model = steps.reference.model
-        if not pairs or not all(step.updated for step in steps):
+        if not all(step.updated for step in steps):
             report.known.discard(model)
-            if pairs and all("updates" in recording.captures for recording in self._recordings):
+            if all("updates" in recording.captures for recording in self._recordings):
                 report.first = judge_skipped(context)
             return
         updates = self._updates.get(model)

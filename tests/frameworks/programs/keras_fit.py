@@ -25,7 +25,7 @@ class Classifier(keras.Model):
 
 
 class Report(keras.callbacks.Callback):
-    """Prints the loss of each step, of which Keras logs the mean since the epoch began."""
+    """Prints the loss of each step; Keras logs the mean of all steps of the epoch so far."""
 
     total = 0.0
 
