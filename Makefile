@@ -33,7 +33,7 @@ help:
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
-	@echo "make docs            generate docs/configuration.md from the settings table"
+	@echo "make docs            generate docs/configuration.md and docs/semantic-conventions.md from tables of names"
 	@echo "make site            build the documentation as a site into build/site; python -m http.server -d build/site shows it"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
 	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser, and draw the dashboard Training"
@@ -128,6 +128,7 @@ format: $(VENV)/installed-lint
 
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
+	$(VENV)/bin/python docs/make_semantic_conventions.py
 
 # no --quiet, with which --strict counts no warnings; the variable silences a notice: the theme is mended until May 2027, its successor Zensical is still an alpha
 site: $(VENV)/installed-site
