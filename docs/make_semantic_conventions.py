@@ -373,6 +373,7 @@ TAIL = """
 - `torch.*` names a framework. Nothing in the training metrics depends on it: they may become `ml.training.*`.
 - `dl.*` should be attributes of a resource or an entity that other conventions for distributed jobs share.
 - `fastvideo.region::<name>` is a name of high cardinality for historical reasons; `torch.region` has the same information.
+- An exception is a span event until the specification has an API that puts it into the span's attributes (OTEP 4430).
 - `what` and `reason` have no namespace. OpenTelemetry's own metrics of an SDK use `error.type` for a reason.
 - Activations have no unit that can be known, so these metrics have none; guidelines ask for `1`, which means a ratio.
 """

@@ -437,7 +437,8 @@ class Settings:
         _list_of(*SIGNALS),
         "spans,span_events,metrics",
         f"Signals to send by OTLP: a comma-separated list of {_code_list(SIGNALS)}. Sent only if "
-        "the standard `OTEL_*` variables name an endpoint or an exporter.",
+        "the standard `OTEL_*` variables name an endpoint or an exporter. Activations are "
+        "`span_events`, which Jaeger shows, or, recommended where logs are stored, `log_events`.",
     )
     metric_step: str = _setting(
         "OTEL_TORCH_METRIC_STEP",

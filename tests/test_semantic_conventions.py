@@ -192,6 +192,20 @@ def test_spans_and_their_events_obey_the_page(arrived):
         assert_obeys(event["attributes"], PAGE.EVENTS[event["name"]].attributes)
 
 
+def test_log_events_and_span_events_are_the_same(arrived):
+    def content(time, attributes):
+        return time, sorted(attributes.items(), key=str)
+
+    events = [event for span in arrived.spans() for event in span["events"]]
+    on_spans = [
+        content(event["time"], event["attributes"])
+        for event in events
+        if event["name"] == PAGE.ACTIVATION
+    ]
+    in_logs = [content(log["time"], log["attributes"]) for log in arrived.log_records()]
+    assert sorted(on_spans, key=str) == sorted(in_logs, key=str)
+
+
 def test_log_records_obey_the_page(arrived):
     logs = arrived.log_records()
     traces = {(span["trace_id"], span["span_id"]) for span in arrived.spans("torch.step")}
