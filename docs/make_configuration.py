@@ -20,10 +20,18 @@ variable in the last column is read instead.
 - If a regular expression is invalid, or a list has no usable entry, the program runs unrecorded: to record anything other
   than what you asked for would mislead.
 
-`otel-torch doctor` checks all of this before a run.
+Of several sources the first one in this list wins, for each setting by itself:
+
+1. an argument of `otel_torch.start()`
+2. our variable, also if it is empty
+3. FastVideo's variable
+4. the default
+
+`otel-torch doctor` checks all of this before a run, and says of every variable that is set whether it is used, or what wins over it.
 
 Endpoints, protocols, headers, service name, sampling and resource are the standard `OTEL_*` variables of OpenTelemetry
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, …).
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_SERVICE_NAME`, …). Providers that the program sets up itself win over them. `OTEL_SDK_DISABLED=true`,
+and next `OTEL_CONFIG_FILE` ([declarative configuration](getting-started.md#other-ways-to-start)), win over all variables of exporters.
 
 | variable | default | meaning | FastVideo's |
 |---|---|---|---|

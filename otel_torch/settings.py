@@ -628,6 +628,17 @@ class Settings:
         return cls(**values)
 
     @classmethod
+    def overridden(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that are set but not read, each with the one that wins over it.
+
+        >>> Settings.overridden({"OTEL_TORCH_STEPS": "0", "FASTVIDEO_TRACE_STEPS": "0-3"})
+        {'FASTVIDEO_TRACE_STEPS': 'OTEL_TORCH_STEPS'}
+        """
+        rows = [row.metadata for row in dataclasses.fields(cls)]
+        pairs = [(row["alias"], row["name"]) for row in rows if row["alias"]]
+        return {alias: name for alias, name in pairs if alias in environ and name in environ}
+
+    @classmethod
     def names(cls) -> list[str]:
         """Return every variable that is read, with the FastVideo aliases."""
         return [

@@ -160,10 +160,48 @@ def test_doctor_shows_values_of_its_own_variables_only(capsys, undelivered, monk
     fine, rows, printed = findings(capsys)
     assert fine and SECRET not in printed
     texts = [text for _, _, text in rows]
-    assert r"OTEL_TORCH_MODULES=^blocks\." in texts and "FASTVIDEO_TRACE_STEPS=0-3" in texts
-    assert "OTEL_EXPORTER_OTLP_HEADERS (value not shown)" in texts
+    assert r"OTEL_TORCH_MODULES=^blocks\.: from the environment" in texts
+    assert "FASTVIDEO_TRACE_STEPS=0-3: from the environment" in texts
+    assert "OTEL_EXPORTER_OTLP_HEADERS (value not shown): from the environment" in texts
     assert "traces: to https://collector.example:4318" in texts
     assert any(about == "record" and r"/^blocks\./" in text for about, _, text in rows)
+
+
+def test_doctor_says_which_source_wins_for_every_variable_that_is_set(tmp_path):
+    file = tmp_path / "otel.yaml"
+    file.touch()
+    variables = {
+        "FASTVIDEO_TRACE_LAYERS": "x",
+        "FASTVIDEO_TRACE_STATS": "mean",
+        "OTEL_CONFIG_FILE": str(file),
+        "OTEL_SERVICE_NAME": "x",
+        "OTEL_TORCH_MODULES": "blocks",
+        "OTEL_TORCH_NVTX": "maybe",
+        "OTEL_TORCH_STEPS": "soon",
+        "OTEL_TRACES_EXPORTER": "console",
+    }
+    found = [(row.ok, row.text) for row in doctor.find_settings(variables) if row.about == "set"]
+    assert [text for ok, text in found if ok is None] == [
+        "FASTVIDEO_TRACE_LAYERS=x: not used, because OTEL_TORCH_MODULES is set",
+        "FASTVIDEO_TRACE_STATS=mean: from the environment",
+        "OTEL_CONFIG_FILE (value not shown): from the environment",
+        "OTEL_SERVICE_NAME (value not shown): from the environment",
+        "OTEL_TORCH_MODULES=blocks: from the environment",
+        "OTEL_TORCH_NVTX=maybe: not used, the default is",
+        "OTEL_TORCH_STEPS=soon: not used, and nothing is recorded",
+        "OTEL_TRACES_EXPORTER (value not shown): not used, because OTEL_CONFIG_FILE is set",
+        "what a program passes to otel_torch.start() wins over these",
+    ]
+    assert {text[: len("OTEL_TORCH_STEPS")] for ok, text in found if ok is False} == {
+        "OTEL_TORCH_NVTX=",
+        "OTEL_TORCH_STEPS",
+    }
+
+
+def test_doctor_says_that_a_disabled_sdk_wins():
+    variables = {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}
+    endpoint = next(row.text for row in doctor.find_settings(variables) if row.about == "set")
+    assert endpoint.endswith("not used, because OTEL_SDK_DISABLED is set")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from otel_torch.telemetry.exporters import (
     CARRIERS,
     OTEL_SIGNALS,
     find_config_file,
+    find_overridden,
     is_sdk_disabled,
 )
 
@@ -107,24 +108,51 @@ def _is_startup_file_active(environ: Environ) -> bool:
 
 
 def find_settings(environ: Environ) -> Iterator[CheckResult]:
-    """Yield our variables that are set, what is wrong with them, and what they select."""
-    own_names = Settings.names()
-    for name in sorted(environ):
-        if name in own_names:
-            yield CheckResult("set", None, f"{name}={environ[name]}")
-        elif name.startswith("OTEL_") and not name.startswith("OTEL_TORCH_"):
-            yield CheckResult("set", None, f"{name} (value not shown)")
+    """Yield the variables that are set, which of them win, what is wrong with them, and what they
+    select.
+    """
+    for name, shown in _show_variables(environ).items():
+        yield CheckResult("set", None, f"{shown}: {_describe_source(name, environ)}")
+    if any(name in environ for name in Settings.names()):
+        yield CheckResult(
+            "set", None, "what a program passes to otel_torch.start() wins over these"
+        )
     for line in find_misspelled(environ):
         yield CheckResult("set", False, line)
     problems: list[str] = []
+    selection = None
     try:
-        settings = Settings.from_env(environ, problems.append)
+        selection = _describe_selection(Settings.from_env(environ, problems.append))
     except UnusableSelection as error:
-        yield CheckResult("set", False, f"{error}; a program runs on unrecorded")
-        return
+        problems.append(f"{error}; a program runs on unrecorded")
     for problem in problems:
         yield CheckResult("set", False, problem)
-    yield CheckResult("record", None, _describe_selection(settings))
+    if selection is not None:
+        yield CheckResult("record", None, selection)
+
+
+def _show_variables(environ: Environ) -> dict[str, str]:
+    """Return our variables with their values, and only the names of OpenTelemetry's."""
+    shown = {name: f"{name}={environ[name]}" for name in Settings.names() if name in environ}
+    for name in environ:
+        if name.startswith("OTEL_") and not name.startswith("OTEL_TORCH_"):
+            shown[name] = f"{name} (value not shown)"
+    return dict(sorted(shown.items()))
+
+
+def _describe_source(name: str, environ: Environ) -> str:
+    """Return where the value comes from that a variable would set."""
+    overridden = Settings.overridden(environ) | find_overridden(environ)
+    if name in overridden:
+        return f"not used, because {overridden[name]} is set"
+    problems: list[str] = []
+    try:
+        Settings.from_env({name: environ[name]}, problems.append)
+    except UnusableSelection:
+        return "not used, and nothing is recorded"
+    if any("; using " in problem for problem in problems):
+        return "not used, the default is"
+    return "from the environment"
 
 
 def _describe_selection(settings: Settings) -> str:

@@ -65,6 +65,25 @@ def find_config_file(environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get("OTEL_CONFIG_FILE", "").strip() or None
 
 
+def find_overridden(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the standard variables of exporters that are set but not used, each with what wins.
+
+    >>> find_overridden({"OTEL_CONFIG_FILE": "otel.yaml", "OTEL_TRACES_EXPORTER": "console"})
+    {'OTEL_TRACES_EXPORTER': 'OTEL_CONFIG_FILE'}
+    >>> find_overridden({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"})
+    {}
+    """
+    if is_sdk_disabled(environ):
+        winner = "OTEL_SDK_DISABLED"
+    elif find_config_file(environ):
+        winner = "OTEL_CONFIG_FILE"
+    else:
+        return {}
+    chosen = {f"OTEL_{signal.upper()}_EXPORTER" for signal in OTEL_SIGNALS}
+    names = [name for name in environ if name in chosen or name.startswith("OTEL_EXPORTER_")]
+    return dict.fromkeys(names, winner)
+
+
 def _has_endpoint(signal: str, environ: Mapping[str, str]) -> bool:
     names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     return any(environ.get(name, "").strip() for name in names)
