@@ -192,10 +192,8 @@ def test_doctor_says_which_source_wins_for_every_variable_that_is_set(tmp_path):
         "OTEL_TRACES_EXPORTER (value not shown): not used, because OTEL_CONFIG_FILE is set",
         "what a program passes to otel_torch.start() wins over these",
     ]
-    assert {text[: len("OTEL_TORCH_STEPS")] for ok, text in found if ok is False} == {
-        "OTEL_TORCH_NVTX=",
-        "OTEL_TORCH_STEPS",
-    }
+    wrong = [text for ok, text in found if ok is False]
+    assert wrong and all(text.startswith("OTEL_TORCH_STEPS") for text in wrong)
 
 
 def test_doctor_says_that_a_disabled_sdk_wins():
