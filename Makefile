@@ -21,7 +21,7 @@ export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 # tests import the package in a thousand programs: compile it in the first of them only
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs site dashboards pictures clean
+.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs notebooks site dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
@@ -34,6 +34,7 @@ help:
 	@echo "make wheel           build dist/, install it into bare environments, record and compare two programs there"
 	@echo "make lint            run ruff and mypy      make format   let ruff rewrite"
 	@echo "make docs            generate docs/configuration.md and docs/semantic-conventions.md from tables of names"
+	@echo "make notebooks       execute docs/notebooks and store what they print"
 	@echo "make site            build the documentation as a site into build/site; python -m http.server -d build/site shows it"
 	@echo "make dashboards      generate collector-config/grafana/dashboards from the metric names"
 	@echo "make pictures        take the screenshots of docs/pictures-without-a-server.md with a browser, and draw the dashboard Training"
@@ -79,7 +80,7 @@ quickstart: $(VENV)/installed-examples
 test: $(VENV)/installed-test
 	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
-test-fastvideo: $(VENV)/installed-fastvideo
+test-fastvideo: $(VENV)/installed-fastvideo $(VENV)/installed-notebooks
 	$(VENV)/bin/python $(PYTEST) -m "(fastvideo or scoreboard) and not e2e" $(LONG) $(PYTEST_ARGS)
 
 test-frameworks: $(VENV)/installed-frameworks
@@ -129,6 +130,9 @@ format: $(VENV)/installed-lint
 docs: $(VENV)/installed-test
 	$(VENV)/bin/python docs/make_configuration.py
 	$(VENV)/bin/python docs/make_semantic_conventions.py
+
+notebooks: $(VENV)/installed-notebooks
+	$(VENV)/bin/python docs/make_notebooks.py
 
 # no --quiet, with which --strict counts no warnings; the variable silences a notice: the theme is mended until May 2027, its successor Zensical is still an alpha
 site: $(VENV)/installed-site

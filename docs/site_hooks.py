@@ -1,10 +1,12 @@
-"""Adds pages of the commands and the public names to the site, and the files that docs/ links to.
+"""Adds pages of the commands, the public names and the notebooks to the site, and the files that docs/ links to.
 
 mkdocs calls the functions `on_…` (mkdocs.yml).
 """
 
 import contextlib
+import functools
 import io
+import json
 import os
 import pathlib
 import posixpath
@@ -24,6 +26,7 @@ LINKED = (
     "SECURITY.md",
     "constraints.txt",
 )
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -52,11 +55,36 @@ def make_api() -> str:
     return "# Python API\n\nThe public names of `otel_torch`.\n" + "".join(sections)
 
 
-MADE = {"commands.md": make_commands, "api.md": make_api}
+def make_notebook(path: pathlib.Path) -> str:
+    """Return the page of an executed notebook: its text, its code, and what that printed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts += [f"```python\n{source}\n```", *map(show_output, cell["outputs"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def show_output(output: dict) -> str:
+    """Return the richest form of an output that a page can show."""
+    data = {kind: "".join(text) for kind, text in output.get("data", {}).items()}
+    if "text/html" in data:
+        return f"<div>\n{data['text/html']}\n</div>"
+    if "image/png" in data:
+        return f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
+    text = data.get("text/plain") or "".join(output["text"])
+    return f"```text\n{text.rstrip()}\n```"
+
+
+MADE = {"commands.md": make_commands, "api.md": make_api} | {
+    f"notebooks/{path.stem}.md": functools.partial(make_notebook, path) for path in NOTEBOOKS
+}
 
 
 def site_link(link: str, page: str) -> str:
-    """Return the link as the site needs it.
+    """Return the link as the site needs it: a notebook is a page there.
 
     Args:
         link: A path relative to the page's place in the repository.
@@ -64,12 +92,15 @@ def site_link(link: str, page: str) -> str:
 
     >>> site_link("../examples/quickstart.py", "diff.md")
     'source/examples/quickstart.py'
+    >>> site_link("notebooks/port-bug.ipynb", "README.md")
+    'notebooks/port-bug.md'
     >>> site_link("docs/privacy.md", "source/SECURITY.md")
     '../privacy.md'
     """
     origin = page.removeprefix("source/") if page.startswith("source/") else f"docs/{page}"
     target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
     place = target.removeprefix("docs/") if target.startswith("docs/") else f"source/{target}"
+    place = re.sub(r"^(notebooks/.*)\.ipynb$", r"\1.md", place)
     return posixpath.relpath(place, posixpath.dirname(page) or ".")
 
 
