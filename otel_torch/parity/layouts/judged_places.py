@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
 from otel_torch.parity.layouts.rank_layout import RankLayout, holders, recognize
 from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow, TensorPlace
 
 _FORWARD_PHASES = ("forward", "eval")
+_ACTIVATION_PHASES = (*_FORWARD_PHASES, "backward")
 # how closely the ranks differ by their terms, relative
 _ADDED = 0.02
 
@@ -24,12 +26,14 @@ class JudgedPlace:
         rows: The rows of the ranks that hold the tensor.
         layout: None where the reference does not have the place.
         unreduced: The value is used as if it were whole, but each rank has only its term.
+        same_inputs: It is a loss, and each rank computed it of the whole batch.
     """
 
     place: TensorPlace
     rows: Sequence[RankRow]
     layout: RankLayout | None
     unreduced: bool = False
+    same_inputs: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -42,9 +46,9 @@ class JudgedPlace:
         row = self.rows[0].row
         if "shard" in row:
             return list(row["shard"]["shape"])
-        if self.layout is None or self.layout.kind != "parts":
-            return list(row.get("shape") or [])
-        part = list(row["shape"])
+        part = list(row.get("shape") or [])
+        if self.layout is None or (self.layout.has_sketches and self.layout.kind != "parts"):
+            return part
         if self.layout.dim is None:
             reference = self.place.reference
             return list((reference.shape if reference else None) or part)
@@ -74,20 +78,66 @@ class JudgedPlace:
         return int(np.argmax(distances)) if self.layout.wrong is not None else 0
 
 
-def judge_places(places: Sequence[TensorPlace]) -> list[JudgedPlace]:
-    """Return the places of a step with their layouts."""
-    judged = list(map(_judge, places))
+def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]:
+    """Return the places of a step with their layouts.
+
+    Args:
+        count: The number of all ranks.
+    """
+    judged = [_judge(place, count) for place in places]
+    if any(map(_is_reordered_input, judged)):
+        _forget_order(judged, count)
+    if _have_same_inputs(judged):
+        _expect_one_loss(judged)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
     return judged
 
 
-def _judge(place: TensorPlace) -> JudgedPlace:
+def _judge(place: TensorPlace, count: int) -> JudgedPlace:
     if place.reference is None:
         return JudgedPlace(place, holders(place.ranks[0], place.ranks), None)
     rows = holders(place.reference, place.ranks)
+    if is_on_mesh(place.reference, rows, count):
+        return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
     return JudgedPlace(place, rows, recognize(place.reference, rows))
+
+
+def _is_reordered_input(entry: JudgedPlace) -> bool:
+    _, module, tensor, *_ = entry.place.key
+    reference, layout = entry.place.reference, entry.layout
+    if module or not tensor.startswith("in") or reference is None or layout is None:
+        return False
+    return layout.kind == "parts" and layout.is_wrong and is_reordered(reference, entry.rows)
+
+
+def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
+    """Compare parts of activations without their order, as the batch has been cut in another."""
+    for entry in judged:
+        reference, layout = entry.place.reference, entry.layout
+        is_part = layout is not None and layout.kind == "parts" and layout.is_wrong
+        if reference is not None and is_part and entry.place.key[-2] in _ACTIVATION_PHASES:
+            entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
+
+
+def _have_same_inputs(judged: Sequence[JudgedPlace]) -> bool:
+    """Return whether each rank has the whole batch, at all models."""
+    inputs = [
+        entry.layout
+        for entry in judged
+        if not entry.place.key[1] and entry.place.key[2].startswith("in")
+    ]
+    return bool(inputs) and all(layout and layout.kind == "whole" for layout in inputs)
+
+
+def _expect_one_loss(judged: Sequence[JudgedPlace]) -> None:
+    """Expect the reference's loss on each rank, unless their losses add up to it."""
+    for entry in judged:
+        reference = entry.place.reference
+        if entry.place.key[2] == "loss" and reference is not None and entry.is_wrong:
+            entry.layout = recognize(reference, entry.rows, can_add_up=False)
+            entry.same_inputs = True
 
 
 def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
@@ -108,7 +158,7 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             entry.unreduced = layout.kind == "sum" and not layout.is_wrong
         elif is_over:
             continue
-        elif layout.kind == "sum" and not layout.is_wrong:
+        elif layout.kind == "sum" and layout.has_sketches and not layout.is_wrong:
             sums.append(entry)
             before.append(entry)
         elif layout.is_wrong:

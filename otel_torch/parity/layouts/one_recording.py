@@ -59,7 +59,7 @@ def write_one_recording(
     biases = Biases()
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference, ranks, numberings):
-            judged = judge_places(places)
+            judged = judge_places(places, len(ranks))
             numbers = CallNumbers(
                 [
                     [row for place in places for row in place.ranks if row.rank == rank]

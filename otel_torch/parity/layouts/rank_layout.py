@@ -7,7 +7,8 @@ tried and the one that explains the reference best is taken:
     sum, mean    the ranks' sketches add up to it
     parts        their sketches as parts, cut along one dimension, add up to it
 
-A tensor that is wrong fits none of them; then its shape decides.
+A tensor that is wrong fits none of them; then its shape decides. On a mesh of ranks, several have
+the same part, and the sketches do not say which one: `mesh_layout` compares statistics.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Kind = Literal["whole", "sum", "parts"]
 # relative errors up to which a layout explains the reference; those of a wrong tensor are larger
 _EXPLAINED = {"torch.float32": 1e-3, "torch.float64": 1e-3}
 _EXPLAINED_COARSE = 0.03
+_EXPLAINED_NUMBER = 1e-4  # a loss, or a norm
 # a sum has to explain a wrong tensor that much better than the layout of its shape
 _SHAPE_DECIDES = 0.7
 # cosine of the error with the term of a rank that made it, and with those of the others
@@ -44,6 +46,7 @@ class RankLayout:
         dim: The dimension that is cut, None if it is not known.
         wrong: The index of the row that is wrong, if a single one is.
         agree: Whether all ranks hold the same numbers.
+        has_sketches: Whether the sketches of the ranks add up to that of the whole.
     """
 
     kind: Kind
@@ -53,6 +56,7 @@ class RankLayout:
     dim: int | None = None
     wrong: int | None = None
     agree: bool = False
+    has_sketches: bool = True
 
     @property
     def is_wrong(self) -> bool:
@@ -60,33 +64,40 @@ class RankLayout:
         return self.error > self.limit
 
 
-def recognize(reference: RankRow, rows: Sequence[RankRow]) -> RankLayout:
+def recognize(reference: RankRow, rows: Sequence[RankRow], can_add_up: bool = True) -> RankLayout:
     """Return the layout that explains the reference best.
 
     Args:
         rows: The rows of all ranks that have the tensor, at least one.
+        can_add_up: Whether the ranks may have terms of a sum.
     """
-    limit = _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
+    limit = limit_of(reference)
     whole = reference.sketch
     sketches = [row.sketch for row in rows if row.sketch is not None]
     if whole is None or len(sketches) < len(rows):
         return RankLayout(_kind_by_shape(reference, rows), math.nan, limit)
     scale = max(reference.l2, float(np.linalg.norm(whole)))
-    agree = all(_distance(sketch, sketches[0], scale) <= limit for sketch in sketches)
+    agree = all(relative_distance(sketch, sketches[0], scale) <= limit for sketch in sketches)
     candidates = [
         RankLayout(
-            kind, _distance(factor * add_up(terms), whole, scale), limit, factor, dim, agree=agree
+            kind,
+            relative_distance(factor * add_up(terms), whole, scale),
+            limit,
+            factor,
+            dim,
+            agree=agree,
         )
         for kind, factor, dim, terms in _sums(reference, rows, sketches)
+        if can_add_up or kind == "parts"
     ]
     if _kind_by_shape(reference, rows) == "whole":
-        errors = [_distance(sketch, whole, scale) for sketch in sketches]
+        errors = [relative_distance(sketch, whole, scale) for sketch in sketches]
         # what all ranks have is whole, even if it is zero and so a sum as well
         candidates.insert(0, RankLayout("whole", max(errors), limit, agree=agree))
         if candidates[0].is_wrong and sum(error > limit for error in errors) == 1:
             candidates[0] = replace(candidates[0], wrong=int(np.argmax(errors)))
     if not candidates:
-        return RankLayout("parts", math.nan, limit, agree=agree)
+        return RankLayout("parts", math.nan, limit, agree=agree, has_sketches=False)
     for layout in candidates:
         if not layout.is_wrong:
             return layout
@@ -101,6 +112,13 @@ def recognize(reference: RankRow, rows: Sequence[RankRow]) -> RankLayout:
 def _wrongness(layout: RankLayout) -> float:
     """Return how badly a layout explains a wrong tensor; that of the shape comes first."""
     return layout.error if layout.kind == "sum" else _SHAPE_DECIDES * layout.error
+
+
+def limit_of(reference: RankRow) -> float:
+    """Return the relative error up to which a layout explains the reference."""
+    if reference.row.get("phase") == "train":
+        return _EXPLAINED_NUMBER
+    return _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
 
 
 def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
@@ -124,7 +142,7 @@ def terms_of(layout: RankLayout, rows: Sequence[RankRow]) -> list[Sketch] | None
     """Return the sketches that add up to the whole; None where they are not known."""
     if all("shard" in row.row for row in rows):
         return [row.sketch for row in rows if row.sketch is not None]
-    if layout.kind == "parts" and layout.dim is None:
+    if not layout.has_sketches or (layout.kind == "parts" and layout.dim is None):
         return None
     terms = [row.as_part[layout.dim] if layout.dim is not None else row.sketch for row in rows]
     return [layout.scale * term for term in terms if term is not None]
@@ -153,15 +171,20 @@ def _sums(
         if kind == "whole":
             yield "sum", factor, None, sketches
             continue
-        for dim in range(min(len(row.as_part) for row in rows)):
-            if _is_cut(reference, rows, dim):
-                yield "parts", factor, dim, [row.as_part[dim] for row in rows]
+        for dim in cuts(reference, rows):
+            yield "parts", factor, dim, [row.as_part[dim] for row in rows]
 
 
 def _kind_by_shape(reference: RankRow, rows: Sequence[RankRow]) -> Kind:
     if all("shard" in row.row for row in rows):
         return "parts"
     return "whole" if all(row.numel == reference.numel for row in rows) else "parts"
+
+
+def cuts(reference: RankRow, rows: Sequence[RankRow]) -> list[int]:
+    """Return the dimensions along which equal parts may be cut, one part for each row."""
+    dimensions = range(min(len(row.as_part) for row in rows))
+    return [dim for dim in dimensions if _is_cut(reference, rows, dim)]
 
 
 def _is_cut(reference: RankRow, rows: Sequence[RankRow], dim: int) -> bool:
@@ -195,7 +218,8 @@ def _cosine(error: Sketch, term: Sketch) -> float:
     return abs(float(error @ term)) / norms if norms else 1.0
 
 
-def _distance(sketch: Sketch, whole: Sketch, scale: float) -> float:
+def relative_distance(sketch: Sketch, whole: Sketch, scale: float) -> float:
+    """Return the distance of two tensors, of which the larger has the norm `scale`."""
     distance = float(np.linalg.norm(sketch - whole))
     if distance == 0:
         return 0.0

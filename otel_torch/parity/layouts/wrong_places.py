@@ -79,7 +79,7 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
 def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """Each rank averages the loss over its own tokens, and they have unequal numbers."""
     reference = judged.place.reference
-    if judged.place.key[2] != "loss" or reference is None:
+    if judged.place.key[2] != "loss" or reference is None or judged.same_inputs:
         return None
     losses = [_number(row, "mean") for row in judged.rows]
     if not min(losses) < _number(reference, "mean") < max(losses):
@@ -90,6 +90,22 @@ def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
         "all"
     )
     return Cause("mean_of_means", False, text)
+
+
+def _whole_logits_as_parts(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """A cross-entropy adds up the exponentials of logits that each rank has as a whole."""
+    reference, count = judged.place.reference, len(judged.place.ranks)
+    if judged.place.key[2] != "loss" or reference is None:
+        return None
+    whole = _number(reference, "mean")
+    more = [_number(row, "mean") - whole for row in judged.rows]
+    if not all(abs(excess - math.log(count)) < _EXACT * (1 + abs(whole)) for excess in more):
+        return None
+    text = (
+        f"the loss is larger by log({count}), {count} being the number of ranks: each rank has the "
+        "logits of the whole vocabulary, and a cross-entropy over the ranks takes them for parts"
+    )
+    return Cause("whole_as_part", True, text)
 
 
 def _partial_sum(judged: JudgedPlace, biases: Biases) -> Cause | None:
@@ -196,6 +212,7 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
 
 _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
     _mean_of_means,
+    _whole_logits_as_parts,
     _partial_sum,
     _reduced_twice,
     _bias_on_each_rank,

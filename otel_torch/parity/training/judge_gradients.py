@@ -152,7 +152,11 @@ def _scaled_finding(
     if entering is not None and entering.state == "wrong":
         first, factor = entering, entering.factor or factor
     deviation = _deviation(first)
-    is_loss = loss_factor is not None and _is_near(loss_factor, factor)
+    is_loss = (
+        loss_factor is not None
+        and abs(loss_factor - 1) > _SAME_LOSS
+        and _is_near(loss_factor, factor)
+    )
     if is_loss or first is entering or _are_batches_accumulated(context.steps):
         subject = "the loss and all gradients are" if is_loss else "all gradients are"
         cause = Cause("scaled", True, f"{subject} {times(factor)} the reference's in the port")

@@ -137,11 +137,13 @@ def whole_model(tensor: str, side: Side = "parameter") -> Sides[Place]:
 def times(factor: float) -> str:
     """Return a factor in words.
 
-    >>> times(2.0), times(0.25), times(-1.0)
-    ('2 times', '1/4 of', 'minus')
+    >>> times(2.0), times(0.25), times(-1.0), times(1.00021)
+    ('2 times', '1/4 of', 'minus', '1.00021 times')
     """
     if abs(factor + 1) < ONE_FACTOR:
         return "minus"
+    if abs(factor - 1) < ONE_FACTOR:
+        return f"{factor:.7g} times"
     if 0 < abs(factor) < 1:
         inverse = round(1 / factor)
         if abs(1 / factor - inverse) < ONE_FACTOR * abs(inverse):

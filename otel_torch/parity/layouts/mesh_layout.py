@@ -1,0 +1,144 @@
+"""Recognize what the ranks of a mesh hold of a tensor that is not cut once over all ranks.
+
+With tensor and data parallelism together, each part of a tensor is on several ranks, or the parts
+are cut along two dimensions. The sketches as parts, of as many parts as there are ranks, are of no
+use then. What does not depend on the order of the elements decides: of each part one copy counts,
+and together they have the norm of the whole. So it does for parts of another order: with context
+parallelism, a rank often has a chunk from the beginning and one from the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from otel_torch.parity.layouts.rank_layout import RankLayout, cuts, limit_of, relative_distance
+from otel_torch.parity.layouts.rank_rows import RankRow
+
+Rows = Sequence[RankRow]
+# how far sums may be apart, in limits, of the largest sum that a tensor of this norm can have
+_SUM = 0.01
+_ROUNDING = 1e-5  # of the norm and the sum of the same numbers
+
+
+def is_on_mesh(reference: RankRow, rows: Rows, count: int) -> bool:
+    """Return whether equal parts of a tensor are not cut once over all ranks.
+
+    Args:
+        count: The number of all ranks.
+    """
+    size = rows[0].numel
+    if not 0 < size < reference.numel or any(row.numel != size for row in rows):
+        return False
+    if any("shard" in row.row or row.sketch is None for row in rows):
+        return False
+    held = size * len(rows)
+    if held % reference.numel:
+        return False
+    return held > reference.numel or len(rows) < count or not cuts(reference, rows)
+
+
+def is_reordered(reference: RankRow, rows: Rows) -> bool:
+    """Return whether unchanged parts make up the whole in another order than that of the ranks."""
+    if any(row.numel * len(rows) != reference.numel for row in rows):
+        return False
+    extremes = [
+        pick(_number(row, name) for row in rows) == _number(reference, name)
+        for name, pick in (("min", min), ("max", max))
+    ]
+    errors = _error(reference, rows, 1.0), _sum_error(reference, rows, 1.0)
+    return all(extremes) and max(errors) <= _ROUNDING
+
+
+def recognize_on_mesh(reference: RankRow, rows: Rows, count: int) -> tuple[Rows, RankLayout]:
+    """Return the rows that make up the whole, and their layout."""
+    scales = [1.0]
+    if reference.row.get("phase") == "backward":
+        # the gradient of a mean over a part of the batch is larger than that over all
+        scales += [1 / number for number in range(2, count + 1) if count % number == 0]
+    limit = limit_of(reference)
+    copies = rows[0].numel * len(rows) // reference.numel
+    parts = _distinct_parts(rows, copies, limit)
+    if parts is not None:
+        scale = min(scales, key=lambda scale: _error(reference, parts, scale))
+        return parts, _layout("parts", _error(reference, parts, scale), limit, scale)
+    scale = min(scales, key=lambda scale: _sum_error(reference, rows, scale))
+    error = _sum_error(reference, rows, scale) / _SUM
+    if error <= limit:
+        return rows, _layout("sum", error, limit, scale)
+    return _different_copies(reference, rows, copies, limit)
+
+
+def _layout(kind: Literal["parts", "sum"], error: float, limit: float, scale: float) -> RankLayout:
+    return RankLayout(kind, error, limit, scale, has_sketches=False)
+
+
+def _distinct_parts(rows: Rows, copies: int, limit: float) -> Rows | None:
+    """Return one row of each part; None if the copies of a part differ."""
+    groups: list[list[RankRow]] = []
+    for row in rows:
+        for group in groups:
+            if _are_copies(group[0], row, limit):
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    if any(len(group) % copies for group in groups):
+        return None
+    return [row for group in groups for row in group[: len(group) // copies]]
+
+
+def _are_copies(first: RankRow, second: RankRow, limit: float) -> bool:
+    if first.sketch is None or second.sketch is None:
+        return False
+    return relative_distance(first.sketch, second.sketch, max(first.l2, second.l2)) <= limit
+
+
+def _different_copies(
+    reference: RankRow, rows: Rows, copies: int, limit: float
+) -> tuple[Rows, RankLayout]:
+    """Return the copies of all parts that are farthest from the whole, and which one is wrong.
+
+    The copies of a part are next to each other, or all parts come one after the other.
+    """
+    size = len(rows) // copies
+    meshes = (
+        [rows[first::copies] for first in range(copies)],
+        [rows[first * size :][:size] for first in range(copies)],
+    )
+    errors = [[_error(reference, parts, 1.0) for parts in mesh] for mesh in meshes]
+    mesh, mesh_errors = min(zip(meshes, errors, strict=True), key=lambda item: min(item[1]))
+    right, worst = mesh[int(np.argmin(mesh_errors))], mesh[int(np.argmax(mesh_errors))]
+    wrong = [
+        index
+        for index, (copy, other) in enumerate(zip(worst, right, strict=True))
+        if not _are_copies(copy, other, limit)
+    ]
+    is_known = min(mesh_errors) <= limit and len(wrong) == 1
+    layout = _layout("parts", max(mesh_errors), limit, 1.0)
+    return worst, replace(layout, wrong=wrong[0] if is_known else None)
+
+
+def _error(reference: RankRow, parts: Rows, scale: float) -> float:
+    """Return how far the norm of the parts is from that of the whole, NaN if it is not known."""
+    norm, whole = scale * math.hypot(*map(_norm, parts)), _norm(reference)
+    return abs(norm - whole) / max(norm, whole) if max(norm, whole) else 0.0
+
+
+def _sum_error(reference: RankRow, rows: Rows, scale: float) -> float:
+    bound = _norm(reference) * math.sqrt(reference.numel)
+    total = scale * sum(_number(row, "sum") for row in rows)
+    return abs(total - _number(reference, "sum")) / bound if bound else math.inf
+
+
+def _norm(row: RankRow) -> float:
+    return _number(row, "l2")
+
+
+def _number(row: RankRow, name: str) -> float:
+    value = row.row.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
