@@ -115,7 +115,7 @@ def blackhole() -> Iterator[str]:
             client.close()
 
 
-# what the end would wait for if it had the time
+# the end alone bounds what is waited for
 PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
 FINISH_EARLY = (
     NINE
@@ -131,9 +131,20 @@ assert time.monotonic() - started < 15
 def test_what_was_never_reached_gets_less_time_than_there_is(
     tmp_path: Path, blackhole: str, protocol: str
 ) -> None:
+    """Only an end before the deadline is explained."""
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": blackhole, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
-    done = drive(tmp_path, FINISH_EARLY, **LOGS, **PATIENT, **environ)
+    done = drive(tmp_path, NINE + "finish(4)", **LOGS, **PATIENT, **environ)
     assert lost(done) == {("log_event", "unconfirmed"): 9}
+    assert "cannot take the data (failed to connect by the end of the program)" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_never_answers_gets_less_time_than_there_is(tmp_path: Path, protocol: str) -> None:
+    with Receiver("never") as receiver:
+        environ = receiver.environment(protocol)
+        done = drive(tmp_path, NINE + "finish(4)", **LOGS, **PATIENT, **environ)
+    assert lost(done) == {("log_event", "unconfirmed"): 9}
+    assert "did not answer (no answer by the end of the program)" in done.stderr
 
 
 @pytest.mark.parametrize(

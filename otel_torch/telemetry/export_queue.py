@@ -33,6 +33,7 @@ from otel_torch.process.at_fork import ForkOrder
 from otel_torch.process.console import say_once
 from otel_torch.records import Losses
 from otel_torch.telemetry.answer import Answer
+from otel_torch.telemetry.patience import Patience
 from otel_torch.telemetry.queue_items import QueueItem
 
 QUEUE_BYTES = 64 * 2**20
@@ -47,9 +48,6 @@ LINGER_S = 0.5
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
 # answers after which a message is sent again, and what it counts as without time for that
 _WORTH_RETRYING = {"unavailable": "refused", "broken": "unconfirmed"}
-# the share of the time at the program's end that an endpoint gets to which no connection was made,
-# or which has never accepted anything
-_HOPELESS_SHARE = 0.4
 # what an exporter needs to cancel a request
 _CANCEL_S = 0.15
 
@@ -63,9 +61,8 @@ class Transport(Protocol):
     def send(self, payload: list[Any]) -> Answer:
         """Send a message and wait for the answer."""
 
-    @property
-    def has_connected(self) -> bool:
-        """Whether the destination was ever reached."""
+    def report_silence(self) -> None:
+        """Tell the user that the program's end did not wait longer for an answer."""
 
     def cancel(self) -> None:
         """End the current message; called by another thread, and the last call from there."""
@@ -225,7 +222,8 @@ class ExportQueue:
         self._phase = _Phase.RUNNING
         self._health = _Health.UNTRIED
         self._done = threading.Event()
-        self._deadline = self._hopeless_deadline = 0.0
+        self._deadline = 0.0
+        self._patience = Patience(is_local=is_local)
         at_fork.register(ForkOrder.EXPORT_QUEUES, in_child=self._reset_in_child)
 
     @property
@@ -288,29 +286,34 @@ class ExportQueue:
         """Accept nothing more, and send what is queued by `deadline` (`time.monotonic`). Does not
         wait.
         """
-        now = time.monotonic()
         with self._condition:
             self._deadline = deadline
-            self._hopeless_deadline = now + _HOPELESS_SHARE * max(0.0, deadline - now)
+            self._patience.close(deadline - _CANCEL_S)
             if self._phase is not _Phase.ABANDONED:
                 self._phase = _Phase.CLOSING
             self._condition.notify_all()
 
     def wait(self) -> None:
-        """Wait until everything is sent or the deadline is over; then send nothing more."""
+        """Wait until everything is sent, the endpoint is silent for too long, or the deadline is
+        over; then send nothing more.
+        """
         if self._thread is None:
             self._done.set()
         elif self._thread.ident is None:  # the interpreter was exiting
             self._run() if self._is_local else self._done.set()
-        self._wait_until(self._hopeless_deadline)
-        if self._is_within_reach():
-            self._wait_until(self._deadline - _CANCEL_S)
+        while not self._done.is_set() and self._waits_until() > time.monotonic():
+            # a message that begins meanwhile is not overdue before this wakes up
+            longest_s = self._patience.answer_s
+            self._wait_until(min(self._waits_until(), time.monotonic() + longest_s))
         if not self._done.is_set():
+            is_silent = self._waits_until() < self._deadline - _CANCEL_S
             with self._condition:
                 self._phase = _Phase.ABANDONED
                 self._condition.notify_all()
                 self._deadline = min(self._deadline, time.monotonic() + _CANCEL_S)
             if self._transport is not None:
+                if is_silent and not self._health.is_failing:  # which has been reported
+                    self._transport.report_silence()
                 self._transport.cancel()
 
     def finish(self) -> None:
@@ -321,13 +324,8 @@ class ExportQueue:
     def _wait_until(self, deadline: float) -> None:
         self._done.wait(max(0.0, deadline - time.monotonic()))
 
-    def _is_within_reach(self) -> bool:
-        transport = self._transport
-        return (
-            transport is not None
-            and self._health is not _Health.NEVER_WORKED
-            and (self._health is not _Health.UNTRIED or transport.has_connected)
-        )
+    def _waits_until(self) -> float:
+        return self._patience.waits_until(is_hopeless=self._health is _Health.NEVER_WORKED)
 
     def _lose_remaining(self) -> None:
         with self._condition:
@@ -344,6 +342,7 @@ class ExportQueue:
     # -- the sending thread
 
     def _run(self) -> None:
+        self._patience.begin()  # opening may wait for a network, too
         try:
             with at_fork.no_fork():
                 self._transport = self._open_transport()
@@ -354,6 +353,7 @@ class ExportQueue:
             )
             self._give_up()
             return
+        self._patience.end()
         try:
             self._work(self._transport)
         except Exception as error:
@@ -457,16 +457,20 @@ class ExportQueue:
             self._unanswered = [entry for entry, _ in batch]
             self._deliver(transport, self._unanswered, [encoded for _, encoded in batch])
             self._unanswered = []
+            self._patience.end()
 
     def _deliver(
         self, transport: Transport, entries: list[_EncodedCounts], payload: list[list[Any]]
     ) -> None:
         """Send a message until there is a final answer; halve it if it is too large."""
+        self._patience.begin()
         for attempt in range(1_000_000):
+            sent = time.monotonic()
             answer = transport.send(list(chain.from_iterable(payload)))
             if self._phase is not _Phase.ABANDONED:  # then the message was cancelled
                 self._health = self._health.after(answer.kind == "accepted")
             if answer.kind == "accepted":
+                self._patience.learn(time.monotonic() - sent)
                 self._settle(entries, "rejected" if answer.rejected else None, answer.rejected)
             elif answer.kind == "too_large" and len(entries) > 1:
                 middle = len(entries) // 2

@@ -135,7 +135,8 @@ class FileTransport:
             queue.put(payload, BackpressureBudget())
         return Answer("accepted")
 
-    has_connected = True  # a disk is waited for
+    def report_silence(self) -> None:
+        """Say nothing: a disk is waited for."""
 
     def cancel(self) -> None:
         self.shutdown()

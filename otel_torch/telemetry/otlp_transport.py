@@ -71,6 +71,11 @@ class ReportingTransport:
         self.protocol = ""
         self.reports_errors = True
 
+    @property
+    def has_connected(self) -> bool:
+        """Whether a connection to the endpoint was ever made; True where that is not known."""
+        return True
+
     def report(self, answer: Answer) -> Answer:
         """Print what is wrong, if anything, once per process. Return the answer."""
         is_fine = answer.kind in ("accepted", "shutdown") and not answer.rejected
@@ -78,6 +83,14 @@ class ReportingTransport:
             text = explain(self.endpoint, self.protocol, answer)
             say_once(f"{text}. Losses are counted and reported at the end")
         return answer
+
+    def report_silence(self) -> None:
+        """Print, once per process, that the program's end did not wait longer for an answer."""
+        end = "by the end of the program"
+        if self.has_connected:
+            self.report(Answer("unconfirmed", f"no answer {end}"))
+        else:
+            self.report(Answer("unavailable", f"failed to connect {end}"))
 
 
 class OtlpTransport(ReportingTransport):
@@ -99,11 +112,6 @@ class OtlpTransport(ReportingTransport):
         self._response: Any = getattr(service, f"{self.names.response}Response")
         self.exporter: Any = make_exporter(signal, protocol)
         self._is_cancelled = False
-
-    @property
-    def has_connected(self) -> bool:
-        """Whether a connection to the endpoint was ever made."""
-        raise NotImplementedError
 
     def encode(self, item: Any) -> tuple[list[Any], int]:
         pieces = item.encode()

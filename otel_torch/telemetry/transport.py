@@ -40,8 +40,6 @@ _LOGGING_MODULES = (
 class SdkTransport(ReportingTransport):
     """Sends by the public interface of any exporter, which only tells success from failure."""
 
-    has_connected = True  # not known
-
     def __init__(
         self, signal: str, resource: Resource, scope: InstrumentationScope, exporter: Any, name: str
     ) -> None:

@@ -1,0 +1,87 @@
+"""How long the end of a program waits for an endpoint, decided by the messages alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_torch.telemetry.patience import ANSWER_SHARE, Patience
+
+
+class Clock:
+    """Shows the time that a test sets, in seconds."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def patience(clock: Clock) -> Patience:
+    return Patience(clock=clock)
+
+
+END_S = 10.0
+ANSWER_S = ANSWER_SHARE * END_S
+
+
+def end_program(patience: Patience, clock: Clock) -> float:
+    """Begin an end that has END_S; return the time that it began."""
+    patience.close(clock.now + END_S)
+    return clock.now
+
+
+def test_a_message_gets_its_share_from_the_beginning_of_the_end(
+    patience: Patience, clock: Clock
+) -> None:
+    patience.begin()
+    clock.now += 1
+    closed = end_program(patience, clock)
+    assert patience.waits_until(is_hopeless=False) == closed + ANSWER_S
+
+
+def test_an_endpoint_that_never_worked_gets_nothing_for_a_message_that_is_overdue(
+    patience: Patience, clock: Clock
+) -> None:
+    patience.begin()
+    clock.now += END_S
+    closed = end_program(patience, clock)
+    assert patience.waits_until(is_hopeless=True) < closed
+
+
+def test_data_that_moves_has_time_until_the_deadline(patience: Patience, clock: Clock) -> None:
+    """Each message that begins is waited for anew; between them, the deadline is the bound."""
+    closed = end_program(patience, clock)
+    deadline = closed + END_S
+    assert patience.waits_until(is_hopeless=False) == deadline
+    clock.now += 3
+    patience.begin()
+    assert patience.waits_until(is_hopeless=False) == closed + 3 + ANSWER_S
+    patience.end()
+    clock.now += 3
+    patience.begin()
+    assert patience.waits_until(is_hopeless=False) == deadline
+    patience.end()
+    assert patience.waits_until(is_hopeless=False) == deadline
+
+
+def test_an_endpoint_that_is_slow_but_answers_gets_twice_its_time(
+    patience: Patience, clock: Clock
+) -> None:
+    patience.learn(4.0)
+    patience.learn(1.0)
+    closed = end_program(patience, clock)
+    patience.begin()
+    assert patience.waits_until(is_hopeless=False) == closed + 8.0
+
+
+def test_a_disk_is_waited_for_until_the_deadline(clock: Clock) -> None:
+    patience = Patience(is_local=True, clock=clock)
+    closed = end_program(patience, clock)
+    patience.begin()
+    assert patience.waits_until(is_hopeless=False) == closed + END_S
