@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from otel_torch import torch_private
-from otel_torch.sources.uncalled_roots import method_codes
+from otel_torch.sources.uncalled_roots import method_codes, with_inner
 
 Forward = Callable[..., Any]
 
@@ -246,18 +246,10 @@ def _names_beside_forward(cls: type, own_codes: dict[CodeType, CodeType]) -> fro
     """Return the names in those methods of a class that call a forward of others."""
     names: set[str] = set()
     for method in method_codes(cls):
-        codes = list(_with_inner(own_codes.get(method, method)))
+        codes = list(with_inner(own_codes.get(method, method)))
         if any(map(_gets_forward, codes)):
             names.update(*(code.co_names for code in codes))
     return frozenset(names)
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _with_inner(constant)
 
 
 def _gets_forward(code: CodeType) -> bool:

@@ -94,3 +94,11 @@ def method_codes(cls: type) -> Iterator[CodeType]:
                 if isinstance(code, CodeType):
                     yield code
                 function = getattr(function, "__wrapped__", None)
+
+
+def with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from with_inner(constant)
