@@ -224,22 +224,22 @@ def boundary_token_lost(model: Any) -> None:
         (
             cache_block_overwritten,
             prefill_and_decode,
-            "model.layers.1.self_attn.o_proj",
-            "input",
+            "model.layers.1.self_attn.attn",
+            "output",
             "token 8 of request 1",
         ),
         (
             window_off_by_one,
             prefill_and_decode,
-            "model.layers.1.self_attn.o_proj",
-            "input",
+            "model.layers.1.self_attn.attn",
+            "output",
             "token 7 of request 0",
         ),
         (
             boundary_token_lost,
             chunked_prefill,
-            "model.layers.0.self_attn.o_proj",
-            "input",
+            "model.layers.0.self_attn.attn",
+            "output",
             "token 4 of request 0",
         ),
     ],
@@ -298,13 +298,16 @@ def serve(engine: Any) -> None:
 
 
 def compare_engine(
-    tmp_path: Path, fault: Callable[[Any], None], kind: type[PackedEngine] = PackedEngine
+    tmp_path: Path,
+    fault: Callable[[Any], None],
+    kind: type[PackedEngine] = PackedEngine,
+    model: tuple[type, type] = (LlamaForCausalLM, LlamaConfig),
 ) -> Report:
-    llama = make(LlamaForCausalLM, LlamaConfig)
-    engine = kind(llama)
+    reference = make(*model)
+    engine = kind(reference)
     fault(engine)
     return diff(
-        record(tmp_path / "llama.jsonl", whole, llama),
+        record(tmp_path / "reference.jsonl", whole, reference),
         record(tmp_path / "engine.jsonl", serve, engine),
     )
 
@@ -336,18 +339,25 @@ def engine_loses_the_cache(engine: PackedEngine) -> None:
 
     def attend(hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
         if len(hidden) == 1:  # the last step of request 1
-            attention.cache[21][1][2] = 0
+            attention.attn.cache[21][1][2] = 0
         return forward(hidden, positions, requests)
 
     attention.forward = attend  # type: ignore[method-assign]
 
 
+def normed_residual(engine: PackedEngine) -> None:
+    norm = engine.layers[1].post_attention_layernorm
+    forward = norm.forward
+    norm.forward = lambda *inputs: (forward(*inputs)[0],) * 2  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
-        (engine_theta, "layers.1.self_attn.o_proj", "token 1 of request 0"),
+        (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
         (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
-        (engine_loses_the_cache, "layers.1.self_attn.o_proj", "Only token 9 of request 1"),
+        (engine_loses_the_cache, "layers.1.self_attn.attn", "Only token 9 of request 1"),
+        (normed_residual, "layers.1.post_attention_layernorm", "Every token"),
     ],
 )
 def test_a_fault_of_the_engine_is_named(
@@ -392,17 +402,29 @@ def decode_only(engine: Any) -> None:
 
 def heads_in_another_order(engine: Any) -> None:
     projection = engine.layers[1].self_attn.qkv_proj
-    width = engine.layers[1].self_attn.width
+    width = engine.layers[1].self_attn.attn.width
     order = [*range(width, 2 * width), *range(width)]
     projection.packed[0][:, : 2 * width] = projection.packed[0][:, order]
+
+
+def keys_and_values_exchanged(engine: Any) -> None:
+    attention = engine.layers[1].self_attn
+    queries, keys, values = attention.qkv_proj.packed[0].split(attention.sizes, 1)
+    attention.qkv_proj.packed[0] = torch.cat((queries, values, keys), 1)
+
+
+def padded_vocabulary(engine: Any) -> None:
+    engine.logits_processor.paddings = 6
 
 
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
-        (engine_theta, "layers.1.self_attn.o_proj", "token 1 of request 0"),
+        (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
         (heads_in_another_order, "layers.1.self_attn.qkv_proj", "another order"),
+        (keys_and_values_exchanged, "layers.1.self_attn.qkv_proj", "another order"),
         (scaled_logits, "logits_processor", "Every token"),
+        (padded_vocabulary, "logits_processor", "6 channels more"),
         (decode_only, "layers.1.mlp.down_proj", "Only token 9 of request 1"),
     ],
 )
@@ -417,3 +439,35 @@ def test_a_fault_is_named_where_modules_have_no_weights(
     assert first is not None
     assert first.port_module == module
     assert words in first.explanation
+
+
+# -- a module that the engine does not have
+
+
+QWEN = (Qwen3ForCausalLM, Qwen3Config)
+
+
+def test_an_engine_with_norms_of_heads_matches(tmp_path: Path, engine_tokens: None) -> None:
+    assert compare_engine(tmp_path, lambda engine: None, ServingEngine, QWEN).verdict == "match"
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1]])
+def test_a_norm_that_the_engine_leaves_out_is_named(
+    tmp_path: Path, engine_tokens: None, layers: list[int]
+) -> None:
+    def no_query_norm(engine: Any) -> None:
+        for layer in layers:
+            engine.layers[layer].self_attn.q_norm = None
+
+    first = compare_engine(tmp_path, no_query_norm, ServingEngine, QWEN).first
+    assert first is not None
+    name = f"layers.{layers[0]}.self_attn.q_norm"
+    assert (first.kind, first.module, first.port_module) == ("missing", f"model.{name}", name)
+
+
+def test_another_rotation_behind_a_norm_of_heads_is_no_missing_norm(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    first = compare_engine(tmp_path, engine_theta, ServingEngine, QWEN).first
+    assert first is not None
+    assert first.port_module == "layers.1.self_attn.rotary_emb"

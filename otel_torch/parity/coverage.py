@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.finding import UncomparedTensor
@@ -85,13 +85,9 @@ class Coverage:
         self, modules: ModulePairs, recordings: Sides[LoadedRecording]
     ) -> dict[str, list[UncomparedTensor]]:
         """Return the recorded modules of each side without a compared tensor."""
-        paired = Sides(
-            {*modules.matched, *modules.wholes, *_flatten(modules.parts.values())},
-            {*modules.matched.values(), *modules.parts, *_flatten(modules.wholes.values())},
-        )
         unpaired: dict[str, list[UncomparedTensor]] = {}
         for side, recording, matched, compared in zip(
-            _SIDES, recordings, paired, self.compared, strict=True
+            _SIDES, recordings, modules.paired, self.compared, strict=True
         ):
             recorded = {
                 (kind.model, kind.module)
@@ -117,8 +113,3 @@ def unpaired_forward_warnings(unpaired: Sides[Counter[str]]) -> Iterator[str]:
                 f"{count} {forwards} of {model or 'a model'} in the {side} {has} no counterpart "
                 f"and {was} not compared"
             )
-
-
-def _flatten(groups: Iterable[list[ModulePath]]) -> Iterator[ModulePath]:
-    for group in groups:
-        yield from group

@@ -19,13 +19,15 @@ from otel_torch.parity.values import Relation
 _KEEPS_NORM = 1e-5
 # distance from 1 at which the ratio of two norms counts as different
 _CHANGES_NORM = 1e-3
+# how far beyond the limit, and near the first wrong pair's, the error of a value not passed on is
+_NOT_PASSED_ON, _SIMILAR = 20.0, 0.25
 
 
 def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
     """Return an earlier value that only the port has and that differs from other blocks, or None.
 
-    The same module of other blocks has a value that the reference has too, or keeps the norm of
-    what it receives; this one does not. The first wrong pair was computed from it.
+    The same module of other blocks has a value that the reference has too, keeps the norm of what
+    it receives, or passes it on; this one does not. The first wrong pair was computed from it.
     """
     fault = evidence.fault_of(first)
     if fault.port is None or fault.port.role is None:
@@ -34,13 +36,16 @@ def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
     for role in evidence.alignment.port.roles:
         if role.time > until or role is fault.port.role:
             break
-        if role.value.birth is not role or not is_informative(role):
-            continue
-        if evidence.is_matched(role.value):
+        if not is_informative(role):
             continue
         siblings = [s for s in evidence.sibling_roles(role) if is_informative(s)]
-        is_unlike = _differs_from_siblings(evidence, role, siblings) or _breaks_sibling_pattern(
-            evidence, role, siblings
+        is_new = role.value.birth is role and not evidence.is_matched(role.value)
+        is_unlike = _fails_to_pass_on(evidence, role, siblings, first) or (
+            is_new
+            and (
+                _differs_from_siblings(evidence, role, siblings)
+                or _breaks_sibling_pattern(evidence, role, siblings)
+            )
         )
         if is_unlike and not _is_followed_by_right_value(evidence, role.call.parent, until):
             kind = kind_of(first.relation)
@@ -73,6 +78,42 @@ def _breaks_sibling_pattern(evidence: Evidence, role: Role, siblings: Sequence[R
         and all(abs(ratios_.get(source, 0.0) - 1) < _KEEPS_NORM for ratios_ in sibling_ratios)
         for source, ratio in ratios.items()
     )
+
+
+def _fails_to_pass_on(
+    evidence: Evidence, role: Role, siblings: Sequence[Role], first: TensorPair
+) -> bool:
+    """Return whether siblings return what the reference's module receives, and this one does not.
+
+    A fused norm also returns the sum of its inputs: the residual.
+    """
+    received = _received_by_partner(evidence, role)
+    is_paired = any(role in pair.port for pair in evidence.output_pairs(role.call))
+    if role.side != "output" or is_paired or not received or first.relation.error is None:
+        return False
+    comparer = evidence.comparer
+    relations = [comparer.relation(value, role.value) for value in received]
+    error = min((r.error for r in relations if r.error is not None), default=0.0)
+    limit = max(relation.limit for relation in relations)
+    if error < max(_NOT_PASSED_ON * limit, _SIMILAR * first.relation.error):
+        return False
+    return any(
+        comparer.is_equal(value, sibling.value)
+        for sibling in siblings
+        if sibling.call.cls == role.call.cls
+        for value in _received_by_partner(evidence, sibling)
+    )
+
+
+def _received_by_partner(evidence: Evidence, role: Role) -> list[TensorValue]:
+    """Return what the reference's call receives that could be this output."""
+    partner = evidence.alignment.partner.get(role.call)
+    inputs = [] if partner is None else partner.inputs
+    return [
+        given.value
+        for given in inputs
+        if given.value.numel == role.value.numel and is_informative(given)
+    ]
 
 
 def _norm_ratios(role: Role) -> dict[tuple[str, str], float]:

@@ -30,7 +30,8 @@ class Evidence:
         self.comparer = alignment.comparer
         self.right: set[TensorValue] = set()
         self._right_roles: set[Role] = set()
-        self._pairs_by_call: dict[ModuleCall, list[TensorPair]] = {}
+        self._input_pairs: dict[ModuleCall, list[TensorPair]] = {}
+        self._output_pairs: dict[ModuleCall, list[TensorPair]] = {}
         self._values_by_size: dict[int, list[TensorValue]] = {}
         self._roles_by_name: dict[tuple[str, str, str], list[Role]] = {}
         self._match_levels: dict[TensorValue, int] = {}
@@ -40,7 +41,9 @@ class Evidence:
             self._values_by_size.setdefault(value.numel, []).append(value)
         for pair in alignment.pairs:
             for role in (*pair.reference, *pair.port):
-                self._pairs_by_call.setdefault(role.call, []).append(pair)
+                # a value that leaves one program's module may enter one of the other's
+                by_call = self._output_pairs if role.side == "output" else self._input_pairs
+                by_call.setdefault(role.call, []).append(pair)
                 if pair.is_right:
                     self.right.add(role.value)
                     self._right_roles.add(role)
@@ -49,11 +52,11 @@ class Evidence:
 
     def input_pairs(self, call: ModuleCall) -> list[TensorPair]:
         """Return the pairs of inputs that a call takes part in."""
-        return [pair for pair in self._pairs_by_call.get(call, ()) if not pair.is_output]
+        return self._input_pairs.get(call, [])
 
     def output_pairs(self, call: ModuleCall) -> list[TensorPair]:
         """Return the pairs of outputs that a call takes part in."""
-        return [pair for pair in self._pairs_by_call.get(call, ()) if pair.is_output]
+        return self._output_pairs.get(call, [])
 
     def is_wrong_from_right_inputs(self, pair: TensorPair) -> bool:
         """Return whether a leaf module makes this wrong output from right inputs."""

@@ -73,7 +73,7 @@ def _count_of_size(call: ModuleCall, numel: int) -> int:
 def _is_scaled(pair: TensorPair) -> bool:
     """Return whether the wrong value is the right one times a number."""
     reference, port = _summed_sketch(pair.reference), _summed_sketch(pair.port)
-    if reference is None or port is None:
+    if reference is None or port is None or len(reference) != len(port):
         return False
     square = float(reference @ reference)
     scale = float(reference @ port) / square if square else 0.0
@@ -85,7 +85,7 @@ def _is_scaled(pair: TensorPair) -> bool:
 def _summed_sketch(roles: Sequence[Role]) -> Sketch | None:
     """Return the sketch of one tensor, or of the sum of several; None if unknown or not finite."""
     sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
-    if len(sketches) < len(roles) or len({role.value.numel for role in roles}) > 1:
+    if len(sketches) < len(roles) or len(set(map(len, sketches))) != 1:
         return None
     total: Sketch = np.sum(sketches, axis=0)
     return total if np.isfinite(total).all() else None

@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from otel_torch.parity.absent_modules import find_absent
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import Program
 from otel_torch.parity.earlier_faults import (
@@ -174,7 +175,7 @@ def _first_fault(
     if first is None:
         return None
     if search_earlier:
-        for find in (find_misordered_parts, find_unlike_siblings, find_reordered):
+        for find in (find_absent, find_misordered_parts, find_unlike_siblings, find_reordered):
             fault = find(evidence, first)
             if fault is not None:
                 return fault

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from otel_torch.parity.call_graph import Parameter, enclosing_names
@@ -38,6 +38,7 @@ class ModulePairs:
         ambiguous: Reference's module -> modules of the port that match as well as its own.
         unpaired: Modules of the reference, and of the port, that the user's map keeps unpaired.
         weights: The parameter pairs of a pair of modules.
+        owners: All modules with parameters, buffers left out.
     """
 
     matched: dict[ModulePath, ModulePath] = field(default_factory=dict)
@@ -49,6 +50,32 @@ class ModulePairs:
         default_factory=lambda: (set(), set())
     )
     weights: dict[tuple[ModulePath, ModulePath], list[ParameterPair]] = field(default_factory=dict)
+    owners: Sides[set[ModulePath]] = field(
+        default_factory=lambda: Sides[set[ModulePath]](set(), set())
+    )
+
+    @property
+    def paired(self) -> Sides[set[ModulePath]]:
+        """The modules that have a counterpart, whole or in parts."""
+        return Sides(
+            {*self.matched, *self.wholes, *itertools.chain(*self.parts.values())},
+            {*self.matched.values(), *self.parts, *itertools.chain(*self.wholes.values())},
+        )
+
+
+def counterpart(path: ModulePath, matched: Mapping[ModulePath, ModulePath]) -> ModulePath:
+    """Return the match of a module: its own, or what has its name in that of one around it.
+
+    >>> counterpart(("A", "h.0.attn.norm"), {("A", "h.0"): ("B", "layers.0")})
+    ('B', 'layers.0.attn.norm')
+    """
+    model, module = path
+    for name in (module, *enclosing_names(module)):
+        if (model, name) in matched:
+            other, match = matched[model, name]
+            inside = module.removeprefix(name).removeprefix(".")
+            return other, ".".join(filter(None, (match, inside)))
+    return path
 
 
 def pair_modules(

@@ -203,10 +203,14 @@ def _pair_only_roles(pairing: _RolePairing) -> None:
 
 
 def _pair_only_computed(pairing: _RolePairing) -> None:
-    """Pair the only computed tensors of two owners, whatever their shapes."""
+    """Pair the only computed tensors of two owners, or outputs of leaves, whatever their shapes."""
     reference, port = computed_roles(pairing.reference), computed_roles(pairing.port)
-    if pairing.basis == "owner" and len(reference) == len(port) == 1:
-        pairing.take(reference[0], port[0])
+    if len(reference) != 1 or len(port) != 1:
+        return
+    roles = reference[0], port[0]
+    are_leaves = all(role.side == "output" and not role.call.children for role in roles)
+    if pairing.basis == "owner" or (pairing.basis == "outermost" and are_leaves):
+        pairing.take(*roles)
 
 
 def _pair_repeated(pairing: _RolePairing) -> None:
@@ -238,6 +242,8 @@ def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> 
         return None
     if any(value.sketch is None or value.is_constant for value in values):
         return None
+    if len({len(value.sketch) for value in values if value.sketch is not None}) > 1:
+        return None  # of tokens in other shapes
     relation = _sum_relation(comparer, whole, parts)
     return relation if relation.is_right else None
 
@@ -246,6 +252,8 @@ def _sum_relation(comparer: Comparer, whole: Role, parts: Sequence[Role]) -> Rel
     limit = 2 * comparer.limit(whole.value, parts[0].value)
     sketches = [role.value.sketch for role in parts if role.value.sketch is not None]
     if whole.value.sketch is None or len(sketches) < len(parts):
+        return Relation("different", None, limit)
+    if any(len(sketch) != len(whole.value.sketch) for sketch in sketches):
         return Relation("different", None, limit)
     error = float(sum_errors(whole.value.sketch[None], np.stack(sketches)[:, None])[0])
     return Relation("equal" if error <= limit else "different", error, limit)

@@ -10,7 +10,7 @@ from otel_torch.parity.correspondence import Correspondence
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.loaded_recording import LoadedRecording, Warn
 from otel_torch.parity.map_file import Map
-from otel_torch.parity.modules import ModulePairs, pair_modules, pair_within_containers
+from otel_torch.parity.modules import ModulePairs, ModulePath, pair_modules, pair_within_containers
 from otel_torch.parity.modules_by_values import pair_by_values
 from otel_torch.parity.naming import names_by_loader, plain_name
 from otel_torch.parity.noise import coarsest_dtypes
@@ -59,6 +59,7 @@ class ProgramMatch:
         self._match_models()
         if self.given is not None:  # the map overrides equal names, too
             self.modules = self.given.apply(self.modules)
+        self.modules.owners = recordings.map(_owners)
 
     def _match_parameters_and_modules(self) -> None:
         reference, port = self._recordings
@@ -180,6 +181,11 @@ class ProgramMatch:
             for parameter in (*pair.reference, *pair.port)
         }
         return max(self._recordings.map(lambda recording: _share(recording, shared))) < _UNRELATED
+
+
+def _owners(recording: LoadedRecording) -> set[ModulePath]:
+    """Return the modules that have parameters."""
+    return {parameter.module_path for parameter in recording.parameters if not parameter.is_buffer}
 
 
 def _is_shared(pair: ParameterPair) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 
 class AddNorm(nn.Module):
@@ -37,22 +37,18 @@ class Rotation(nn.Module):
         return tuple(rotated)
 
 
-class PackedAttention(nn.Module):
-    def __init__(self, attention: nn.Module) -> None:
+class CachedAttention(nn.Module):
+    """Attends to the earlier tokens of each request, which it keeps."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        parts = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkv"]
-        self.sizes = [len(part) for part in parts]
-        self.qkv_proj = nn.Linear(parts[0].shape[1], sum(self.sizes), bias=False)
-        self.qkv_proj.weight = nn.Parameter(torch.cat(parts))
-        self.o_proj = nn.Linear(*attention.o_proj.weight.shape[::-1], bias=False)
-        self.o_proj.weight = nn.Parameter(attention.o_proj.weight.detach().clone())
-        self.width, self.rotary_emb = attention.head_dim, Rotation(attention.head_dim)
+        self.width = width
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def forward(self, hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
-        q, k, v = self.qkv_proj(hidden).split(self.sizes, -1)
-        q, k = self.rotary_emb(positions, q, k)
-        q, k, v = (part.view(len(hidden), -1, self.width) for part in (q, k, v))
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Tensor, requests: Tensor
+    ) -> Tensor:
+        q, k, v = (part.view(len(part), -1, self.width) for part in (query, key, value))
         out = torch.empty_like(q)
         for request in requests.unique().tolist():
             rows = requests == request
@@ -69,7 +65,42 @@ class PackedAttention(nn.Module):
                 attn_mask=allowed,
                 enable_gqa=True,
             ).transpose(0, 1)
-        return self.o_proj(out.flatten(1))
+        return out.flatten(1)
+
+
+class HeadNorm(nn.Module):
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(weight), eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        heads = hidden.view(len(hidden), -1, len(self.weight))
+        normed = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight * normed).flatten(1)
+
+
+class PackedAttention(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        parts = [getattr(attention, f"{name}_proj").weight.detach() for name in "qkv"]
+        self.sizes = [len(part) for part in parts]
+        self.qkv_proj = nn.Linear(parts[0].shape[1], sum(self.sizes), bias=False)
+        self.qkv_proj.weight = nn.Parameter(torch.cat(parts))
+        self.o_proj = nn.Linear(*attention.o_proj.weight.shape[::-1], bias=False)
+        self.o_proj.weight = nn.Parameter(attention.o_proj.weight.detach().clone())
+        self.rotary_emb = Rotation(attention.head_dim)
+        self.attn = CachedAttention(attention.head_dim)
+        self.q_norm, self.k_norm = (
+            HeadNorm(norm.weight.detach().clone(), norm.variance_epsilon) if norm else None
+            for norm in (getattr(attention, f"{name}_norm", None) for name in "qk")
+        )
+
+    def forward(self, hidden: Tensor, positions: Tensor, requests: Tensor) -> Tensor:
+        q, k, v = self.qkv_proj(hidden).split(self.sizes, -1)
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        q, k = self.rotary_emb(positions, q, k)
+        return self.o_proj(self.attn(q, k, v, positions, requests))
 
 
 class PackedMLP(nn.Module):
@@ -107,9 +138,9 @@ class PackedLayer(nn.Module):
 
 
 class PackedEngine(nn.Module):
-    """A Llama that computes a packed batch of tokens: 1-D ids, positions and requests."""
+    """A Llama or Qwen3 that computes a packed batch of tokens: 1-D ids, positions and requests."""
 
-    def __init__(self, llama: LlamaForCausalLM) -> None:
+    def __init__(self, llama: PreTrainedModel) -> None:
         super().__init__()
         model = llama.model
         self.embed_tokens = nn.Embedding.from_pretrained(model.embed_tokens.weight.detach().clone())
@@ -146,16 +177,17 @@ class LogitsProcessor(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = 1.0
+        self.scale, self.paddings = 1.0, 0
 
     def forward(self, head: nn.Module, hidden: Tensor) -> Tensor:
-        return self.scale * hidden @ head.weight.t()
+        logits = self.scale * hidden @ head.weight.t()
+        return nn.functional.pad(logits, (0, self.paddings))
 
 
 class ServingEngine(PackedEngine):
     """Packs its weights, and computes the logits of the last tokens in a forward of their own."""
 
-    def __init__(self, llama: LlamaForCausalLM) -> None:
+    def __init__(self, llama: PreTrainedModel) -> None:
         super().__init__(llama)
         for layer in self.layers:
             for part, name in (

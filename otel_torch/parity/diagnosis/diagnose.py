@@ -16,7 +16,7 @@ import numpy as np
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.breakdown import axis_names, break_down
-from otel_torch.parity.call_graph import ModuleCall, Parameter, Role
+from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValue
 from otel_torch.parity.diagnosis import (
     attention,
     biases,
@@ -227,7 +227,9 @@ class Diagnosis:
         right = [
             (value.birth.time, measured_role(value.birth, self.tensors.reference))
             for value in alignment.reference.values
-            if value not in values and not value.is_integer
+            if value not in values
+            and not value.is_integer
+            and _have_equal_sketches(value, role.value)
         ]
         return Clues(
             _measured_roles(roles, self.tensors.reference, port_role.value.numel),
@@ -284,6 +286,13 @@ def _missing(fault: Fault) -> Cause | None:
     return Cause("not_called", True, f"the {side} leaves out {idle.module[1] or idle.module[0]}")
 
 
+def _have_equal_sketches(value: TensorValue, other: TensorValue) -> bool:
+    """Return whether two sketches have one length; those of tokens have that of all their rows."""
+    if value.sketch is None or other.sketch is None:
+        return True
+    return len(value.sketch) == len(other.sketch)
+
+
 def _measured_roles(roles: Sequence[Role], tensors: StoredTensors, other_numel: int) -> Measured:
     """Return a tensor; several are its terms if each has its size, else its channels in parts."""
     if len(roles) == 1:
@@ -298,7 +307,7 @@ def _measured_roles(roles: Sequence[Role], tensors: StoredTensors, other_numel: 
         return np.sum(arrays, axis=0) if are_terms else np.concatenate(arrays, axis=-1)
 
     sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
-    is_known = are_terms and len(sketches) == len(roles)
+    is_known = are_terms and len(sketches) == len(roles) and len(set(map(len, sketches))) == 1
     return Measured(
         " and ".join(map(describe_role, roles)),
         {},

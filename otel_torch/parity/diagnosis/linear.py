@@ -178,6 +178,8 @@ def _sketches(clues: Clues) -> tuple[Vector, Vector] | None:
     reference, port = clues.reference, clues.port
     if reference.sketch is None or port.sketch is None or reference.numel != port.numel:
         return None
+    if len(reference.sketch) != len(port.sketch):
+        return None  # of tokens in other shapes
     if reference.numel < _FEWEST or not np.isfinite([reference.sketch, port.sketch]).all():
         return None
     return reference.sketch, port.sketch

@@ -77,7 +77,7 @@ def _are_extremes_rounded(clues: Clues, bits: int) -> bool:
 
 def _relative_error(clues: Clues) -> float:
     reference, port = clues.reference.sketch, clues.port.sketch
-    if reference is None or port is None:
+    if reference is None or port is None or len(reference) != len(port):
         return math.nan
     size = float(np.linalg.norm(reference))
     return float(np.linalg.norm(port - reference)) / size if size else math.nan

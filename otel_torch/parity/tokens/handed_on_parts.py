@@ -6,7 +6,7 @@ parts again, and there the order shows:
     reference     port
     q_proj out    rotary_emb in[1]    the heads of qkv_proj in another order: the same numbers
     k_proj out    rotary_emb in[2]
-    v_proj out    attn in[2]
+    v_proj out    attn in[2]          that is k_proj out: keys and values are exchanged
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def _pair_parts(alignment: Alignment, fused: TensorPair, tokens: Sequence[Matche
         if equal:
             handed.remove(equal[0])
             relation = comparer.relation(part.value, equal[0].value)
-            alignment.pairs.append(TensorPair([part], [equal[0]], "alike", relation))
+            if _is_in_place_of_another(alignment, part, equal[0], fused.reference):
+                fused.relation = Relation("order", None, fused.relation.limit)
+            else:
+                alignment.pairs.append(TensorPair([part], [equal[0]], "alike", relation))
         else:
             unequal.append(part)
     for part in unequal:
@@ -66,6 +69,16 @@ def _handed_on(alignment: Alignment, whole: Role) -> list[Role]:
         and role.time >= whole.time
         and is_informative(role)
     ]
+
+
+def _is_in_place_of_another(
+    alignment: Alignment, part: Role, handed: Role, parts: Sequence[Role]
+) -> bool:
+    """Return whether the reference hands on another part where the port hands on this one."""
+    call = alignment.partner.get(handed.call)
+    expected = [role.value for role in call.inputs if role.tensor == handed.tensor] if call else []
+    others = [other.value for other in parts if other is not part]
+    return any(value in others for value in expected)
 
 
 def _is_reordered(

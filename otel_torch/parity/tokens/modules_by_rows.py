@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from otel_torch.parity.call_graph import enclosing_names
-from otel_torch.parity.modules import ModulePairs, ModulePath
+from otel_torch.parity.modules import ModulePairs, ModulePath, counterpart
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tokens.merged_tensor import MergedTensor, TensorKey
 
@@ -52,27 +52,28 @@ _Modules = dict[ModulePath, _Module]
 
 def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: ModulePairs) -> None:
     """Add to `pairs` the namesakes, fused modules, and those that compute for an uncalled one."""
-    called = tensors.map(_modules)
-    free = _free(called, pairs)
+    called = tensors.map(lambda side: {key[:2] for key in side})
+    functions = tensors.map(_functions)
+    free = _free(functions, pairs)
     pairs.matched |= _find_namesakes(free, pairs.matched)
-    free = _free(called, pairs)
+    free = _free(functions, pairs)
     backward = {match: module for module, match in pairs.matched.items()}
     pairs.parts |= _find_fused(free.port, free.reference, backward)
     pairs.wholes |= _find_fused(free.reference, free.port, pairs.matched)
-    free = _free(called, pairs)
+    free = _free(functions, pairs)
     for module, match in list(pairs.matched.items()):
-        if module in called.reference and match not in called.port:
-            stand_in = _stand_in(called.reference[module], free.port)
+        if module in functions.reference and match not in called.port:
+            stand_in = _stand_in(functions.reference[module], free.port)
             if stand_in is not None:
                 pairs.matched[module] = stand_in
-        elif match in called.port and module not in called.reference:
-            stand_in = _stand_in(called.port[match], free.reference)
+        elif match in functions.port and module not in called.reference:
+            stand_in = _stand_in(functions.port[match], free.reference)
             if stand_in is not None:
                 del pairs.matched[module]
                 pairs.matched[stand_in] = match
 
 
-def _modules(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
+def _functions(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
     modules: _Modules = defaultdict(_Module)
     for (model, module, tensor, _), rows in tensors.items():
         if "float" in str(rows.row.get("dtype")):
@@ -81,15 +82,11 @@ def _modules(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
     return {path: called for path, called in modules.items() if called.is_function}
 
 
-def _free(called: Sides[_Modules], pairs: ModulePairs) -> Sides[_Modules]:
+def _free(functions: Sides[_Modules], pairs: ModulePairs) -> Sides[_Modules]:
     """Return the modules without a counterpart."""
-    paired = (
-        {*pairs.matched, *pairs.wholes, *itertools.chain(*pairs.parts.values())},
-        {*pairs.matched.values(), *pairs.parts, *itertools.chain(*pairs.wholes.values())},
-    )
     free = (
-        {path: module for path, module in side.items() if path not in paths}
-        for side, paths in zip(called, paired, strict=True)
+        {path: module for path, module in side.items() if path not in paired}
+        for side, paired in zip(functions, pairs.paired, strict=True)
     )
     return Sides(*free)
 
@@ -100,7 +97,7 @@ def _find_namesakes(
     """Return the modules that have one name in matched containers, and the same widths."""
     found = {}
     for path, module in free.reference.items():
-        match = _counterpart(path, matched)
+        match = counterpart(path, matched)
         if match in free.port and free.port[match].widths == module.widths:
             found[path] = match
     return found
@@ -123,7 +120,7 @@ def _find_fused(
         siblings[part[0], _parent(part)].append(part)
     found = {}
     for path, whole in wholes.items():
-        container = _counterpart((path[0], _parent(path)), matched)
+        container = counterpart((path[0], _parent(path)), matched)
         groups = list(_fitting(whole, siblings.get(container, []), parts))
         adding_up = [group for group in groups if _adds_up(whole, [parts[part] for part in group])]
         best = adding_up or groups
@@ -134,17 +131,6 @@ def _find_fused(
 
 def _parent(path: ModulePath) -> str:
     return next(iter(enclosing_names(path[1])), "")
-
-
-def _counterpart(path: ModulePath, matched: Mapping[ModulePath, ModulePath]) -> ModulePath:
-    """Return the match of a module: its own, or what has its name in that of one around it."""
-    model, module = path
-    for name in (module, *enclosing_names(module)):
-        if (model, name) in matched:
-            other, match = matched[model, name]
-            inside = module.removeprefix(name).removeprefix(".")
-            return other, ".".join(filter(None, (match, inside)))
-    return path
 
 
 def _fitting(
@@ -173,11 +159,18 @@ def _adds_up(whole: _Module, parts: list[_Module]) -> bool:
 
 
 def _stand_in(module: _Module, candidates: _Modules) -> ModulePath | None:
-    """Return the module of the same widths with the same input, or the only one of these widths."""
-    fitting = [path for path, rival in candidates.items() if rival.widths == module.widths]
-    same = [path for path in fitting if _is_same(module.inputs[0], candidates[path].inputs[0])]
-    best = same or fitting
-    return best[0] if len(best) == 1 else None
+    """Return the module that computes in place of another, if exactly one may.
+
+    It has the same widths and input, else one of both; a vocabulary may have been padded.
+    """
+    fitting = {path for path, rival in candidates.items() if rival.widths == module.widths}
+    same = {
+        path
+        for path, rival in candidates.items()
+        if _is_same(module.inputs[0], rival.inputs[0]) and rival.widths >= module.widths
+    }
+    best = fitting & same or fitting or same
+    return best.pop() if len(best) == 1 else None
 
 
 def _is_same(tensor: MergedTensor, rival: MergedTensor) -> bool:

@@ -1,0 +1,98 @@
+"""The rule for modules that the port does not have at all, weights included: it leaves them out.
+
+reference    q_proj -> q_norm -> (rotation) -> attn in[0]
+port         q_proj ->           (rotation) -> attn in[0]    the first wrong pair
+"""
+
+from __future__ import annotations
+
+import math
+
+from otel_torch.parity.call_graph import ModuleCall, Role
+from otel_torch.parity.evidence import Evidence, is_informative
+from otel_torch.parity.faults import Fault, MissingModule
+from otel_torch.parity.modules import counterpart
+from otel_torch.parity.tensor_pair import TensorPair
+
+_SAME_NORM = 1e-5
+
+
+def find_absent(evidence: Evidence, first: TensorPair) -> Fault | None:
+    """Return the fault of a module between right tensors and the first wrong pair, or None.
+
+    Its weights have no counterpart, it receives right values, and the port has no value that the
+    reference computes from its output.
+    """
+    modules = evidence.alignment.modules
+    unpaired = modules.owners.reference - modules.paired.reference - modules.unpaired[0]
+    for call in evidence.alignment.reference.calls:
+        if call.module_path in unpaired and _is_left_out(evidence, call, first):
+            place = counterpart(call.module_path, modules.matched)
+            return MissingModule(call.module_path, place, port_is_idle=True).fault(call)
+    return None
+
+
+def _is_left_out(evidence: Evidence, call: ModuleCall, first: TensorPair) -> bool:
+    inputs, outputs = (list(filter(is_informative, roles)) for roles in (call.inputs, call.outputs))
+    wrong = first.reference[0]
+    if call.exited > first.time or call.parent is None or not inputs or not outputs:
+        return False
+    if call.parent not in (wrong.call, wrong.call.parent):
+        return False
+    if not all(_is_right(evidence, role) for role in inputs):
+        return False
+    if any(role.value in evidence.right for role in outputs):
+        return False
+    return not _is_followed_by_right_value(evidence, call, first.time) and not _has_rival(
+        evidence, call
+    )
+
+
+def _is_right(evidence: Evidence, role: Role) -> bool:
+    """Return whether a value is right, or one that is has the same numbers in another shape."""
+    return role.value in evidence.right or any(
+        source.value in evidence.right for source in _sources(role)
+    )
+
+
+def _sources(role: Role) -> list[Role]:
+    """Return the earlier outputs in a container of which a value is a view or a rotation.
+
+    Both keep the norm.
+    """
+    container, norm = role.call.parent, role.row.get("l2")
+    if container is None or not isinstance(norm, float):
+        return []
+    return [
+        output
+        for call in container.children
+        if call.exited < role.time
+        for output in call.outputs
+        if output.value.numel == role.value.numel
+        and math.isclose(output.row.get("l2", math.nan), norm, rel_tol=_SAME_NORM)
+    ]
+
+
+def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall, until: int) -> bool:
+    """Return whether code of the same container makes a right value after the call.
+
+    Not from what another module returned.
+    """
+    return any(
+        role.value.birth is role
+        and role.side == "input"
+        and role.call.parent is call.parent
+        and call.exited < role.time < until
+        and is_informative(role)
+        and role.value in evidence.right
+        and not _sources(role)
+        for role in evidence.alignment.reference.roles
+    )
+
+
+def _has_rival(evidence: Evidence, call: ModuleCall) -> bool:
+    """Return whether the port calls a module with weights of its own there, by another name."""
+    modules = evidence.alignment.modules
+    unpaired = modules.owners.port - modules.paired.port
+    container = None if call.parent is None else evidence.alignment.partner.get(call.parent)
+    return container is None or any(child.module_path in unpaired for child in container.children)
