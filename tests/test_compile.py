@@ -572,6 +572,18 @@ def test_a_recording_for_comparison_says_of_compiled_calls_what_it_says_of_eager
             assert (None if r.position.parent is None else entered[r.position.parent]) == holder
 
 
+@pytest.mark.skipif(not TORCH_AT_LEAST_2_13, reason="comparisons are tested on newer torch only")
+def test_a_shared_module_has_its_name_in_the_compiled_block_that_calls_it() -> None:
+    net = Net()
+    for block in net.blocks:
+        block.act = net.blocks[0].act
+    with recording(capture="parity") as sink:
+        torch.compile(net, backend="aot_eager")(X)
+    outputs = sink.rows("module", "call", tensor="out", phase="forward")
+    activations = [row for row in outputs if row[0].endswith("act")]
+    assert activations == [(f"blocks.{index}.act", 0) for index in range(3)]
+
+
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
 def test_functional_transforms_compile_as_before(transform: str) -> None:
     def work() -> torch.Tensor:

@@ -359,3 +359,37 @@ def test_a_fused_weight_with_its_parts_in_another_order_is_named(
         "layers.1.self_attn.q_proj",
     )
     assert (first.port_side, first.port_module) == ("output", "blocks.1.attn1.to_qkv")
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Chain(nn.Module):
+    """Doubles the input and what each layer returns, in a module of that name or without it."""
+
+    def __init__(self, *, all_in_module: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.twice, self.all_in_module = Twice(), all_in_module
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2 if self.all_in_module else self.twice(x)
+        for layer in self.layers:
+            x = self.twice(layer(x)) if self.all_in_module else layer(x) * 2
+        return x
+
+
+def test_calls_of_one_name_on_other_values_are_not_compared(tmp_path: Path) -> None:
+    chains = [Chain(all_in_module=False), Chain(all_in_module=True)]
+    chains[1].load_state_dict(chains[0].state_dict())
+    paths = []
+    for index, chain in enumerate(chains):
+        assert bootstrap.start(jsonl=str(tmp_path / f"{index}.jsonl"), capture="parity")
+        chain(torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH))
+        bootstrap.stop()
+        paths.append(tmp_path / f"{index}.jsonl")
+    report = otel_torch.diff(*paths)
+    assert report.verdict == "match"
+    assert all(pair.state == "right" for pair in report.compared)

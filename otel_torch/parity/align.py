@@ -120,9 +120,17 @@ def _by_module(calls: Iterable[ModuleCall]) -> dict[ModulePath, list[ModuleCall]
 
 
 def _pair_in_order(
-    alignment: Alignment, reference: Sequence[ModuleCall], port: Sequence[ModuleCall]
+    alignment: Alignment,
+    reference: Sequence[ModuleCall],
+    port: Sequence[ModuleCall],
+    *,
+    by_input: bool = False,
 ) -> list[tuple[ModuleCall, ModuleCall]]:
-    """Pair calls of one module in order; if one side has more, first those with equal inputs."""
+    """Pair calls of one module in order; if one side has more, first those with equal inputs.
+
+    Args:
+        by_input: then only those.
+    """
     if len(reference) == len(port):
         return list(zip(reference, port, strict=True))
     pairs: list[tuple[ModuleCall, ModuleCall]] = []
@@ -135,7 +143,7 @@ def _pair_in_order(
         else:
             pairs.append((call, match))
             remaining.remove(match)
-    return pairs + list(zip(unmatched, remaining, strict=False))
+    return pairs if by_input else pairs + list(zip(unmatched, remaining, strict=False))
 
 
 def _share_input(comparer: Comparer, reference: ModuleCall, port: ModuleCall) -> bool:
@@ -235,7 +243,8 @@ def _pair_modules_alike(alignment: Alignment) -> None:
     """Pair calls of one name in paired containers; their outputs only if all inputs are equal."""
     ports = _unpaired_by_container(alignment, alignment.port)
     for key, calls in _unpaired_by_container(alignment, alignment.reference).items():
-        for reference, port in _pair_in_order(alignment, calls, ports.get(key, [])):
+        # one name is not much: of other numbers of calls, only those with equal inputs correspond
+        for reference, port in _pair_in_order(alignment, calls, ports.get(key, []), by_input=True):
             _pair_calls(alignment, reference, port)
             if reference.module_path in alignment.modules.matched:
                 continue

@@ -35,18 +35,21 @@ class CurrentCalls:
         self._compiled: dict[tuple[str, str], RecordedCall] = {}
         self._indices = itertools.count()  # of entries and exits
 
-    def make(self, site: ModuleSite, number: int | None = None) -> RecordedCall | None:
+    def make(
+        self, site: ModuleSite, number: int | None = None, name: str | None = None
+    ) -> RecordedCall | None:
         """Return a call of a site, or None if the step is not recorded.
 
         Args:
             number: of a call that has been counted; by default this is a new call.
+            name: of the module; by default that within the running container.
         """
         model = site.model
         context = model.forward_context
         if context is None:
             return None
         phase, counts = _phase_and_counts(model, context)
-        name = site.name
+        name = site.name if name is None else name
         if number is None:
             number = model.calls.count(counts, name)
         if not context.recording:
@@ -110,7 +113,7 @@ class CurrentCalls:
 
     def leave_compiled(self, site: ModuleSite) -> RecordedCall | None:
         """Return the call of a site in a compiled graph, which ends now."""
-        call = self._compiled.get((site.model.name, site.name))
+        call = self._compiled.get((site.model.name, self._compiled_name(site)))
         if call is None:
             return self._make_compiled(site, self._latest_number(site))
         if self._parity:
@@ -118,8 +121,8 @@ class CurrentCalls:
         return call
 
     def _make_compiled(self, site: ModuleSite, number: int | None) -> RecordedCall | None:
-        key = site.model.name, site.name
-        call = self.make(site, number)
+        name = self._compiled_name(site)
+        key, call = (site.model.name, name), self.make(site, number, name)
         if call is None:
             self._compiled.pop(key, None)
             return None
@@ -129,6 +132,15 @@ class CurrentCalls:
             call.class_name, call.entry_index = _class_of(site), next(self._indices)
             call.parent_index = self._compiled_parent_index(call)
         return call
+
+    def _compiled_name(self, site: ModuleSite) -> str:
+        """Return the name of a site: for a shared module, that within the container that runs."""
+        if self._parity and len(site.names) > 1:
+            for name, _ in site.names:
+                container = self._compiled.get((site.model.name, name.rpartition(".")[0]))
+                if container is not None and container.exit_index is None:
+                    return name
+        return site.name
 
     def _compiled_parent_index(self, call: RecordedCall) -> int | None:
         """Return the entry index of the enclosing call, found by name.
