@@ -48,7 +48,7 @@ def _compare(tmp_path: Path, program: Path, reference: Path, *options: str) -> R
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("experts",), ("dropout",), ("train",), ("sequence", "train")],
+    [(), ("experts",), ("dropout",), ("fused", "train"), ("train",), ("sequence", "train")],
     ids=lambda options: " ".join(options) or "tensor",
 )
 def test_a_model_split_by_hand_matches_one_process(references, tmp_path, options):
@@ -80,6 +80,9 @@ DOWN, PROJ, UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.u
 FAULTS = {
     f"{DOWN}:missing": ((), DOWN, "out", "forward", 0, "partial_sum"),
     f"{PROJ}:missing": ((), PROJ, "out", "forward", 0, "partial_sum"),
+    "blocks.1.mlp.down:missing": (
+        ("fused",), "blocks.1.mlp.down", "out", "forward", 0, "partial_sum",
+    ),
     "embed:missing": ((), "embed", "out", "forward", 0, "partial_sum"),
     f"{DOWN}:doubled": ((), DOWN, "out", "forward", 0, "reduced_twice"),
     f"{DOWN}:bias_before": ((), DOWN, "out", "forward", 0, "bias_on_each_rank"),

@@ -471,3 +471,40 @@ def test_another_rotation_behind_a_norm_of_heads_is_no_missing_norm(
     first = compare_engine(tmp_path, engine_theta, ServingEngine, QWEN).first
     assert first is not None
     assert first.port_module == "layers.1.self_attn.rotary_emb"
+
+
+# -- ranks, of which each has a part of some tensors
+
+
+def in_own_channels(engine: Any) -> None:
+    """Compute the MLPs in another order of channels, as if they were the part of a rank."""
+    for layer in engine.layers:
+        order = torch.randperm(len(layer.mlp.down_proj.packed[0]))
+        up, down = layer.mlp.gate_up_proj.packed, layer.mlp.down_proj.packed
+        up[0], down[0] = up[0][:, torch.cat((order, order + len(order)))], down[0][order]
+
+
+@pytest.mark.parametrize("fault", [None, scaled_logits])
+def test_of_ranks_only_what_all_hold_is_compared(
+    tmp_path: Path,
+    engine_tokens: None,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Any], None] | None,
+) -> None:
+    llama = make(LlamaForCausalLM, LlamaConfig)
+    reference = record(tmp_path / "reference.jsonl", whole, llama)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        engine = ServingEngine(llama)
+        if rank:
+            in_own_channels(engine)
+        if fault is not None:
+            fault(engine)
+        record(tmp_path / "ranks" / "run.jsonl", serve, engine)
+    report = diff(reference, tmp_path / "ranks")
+    assert "compare the port on one device" in " ".join(report.warnings)
+    compared = {pair.port_module for pair in report.compared}
+    assert "layers.1.mlp" in compared and "layers.1.mlp.gate_up_proj" not in compared
+    first = report.first and report.first.port_module
+    assert first == (None if fault is None else "logits_processor")

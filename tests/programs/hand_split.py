@@ -1,10 +1,11 @@
 """A transformer split by hand over the ranks of a gloo group, as Megatron does it, with faults.
 
-    hand_split.py [sequence] [experts] [train] [FAULT]
+    hand_split.py [sequence] [experts] [fused] [train] [FAULT]
 
 Run in one process, it is the reference. Tensors are plain: nothing but `tensor_model_parallel` and
 `partition_dim` on the parameters says that they are parts. `sequence` splits norms and residuals
-over the positions, `experts` the experts of a mixture, `train` adds two steps of SGD.
+over the positions, `experts` the experts of a mixture, `fused` has one projection of queries, keys
+and values, of which each rank has a part of each, `train` adds two steps of SGD.
 """
 
 import os
@@ -119,6 +120,18 @@ class Column(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class FusedColumn(nn.Module):
+    """Three linear layers in one, each of them split."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        wholes = [torch.randn(outputs, inputs) / inputs**0.5 for _ in range(3)]
+        self.weight = nn.Parameter(torch.cat([whole.chunk(SIZE)[RANK] for whole in wholes]))
+
+    def forward(self, x):
+        return F.linear(Copy.apply(x), self.weight)
+
+
 class Row(nn.Module):
     """A linear layer whose inputs are split; the ranks' terms add up."""
 
@@ -164,15 +177,19 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     def __init__(self, name):
         super().__init__()
-        # three projections, because a part of a fused one is not contiguous
-        self.q, self.k, self.v = (Column(HIDDEN, HIDDEN, f"{name}.{part}") for part in "qkv")
+        if "fused" in OPTIONS:
+            self.qkv = FusedColumn(HIDDEN, HIDDEN)
+        else:
+            self.q, self.k, self.v = (Column(HIDDEN, HIDDEN, f"{name}.{part}") for part in "qkv")
         self.proj = Row(HIDDEN, HIDDEN, f"{name}.proj")
 
     def forward(self, x):
         def heads(x):
             return x.unflatten(-1, (HEADS // SIZE, -1)).permute(1, 2, 0, 3)
 
-        x = F.scaled_dot_product_attention(heads(self.q(x)), heads(self.k(x)), heads(self.v(x)))
+        fused = "fused" in OPTIONS
+        parts = self.qkv(x).chunk(3, -1) if fused else (self.q(x), self.k(x), self.v(x))
+        x = F.scaled_dot_product_attention(*map(heads, parts))
         return self.proj(x.permute(2, 0, 1, 3).flatten(2))
 
 

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_torch.parity.call_graph import enclosing_names
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
 from otel_torch.parity.layouts.rank_layout import RankLayout, holders, recognize
-from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, RankRow, TensorPlace
+from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow, TensorPlace
+from otel_torch.parity.parameter_names import pattern
 
 _FORWARD_PHASES = ("forward", "eval")
 _ACTIVATION_PHASES = (*_FORWARD_PHASES, "backward")
 # how closely the ranks differ by their terms, relative
 _ADDED = 0.02
+# how many times its limit the error of parts in another order is at least
+_FAR = 20.0
+# how far apart, relative, two ranks' numbers are no longer one tensor with other rounding
+_DIFFERENT = 1e-2
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +45,31 @@ class JudgedPlace:
     def is_wrong(self) -> bool:
         """Whether the ranks do not hold what the reference has."""
         return self.unreduced or (self.layout is not None and self.layout.is_wrong)
+
+    @property
+    def has_parts_in_other_order(self) -> bool:
+        """Whether the ranks' parts together have the reference's numbers, in another order."""
+        layout, reference = self.layout, self.place.reference
+        if layout is None or reference is None or layout.kind != "parts":
+            return False
+        if not layout.error >= _FAR * layout.limit:
+            return False  # a rank's part is nothing like that of another
+        l2 = sum(row.l2**2 for row in self.rows) ** 0.5
+        moved = sum(row.number("sum") for row in self.rows) - reference.number("sum")
+        slack = layout.limit * reference.l2
+        return bool(abs(l2 - reference.l2) <= slack and abs(moved) <= slack * reference.numel**0.5)
+
+    @property
+    def is_in_unknown_parts(self) -> bool:
+        """Whether the ranks hold different numbers, and no reference says which."""
+        first = self.rows[0]
+        return self.layout is None and any(
+            row.sketch is not None
+            and first.sketch is not None
+            and np.linalg.norm(row.sketch - first.sketch)
+            > _DIFFERENT * np.linalg.norm(first.sketch)
+            for row in self.rows[1:]
+        )
 
     @property
     def whole_shape(self) -> list[int]:
@@ -89,6 +120,7 @@ def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]
         _forget_order(judged, count)
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
+    _accept_fused_parts(judged, count)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
@@ -140,6 +172,32 @@ def _expect_one_loss(judged: Sequence[JudgedPlace]) -> None:
             entry.same_inputs = True
 
 
+def _accept_fused_parts(places: Sequence[JudgedPlace], count: int) -> None:
+    """Accept parts in another order inside modules whose outputs are right.
+
+    A fused projection is cut part by part, so that the ranks' parts do not follow one another:
+
+        one process   q0 q1 k0 k1 v0 v1
+        two ranks     q0 k0 v0 | q1 k1 v1
+    """
+    outputs: dict[tuple[str, str], bool] = {}
+    for entry in places:
+        model, module, tensor, *_, phase, _ = entry.place.key
+        if phase in _FORWARD_PHASES and tensor.startswith("out") and entry.layout is not None:
+            outputs[model, module] = outputs.get((model, module), True) and not entry.is_wrong
+    reordered = [entry for entry in places if entry.has_parts_in_other_order]
+    accepted = set()
+    for entry in reordered:
+        model, module = entry.place.key[:2]
+        around = (outputs.get((model, name)) for name in enclosing_names(module))
+        if next((is_right for is_right in around if is_right is not None), False):
+            accepted.add((model, pattern(module)))
+    for entry in reordered:  # also in blocks that are wrong: the same module is cut alike in all
+        (model, module), reference = entry.place.key[:2], entry.place.reference
+        if reference is not None and (model, pattern(module)) in accepted:
+            entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
+
+
 def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
     """Mark the sums that are used before a reduction, up to the first wrong place.
 
@@ -165,10 +223,23 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
             if not layout.agree:
                 _mark([term for term in sums if _is_added(term, entry)] or before)
             is_over = True
-        else:
+        elif not _is_other_input(entry, before):
             before = []
     if not is_over and places and places[0].place.key[-2] in _FORWARD_PHASES:
         _mark(before)
+
+
+def _is_other_input(entry: JudgedPlace, before: Sequence[JudgedPlace]) -> bool:
+    """Return whether a place is an input of the call that receives a sum: a residual to add to."""
+    key = entry.place.key
+    return key[2].startswith("in") and any(
+        sum_.place.key[2].startswith("in") and _call_of(sum_.place.key) == _call_of(key)
+        for sum_ in before
+    )
+
+
+def _call_of(key: PlaceKey) -> PlaceKey:
+    return key[:2] + key[3:]
 
 
 def _is_added(term: JudgedPlace, wrong: JudgedPlace) -> bool:

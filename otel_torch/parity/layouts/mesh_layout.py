@@ -47,7 +47,7 @@ def is_reordered(reference: RankRow, rows: Rows) -> bool:
     if any(row.numel * len(rows) != reference.numel for row in rows):
         return False
     extremes = [
-        pick(_number(row, name) for row in rows) == _number(reference, name)
+        pick(row.number(name) for row in rows) == reference.number(name)
         for name, pick in (("min", min), ("max", max))
     ]
     errors = _error(reference, rows, 1.0), _sum_error(reference, rows, 1.0)
@@ -125,20 +125,11 @@ def _different_copies(
 
 def _error(reference: RankRow, parts: Rows, scale: float) -> float:
     """Return how far the norm of the parts is from that of the whole, NaN if it is not known."""
-    norm, whole = scale * math.hypot(*map(_norm, parts)), _norm(reference)
+    norm, whole = scale * math.hypot(*(part.number("l2") for part in parts)), reference.number("l2")
     return abs(norm - whole) / max(norm, whole) if max(norm, whole) else 0.0
 
 
 def _sum_error(reference: RankRow, rows: Rows, scale: float) -> float:
-    bound = _norm(reference) * math.sqrt(reference.numel)
-    total = scale * sum(_number(row, "sum") for row in rows)
-    return abs(total - _number(reference, "sum")) / bound if bound else math.inf
-
-
-def _norm(row: RankRow) -> float:
-    return _number(row, "l2")
-
-
-def _number(row: RankRow, name: str) -> float:
-    value = row.row.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
+    bound = reference.number("l2") * math.sqrt(reference.numel)
+    total = scale * sum(row.number("sum") for row in rows)
+    return abs(total - reference.number("sum")) / bound if bound else math.inf

@@ -18,6 +18,7 @@ from otel_torch.parity.layouts.call_numbers import CallNumbers
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.numbering import Numbering, number_modules
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places
+from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.whole_row import row_of_all, row_of_rank
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
 from otel_torch.recording.metadata import metadata_path, read_metadata
@@ -56,9 +57,11 @@ def write_one_recording(
     numberings = {rank: number_modules(reference, path) for rank, path in ranks.items()}
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
+    in_parts: list[Row] = []
     biases = Biases()
+    same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
-        for places in iterate_places(reference, ranks, numberings):
+        for places in iterate_places(reference if same_batches else None, ranks, numberings):
             judged = judge_places(places, len(ranks))
             numbers = CallNumbers(
                 [
@@ -68,6 +71,9 @@ def write_one_recording(
             )
             rows = []
             for place in judged:
+                if place.is_in_unknown_parts:
+                    in_parts.append(place.rows[0].row)
+                    continue
                 biases.learn(place)
                 row = _row_of(place, numbers)
                 if row is None:
@@ -86,6 +92,18 @@ def write_one_recording(
             f"{len(incomplete)} rows were left out because some shards of their tensors are "
             "missing (is a rank's recording missing?); the first is "
             f"{first['module'] or first.get('model')} {first['tensor']}"
+        )
+    if in_parts:
+        first = in_parts[0]
+        why = (
+            "the reference has no such tensors to tell how the parts belong together"
+            if same_batches
+            else "the programs batch their tokens differently: compare the port on one device with "
+            "the reference, and then with its ranks"
+        )
+        warn(
+            f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
+            f"{first['module'] or first.get('model')} {first['tensor']}: {why}"
         )
     _write_metadata(one.path, ranks, numberings, warn)
     return one

@@ -6,6 +6,7 @@ steps at which they are differ are in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -54,6 +55,11 @@ class RankRow:
         numel = self.row.get("numel")
         return numel if isinstance(numel, int) else int(np.prod(self.shape or (0,)))
 
+    def number(self, name: str) -> float:
+        """Return a statistic, NaN where it is not recorded."""
+        value = self.row.get(name)
+        return float(value) if isinstance(value, int | float) else math.nan
+
     @property
     def l2(self) -> float:
         """The norm, by the sketch where it is not recorded."""
@@ -83,22 +89,24 @@ def place_key(row: Row) -> PlaceKey:
 
 
 def iterate_places(
-    reference: Path, ranks: dict[int, Path], numberings: dict[int, Numbering]
+    reference: Path | None, ranks: dict[int, Path], numberings: dict[int, Numbering]
 ) -> Iterator[list[TensorPlace]]:
     """Yield the places of one step after another, in the order of the ranks.
 
     Args:
+        reference: None if its steps are not those of the ranks.
         ranks: Rank -> recording.
         numberings: The names of the whole model, of each rank.
     """
-    alone = _RankSteps(-1, reference, Numbering())
+    alone = None if reference is None else _RankSteps(-1, reference, Numbering())
     steps = [_RankSteps(rank, path, numberings[rank]) for rank, path in ranks.items()]
     while True:
         key = next((key for step in steps if (key := step.next_key()) is not None), None)
         if key is None:
             return
         rows = [step.take(key) for step in steps]
-        references = {place_key(row.row): row for row in alone.take(key)}
+        rows_alone = [] if alone is None else alone.take(key)
+        references = {place_key(row.row): row for row in rows_alone}
         yield _with_spread_gradients(_join(references, rows), references, len(ranks))
 
 

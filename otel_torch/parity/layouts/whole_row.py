@@ -56,6 +56,7 @@ def row_of_all(owner: Row, layout: RankLayout, rows: Sequence[RankRow], shape: l
     terms = terms_of(layout, rows)
     if terms is not None:
         merged["sketch"] = encode_sketch(add_up(terms))
-    dropped = {name for name in (*STATISTICS, "histogram", "shard") if name not in merged}
+    # the sketches of rows are those of one part
+    dropped = {name for name in (*STATISTICS, "histogram", "shard", "rows") if name not in merged}
     whole = {name: value for name, value in owner.items() if name not in dropped}
     return whole | {name: merged[name] for name in owner if name in merged} | {"shape": shape}

@@ -17,7 +17,6 @@ _NUMBERS = ("sum", "abs_mean", "min", "max")
 # how exactly sums have to agree: of what is expected, and of rounding
 _EXACT, _ROUNDING = 1e-3, 1e-5
 # how many limits another part is away, at least
-_FAR = 20.0
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class Biases:
         bias, reference = self._rows.get((model, module)), judged.place.reference
         if bias is None or reference is None or not bias.numel or not tensor.startswith("out"):
             return math.nan
-        return reference.numel / bias.numel * _number(bias, "sum")
+        return reference.numel / bias.numel * bias.number("sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
     reference = judged.place.reference
     if judged.place.key[2] != "loss" or reference is None or judged.same_inputs:
         return None
-    losses = [_number(row, "mean") for row in judged.rows]
-    if not min(losses) < _number(reference, "mean") < max(losses):
+    losses = [row.number("mean") for row in judged.rows]
+    if not min(losses) < reference.number("mean") < max(losses):
         return None
     text = (
         "each rank averages the loss over its own part of the batch, and the parts do not count "
@@ -97,8 +96,8 @@ def _whole_logits_as_parts(judged: JudgedPlace, biases: Biases) -> Cause | None:
     reference, count = judged.place.reference, len(judged.place.ranks)
     if judged.place.key[2] != "loss" or reference is None:
         return None
-    whole = _number(reference, "mean")
-    more = [_number(row, "mean") - whole for row in judged.rows]
+    whole = reference.number("mean")
+    more = [row.number("mean") - whole for row in judged.rows]
     if not all(abs(excess - math.log(count)) < _EXACT * (1 + abs(whole)) for excess in more):
         return None
     text = (
@@ -116,7 +115,7 @@ def _partial_sum(judged: JudgedPlace, biases: Biases) -> Cause | None:
         if layout is None or layout.agree or layout.kind == "parts":
             return None
         added = (count - 1) * biases.total(judged)
-        if not _sums_to(judged, sum(_number(row, "sum") for row in judged.rows), added):
+        if not _sums_to(judged, sum(row.number("sum") for row in judged.rows), added):
             return None
         bias = f", to which each one adds the bias of {judged.place.key[1]}"
     what = "mean" if layout is not None and layout.scale != 1 else "sum"
@@ -133,7 +132,7 @@ def _reduced_twice(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if layout is None or reference is None or layout.kind == "parts" or not layout.agree:
         return None
     count, total = len(judged.place.ranks), biases.total(judged)
-    own, whole = _number(judged.rows[0], "sum"), _number(reference, "sum")
+    own, whole = judged.rows[0].number("sum"), reference.number("sum")
     factor = _factor(judged)
     if abs(factor * count - 1) < _EXACT:
         text = (
@@ -156,7 +155,7 @@ def _bias_on_each_rank(judged: JudgedPlace, biases: Biases) -> Cause | None:
     layout, count = judged.layout, len(judged.place.ranks)
     if layout is None or not layout.agree or layout.kind == "parts":
         return None
-    if not _sums_to(judged, _number(judged.rows[0], "sum"), (count - 1) * biases.total(judged)):
+    if not _sums_to(judged, judged.rows[0].number("sum"), (count - 1) * biases.total(judged)):
         return None
     text = (
         f"the bias of {judged.place.key[1]} is added on each of the {count} ranks before the "
@@ -178,12 +177,7 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
         first, second = (judged.rows[index].rank for index in twins)
         text = f"rank {second} holds the part of another rank: the same numbers as rank {first}"
         return Cause("another_ranks_part", True, text)
-    l2 = sum(row.l2**2 for row in judged.rows) ** 0.5
-    moved = sum(_number(row, "sum") for row in judged.rows) - _number(reference, "sum")
-    slack = layout.limit * reference.l2
-    if layout.error < _FAR * layout.limit:
-        return None  # a rank's part is nothing like that of another
-    if not (abs(l2 - reference.l2) <= slack and abs(moved) <= slack * reference.numel**0.5):
+    if not judged.has_parts_in_other_order:
         return None
     text = (
         "the ranks hold each other's parts: together they have the numbers of the reference, but "
@@ -221,11 +215,6 @@ _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
 )
 
 
-def _number(row: RankRow, name: str) -> float:
-    value = row.row.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
 def _sums_to(judged: JudgedPlace, total: float, moved: float) -> bool:
     """Return whether a sum is that of the reference, moved by a number other than zero."""
     reference = judged.place.reference
@@ -233,7 +222,7 @@ def _sums_to(judged: JudgedPlace, total: float, moved: float) -> bool:
         return False
     rounding = _ROUNDING * reference.l2 * reference.numel**0.5
     slack = max(_EXACT * abs(moved), rounding)
-    actual = total - _number(reference, "sum")
+    actual = total - reference.number("sum")
     return bool(abs(moved) > 10 * rounding and abs(actual - moved) <= slack)
 
 
