@@ -33,7 +33,7 @@ Attend = Callable[..., Any]
 
 
 class Attention(nn.Module):
-    """What stands for the attention function of one module."""
+    """The attention function of one module, as a module."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, compute: Callable[[], Any]) -> Any:
         """Return the output of the function, which `compute` calls with tensors of its own."""
@@ -52,7 +52,7 @@ _cache = _Cache()
 
 
 def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
-    """Return the children of a module that calls the function, and what stands for that."""
+    """Return the children of a module that calls the function, and the function as one of them."""
     cls: Any = type(module)
     if not _calls_function(cls) or _NAME in module._modules:
         return None
@@ -70,7 +70,7 @@ def _calls_function(cls: type) -> bool:
 
 
 def _noting_new_keys(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a cache's `update` that notes what is new among the keys and values it returns."""
+    """Return a cache's `update` that also notes the new keys and values."""
 
     @functools.wraps(update)
     def note(cache: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def _noting_new_keys(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recording(get: Callable[..., Attend]) -> Callable[..., Attend]:
-    """Return a lookup of attention functions whose result is recorded."""
+    """Return a `get_interface` whose attention functions are recorded."""
 
     @functools.wraps(get)
     def look_up(*args: Any, **kwargs: Any) -> Attend:
@@ -150,16 +150,15 @@ def _watch_caches(module: ModuleType) -> None:
 
 
 def _watch_attention(module: ModuleType) -> None:
-    if _is_wanted():
-        part_finders.append(_parts)
-        _patches.replace(module.AttentionInterface, "get_interface", _recording)
+    interface = getattr(module, "AttentionInterface", None)  # not in older versions
+    if _is_wanted() and hasattr(interface, "get_interface"):
+        _patches.add(part_finders, _parts)
+        _patches.replace(interface, "get_interface", _recording)
 
 
 def uninstall() -> None:
     """Restore the functions."""
     _patches.undo()
-    if _parts in part_finders:
-        part_finders.remove(_parts)
 
 
 HOOKS = {

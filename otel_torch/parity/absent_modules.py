@@ -1,4 +1,4 @@
-"""The rule for modules that the port does not have at all, weights included: it leaves them out.
+"""The rule for modules that the port lacks together with their weights: it leaves them out.
 
 reference    q_proj -> q_norm -> (rotation) -> attn in[0]
 port         q_proj ->           (rotation) -> attn in[0]    the first wrong pair
@@ -49,7 +49,7 @@ def _is_left_out(evidence: Evidence, call: ModuleCall, first: TensorPair) -> boo
 
 
 def _is_right(evidence: Evidence, role: Role) -> bool:
-    """Return whether a value is right, or one that is has the same numbers in another shape."""
+    """Return whether a value is right, or has the numbers of a right one in another shape."""
     return role.value in evidence.right or any(
         source.value in evidence.right for source in _sources(role)
     )

@@ -243,7 +243,7 @@ def _pair_modules_alike(alignment: Alignment) -> None:
     """Pair calls of one name in paired containers; their outputs only if all inputs are equal."""
     ports = _unpaired_by_container(alignment, alignment.port)
     for key, calls in _unpaired_by_container(alignment, alignment.reference).items():
-        # one name is not much: of other numbers of calls, only those with equal inputs correspond
+        # a name alone is weak evidence: if one side has more calls, only equal inputs pair them
         for reference, port in _pair_in_order(alignment, calls, ports.get(key, []), by_input=True):
             _pair_calls(alignment, reference, port)
             if reference.module_path in alignment.modules.matched:

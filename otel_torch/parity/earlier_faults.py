@@ -19,7 +19,7 @@ from otel_torch.parity.values import Relation
 _KEEPS_NORM = 1e-5
 # distance from 1 at which the ratio of two norms counts as different
 _CHANGES_NORM = 1e-3
-# how far beyond the limit, and near the first wrong pair's, the error of a value not passed on is
+# a value that is not passed on is off by this many limits, and by this share of the first error
 _NOT_PASSED_ON, _SIMILAR = 20.0, 0.25
 
 

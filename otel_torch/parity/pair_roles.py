@@ -243,7 +243,7 @@ def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> 
     if any(value.sketch is None or value.is_constant for value in values):
         return None
     if len({len(value.sketch) for value in values if value.sketch is not None}) > 1:
-        return None  # of tokens in other shapes
+        return None  # sketches of rows in other shapes
     relation = _sum_relation(comparer, whole, parts)
     return relation if relation.is_right else None
 

@@ -287,7 +287,7 @@ def _missing(fault: Fault) -> Cause | None:
 
 
 def _have_equal_sketches(value: TensorValue, other: TensorValue) -> bool:
-    """Return whether two sketches have one length; those of tokens have that of all their rows."""
+    """Return whether two sketches have the same length; those of tokens depend on the shape."""
     if value.sketch is None or other.sketch is None:
         return True
     return len(value.sketch) == len(other.sketch)

@@ -179,7 +179,7 @@ def _sketches(clues: Clues) -> tuple[Vector, Vector] | None:
     if reference.sketch is None or port.sketch is None or reference.numel != port.numel:
         return None
     if len(reference.sketch) != len(port.sketch):
-        return None  # of tokens in other shapes
+        return None  # sketches of rows in other shapes
     if reference.numel < _FEWEST or not np.isfinite([reference.sketch, port.sketch]).all():
         return None
     return reference.sketch, port.sketch

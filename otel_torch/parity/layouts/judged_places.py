@@ -18,9 +18,9 @@ _FORWARD_PHASES = ("forward", "eval")
 _ACTIVATION_PHASES = (*_FORWARD_PHASES, "backward")
 # how closely the ranks differ by their terms, relative
 _ADDED = 0.02
-# how many times its limit the error of parts in another order is at least
+# parts in another order are at least this many limits off
 _FAR = 20.0
-# how far apart, relative, two ranks' numbers are no longer one tensor with other rounding
+# relative distance from which on two ranks hold different tensors, and not other roundings
 _DIFFERENT = 1e-2
 
 

@@ -9,7 +9,7 @@ from otel_torch.recording.rows import Row
 from otel_torch.records import TOKENS
 
 _BATCH = ("shape", "hashes", "ids", "positions")
-# of the first rows, among which the tokens of the first forward are
+# rows that are searched for the first forward's tokens
 _MOST_ROWS = 20_000
 
 

@@ -177,7 +177,7 @@ class _TrainingComparison:
         pairs = [pair for pair in self._pairs if pair.models == steps.map(lambda step: step.model)]
         context = StepContext(steps, self._matched, self._optimizers)
         gradients = self._compare_gradients(context, pairs, noise)
-        if report.first is None and pairs:  # without, the updates show nothing of the parameters
+        if report.first is None and pairs:  # without pairs, updates show nothing of the parameters
             self._compare_updates(context, pairs, gradients)
         if report.first is not None:
             report.position = steps.reference.position
