@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from otel_torch import bootstrap
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
+from otel_torch.parity.report.text import render_text
 from otel_torch.sources import tokens
 from otel_torch.sources.tokens import Tokens
 from tests.programs.packed_engine import LogitsProcessor, PackedEngine, ServingEngine
@@ -508,3 +509,47 @@ def test_of_ranks_only_what_all_hold_is_compared(
     assert "layers.1.mlp" in compared and "layers.1.mlp.gate_up_proj" not in compared
     first = report.first and report.first.port_module
     assert first == (None if fault is None else "logits_processor")
+
+
+# -- log-probabilities of the tokens that follow
+
+
+def test_log_probabilities_of_a_match_are_equal(reference: Path, tmp_path: Path) -> None:
+    report = diff(reference, record(tmp_path / "port.jsonl", prefill_and_decode, make()))
+    compared = report.log_probabilities
+    assert compared is not None and compared.largest < 1e-5
+    assert compared.tokens + compared.unknown == 18  # of the last ones, none follows
+
+
+def log_probability(model: Any, request: int, position: int) -> float:
+    with torch.no_grad():
+        logits = model(IDS).logits[request, position - 1]
+    return float(logits.log_softmax(-1)[IDS[request, position]])
+
+
+def test_the_largest_difference_of_a_log_probability_is_told_with_its_module(
+    reference: Path, tmp_path: Path
+) -> None:
+    port = make()
+    other_eps(port)
+    report = diff(reference, record(tmp_path / "port.jsonl", left_padded, port))
+    compared = report.log_probabilities
+    assert compared is not None and compared.tokens >= 5
+    place = compared.request, compared.position
+    assert compared.reference == pytest.approx(log_probability(make(), *place), abs=1e-5)
+    assert compared.port == pytest.approx(log_probability(port, *place), abs=1e-5)
+    assert compared.largest == pytest.approx(abs(compared.reference - compared.port))
+    assert compared.module == "model.layers.1.input_layernorm"
+    assert "Log-probabilities of" in render_text(report, color=False)
+
+
+def test_log_probabilities_of_an_engine_are_those_of_its_logits(
+    tmp_path: Path, engine_tokens: None
+) -> None:
+    clean = compare_engine(tmp_path, lambda engine: None, ServingEngine).log_probabilities
+    assert clean is not None and clean.largest < 1e-5
+    scaled = compare_engine(tmp_path / "scaled", scaled_logits, ServingEngine).log_probabilities
+    assert scaled is not None and scaled.largest > 1e-3
+    assert scaled.port_module == "logits_processor"
+    # the engine computes the logits of each forward's last tokens only
+    assert scaled.tokens + scaled.unknown < 18

@@ -33,7 +33,7 @@ def test_the_tokens_of_a_step_are_those_of_the_scheduler(tmp_path: Path) -> None
     tokens = {
         (row["model"], row["step"], row["call"]): (row["ids"], row["positions"], row["requests"])
         for row in rows
-        if row["phase"] == "tokens"
+        if row["tensor"] == "tokens"
     }
     whole = [
         ([1, 2, 0, 0, 0], [0, 1, -1, -1, -1], [0, 0, -1, -1, -1]),

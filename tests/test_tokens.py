@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -204,3 +204,46 @@ def test_row_sketches_survive_autocast_and_deterministic_mode() -> None:
             model(IDS)
         assert torch.equal(row_sketches(x), expected)
     assert decoded(sink, "head", "out").shape == (6, ROW_NUMBERS)
+
+
+# -- log-probabilities of the likeliest next ids
+
+
+class Output(NamedTuple):
+    logits: Tensor
+
+
+class LogitsModel(LanguageModel):
+    def forward(self, input_ids: Tensor) -> Output:
+        return Output(super().forward(input_ids))
+
+
+def recorded_log_probabilities(module: nn.Module, *args: Any, **settings: str) -> list[Any]:
+    with recording(capture="tokens", **settings) as sink:
+        module(*args)
+    return sink.rows("module", "stats", tensor="logprobs", phase="tokens")
+
+
+def test_the_likeliest_ids_of_each_row_are_recorded_with_their_log_probabilities() -> None:
+    model = LogitsModel()
+    expected = model(IDS).logits.log_softmax(-1).reshape(6, 32).sort(descending=True)
+    ((module, stats),) = recorded_log_probabilities(model, IDS, token_ids="1")
+    assert (module, stats["shape"]) == ("", [2, 3, 32])
+    assert stats["ids"] == expected.indices.reshape(-1).tolist()
+    values = np.frombuffer(base64.b64decode(stats["logprobs"]), "<f4")
+    assert values == pytest.approx(expected.values.detach().reshape(-1).numpy(), abs=1e-6)
+
+
+def test_ids_of_logits_are_hashed_unless_asked_for() -> None:
+    ((_, stats),) = recorded_log_probabilities(LogitsModel(), IDS)
+    assert set(stats) == {"shape", "hashes", "logprobs"}
+    assert len(base64.b64decode(stats["hashes"])) == 8 * 6 * 32
+
+
+def test_a_logits_processor_returns_logits_and_other_outputs_are_none() -> None:
+    class LogitsProcessor(nn.Linear):
+        pass
+
+    rows = recorded_log_probabilities(LogitsProcessor(8, 40), torch.randn(5, 8))
+    assert [stats["shape"] for _, stats in rows] == [[5, 32]]
+    assert recorded_log_probabilities(LanguageModel(), IDS) == []

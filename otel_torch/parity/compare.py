@@ -30,7 +30,7 @@ from otel_torch.parity.diagnosis.diagnose import Diagnosis
 from otel_torch.parity.diagnosis.stored_tensors import StoredTensors, find_tensors, open_tensors
 from otel_torch.parity.environment import environment_differences
 from otel_torch.parity.faults import Judgment, MissingModule
-from otel_torch.parity.finding import ComparedPair, Report, UncomparedTensor
+from otel_torch.parity.finding import ComparedPair, LogProbabilities, Report, UncomparedTensor
 from otel_torch.parity.findings import MOST_SEARCHED, Findings, healed_finding
 from otel_torch.parity.forwards import SKIPPED_PHASES, WARM_UP, ForwardRows, iterate_forwards
 from otel_torch.parity.judge import judge
@@ -61,6 +61,7 @@ from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tokens.handed_on_parts import pair_handed_on_parts
+from otel_torch.parity.tokens.log_probabilities import name_contribution
 from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
@@ -175,6 +176,7 @@ class _Comparison:
         self._coverage = Coverage()
         self._quantized = quantized
         self._dtypes = Sides[set[str]](set(), set())
+        self._log_probabilities: dict[str, LogProbabilities] = {}
         self.is_unrelated = False
 
     def run(self) -> Report:
@@ -253,6 +255,7 @@ class _Comparison:
             )
             if by_tokens is not None:
                 self._findings.tokens = by_tokens.tokens
+                self._log_probabilities = by_tokens.log_probabilities
                 self._plans.off = True
                 self._noise = NoiseForwards(None, self._recordings, self._warn, self._progress)
                 self.report.warnings += by_tokens.warnings
@@ -381,6 +384,8 @@ class _Comparison:
         alignment = align(*programs, self._match.modules, comparer)
         if tokens := self._findings.tokens.get(reference.model):
             pair_handed_on_parts(alignment, tokens)
+        if log_probabilities := self._log_probabilities.get(reference.model):
+            name_contribution(log_probabilities, alignment.pairs)
         missing = self._missing_modules(programs)
         self._plans.learn(lookup, alignment, rows, bool(missing))
         if self.report.isolated:
@@ -451,6 +456,9 @@ class _Comparison:
         report.compared = self._retained.finish()
         report.compared_left_out = self._retained.count - len(report.compared)
         self._rank_lower_precision()
+        report.log_probabilities = max(
+            self._log_probabilities.values(), key=lambda model: model.largest, default=None
+        )
         report.weaker = self._coverage.forwards > 0 and not self._coverage.has_sketches
         self._add_warnings()
         report.introduced = findings.faults

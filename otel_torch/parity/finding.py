@@ -147,6 +147,33 @@ class ComparedPair:
 
 
 @dataclass(slots=True)
+class LogProbabilities:
+    """How the log-probabilities differ that two programs gave the tokens which followed.
+
+    Attributes:
+        tokens: How many were compared.
+        unknown: How many were not, because the token is none of the likeliest of a program.
+        largest: The largest difference, in nats, and of which token.
+        index: Of the token before it, among those that were matched.
+        reference: Its log-probability in the reference, natural logarithm.
+        port: Likewise.
+        module: The module of the reference that adds most to the error of that token, if known.
+        port_module: Likewise.
+    """
+
+    tokens: int = 0
+    unknown: int = 0
+    largest: float = 0.0
+    index: int | None = None
+    request: int | None = None
+    position: int | None = None
+    reference: float | None = None
+    port: float | None = None
+    module: str | None = None
+    port_module: str | None = None
+
+
+@dataclass(slots=True)
 class Report:
     """The result of a comparison.
 
@@ -171,6 +198,7 @@ class Report:
         lower_precision: What each module adds to the error of a program in lower precision, if one
             of the two is.
         golden: Which program is nearer to the golden recording, if one was given.
+        log_probabilities: How those of the tokens differ, where rows are tokens.
     """
 
     verdict: Verdict
@@ -195,6 +223,7 @@ class Report:
     isolated: bool = False
     golden: GoldenComparison | None = None
     lower_precision: LowerPrecision | None = None
+    log_probabilities: LogProbabilities | None = None
 
     def __repr__(self) -> str:
         from otel_torch.parity.report.notebook import describe_report
@@ -234,6 +263,8 @@ class Report:
             content["golden"] = _to_json(self.golden)
         if self.lower_precision is not None:
             content["lower_precision"] = _to_json(self.lower_precision)
+        if self.log_probabilities is not None:
+            content["log_probabilities"] = _to_json(self.log_probabilities)
         if everything:
             content["compared"] = _to_json(self.compared)
             content["compared_left_out"] = self.compared_left_out

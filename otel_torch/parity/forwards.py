@@ -41,6 +41,7 @@ class ForwardRows:
         cut: The forward is longer, and was cut at a change of step.
         repeated: A tensor repeated within the step, and no call was recorded.
         tokens: The row that says which tokens it computes, if one was recorded.
+        log_probabilities: The row of the likeliest next tokens, likewise.
         parts: (batch, start, stop) of its rows.
     """
 
@@ -50,6 +51,7 @@ class ForwardRows:
     repeated: bool = False
     length: int = 0
     tokens: Row | None = None
+    log_probabilities: Row | None = None
     parts: list[tuple[RowBatch, int, int]] = field(default_factory=list)
 
     @property
@@ -181,11 +183,17 @@ class _ForwardCutter:
             row += 1
 
     def _find_tokens(self, batch: RowBatch, start: int, stop: int) -> None:
-        """Keep the row of a forward's tokens, which stands before the forward."""
+        """Keep the rows of a forward's tokens (before the forward) and of what may follow them."""
         kinds = self._kinds.kinds
         for row in range(start, stop):
-            if kinds[int(batch.kinds[row])].phase == TOKENS:
-                (self._tokens,) = batch.rows(row, row + 1)
+            kind = kinds[int(batch.kinds[row])]
+            if kind.phase != TOKENS:
+                continue
+            (entry,) = batch.rows(row, row + 1)
+            if kind.tensor == "tokens":
+                self._tokens = entry
+            elif self._current is not None:
+                self._current.log_probabilities = entry
 
     def finish(self) -> Iterator[ForwardRows]:
         """Yield the forwards that the recording's end ends."""

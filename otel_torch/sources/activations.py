@@ -103,6 +103,7 @@ class Activations(Source):
         self._selected_count = 0
         self._compiled_call = events.compiled_call
         self._nonfinite_call = events.nonfinite_call
+        self._output_recorded = events.output_recorded
         ParameterObserver(session, self.selection, self._measurer, events)
         events.forward_ended.append(self.report_silent_parts)
 
@@ -206,6 +207,7 @@ class Activations(Source):
                 self._measurer.report_unwalked(site.model.name, kind)
             if self._outputs and self._measurer.add(call, tensors):
                 self._report_nonfinite(call, tensors)
+            self._report_output(call, tensors)
             if self._gradients and torch.is_grad_enabled() and call.phase != warm_ups.PHASE:
                 self._gradient_observer.watch(call, tensors)
         except Exception as error:
@@ -238,8 +240,14 @@ class Activations(Source):
                 names = self._parameter_names_of(site) if entering else None
                 # compiled code reuses memory freely, so that no tensor can be recognized by it
                 self._measurer.add(call, tensors, names, recognize=False)
+            if not entering:
+                self._report_output(call, tensors)
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
+
+    def _report_output(self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for notify in self._output_recorded:
+            notify(call, tensors)
 
     def _report_nonfinite(
         self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     # model, ids of the parameters that have changed, the training step that changed them
     Updated = Callable[[Model, frozenset[int], TrainingStep], None]
     # the call, and its inputs or outputs by label
-    NonFiniteCall = Callable[[RecordedCall, list[tuple[str, Tensor]]], None]
+    TensorsOfCall = Callable[[RecordedCall, list[tuple[str, Tensor]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class RunEvents:
         forward_began: its step and phase are known; none of its modules has run.
         forward_ended: an outermost forward has ended.
         nonfinite_call: an input or output of the call that this thread is in has a NaN or Inf.
+        output_recorded: the outputs of a recorded call were measured.
         program_resumes: an outermost forward, a backward pass or an optimizer's step has ended
             and is recorded. What a subscriber raises, the program gets.
         training_forward: a forward with gradients of a model that is trained is about to run.
@@ -68,7 +69,8 @@ class RunEvents:
     forward_starting: list[Callable[[], None]] = field(default_factory=list)
     forward_began: list[ForwardBegan] = field(default_factory=list)
     forward_ended: list[Callable[[], None]] = field(default_factory=list)
-    nonfinite_call: list[NonFiniteCall] = field(default_factory=list)
+    nonfinite_call: list[TensorsOfCall] = field(default_factory=list)
+    output_recorded: list[TensorsOfCall] = field(default_factory=list)
     program_resumes: list[Callable[[], None]] = field(default_factory=list)
     training_forward: list[Callable[[ActiveStep, Inputs], None]] = field(default_factory=list)
     backward_starting: list[Callable[[Sequence[Tensor]], None]] = field(default_factory=list)

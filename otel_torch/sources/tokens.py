@@ -8,13 +8,16 @@ request. A framework with a packed batch knows these and adds a source to `token
         return Tokens(ids=runner.input_ids, positions=runner.positions, requests=runner.requests)
 
     token_sources.insert(0, packed_batch)
+
+A record `logprobs` of this phase stands behind those of a module that returns logits: for each row
+the likeliest next ids with their log-probabilities. Which one follows, a later forward says.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,9 +35,11 @@ from otel_torch.sources.values import argument_names
 from otel_torch.sources.warm_ups import PHASE
 from otel_torch.statistics.graph_capture import is_capturing
 from otel_torch.statistics.row_layout import ROWS_MAX
-from otel_torch.statistics.token_rows import NO_TOKEN, measure_tokens
+from otel_torch.statistics.token_rows import NO_TOKEN, measure_log_probabilities, measure_tokens
 
 Integers = Tensor | Sequence[int]
+
+_NOT_OF_TOKENS = (PHASE, "recompute")  # phases in which no token is computed for the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class TokenObserver:
     def __init__(self, session: Session, selection: ModuleSelection, events: RunEvents) -> None:
         self._session, self._selection = session, selection
         events.forward_began.append(self._on_forward)
+        events.output_recorded.append(self._on_outputs)
 
     def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
         is_wanted = context.recording and self._selection.has_model(model.name)
@@ -105,6 +111,26 @@ class TokenObserver:
             step_scope=context.active.scope,
         )
         self._session.recorder.add(MeasuredTensor(call, "tokens", measurement, time.time_ns()))
+
+    def _on_outputs(self, call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> None:
+        logits = None if call.phase in _NOT_OF_TOKENS else _find_logits(call, tensors)
+        if logits is None or is_capturing():
+            return
+        hashed = not self._session.settings.token_ids
+        measurement = measure_log_probabilities(logits, hashed=hashed)
+        of_tokens = replace(call, phase=TOKENS, inputs=frozenset())
+        self._session.recorder.add(
+            MeasuredTensor(of_tokens, "logprobs", measurement, time.time_ns())
+        )
+
+
+def _find_logits(call: RecordedCall, tensors: list[tuple[str, Tensor]]) -> Tensor | None:
+    """Return the logits by the names that transformers and vLLM have made common, or None."""
+    is_processor = call.class_name.endswith("LogitsProcessor")
+    for label, tensor in tensors:
+        if is_processor or (not call.module and label == "out.logits"):
+            return tensor if tensor.is_floating_point() and tensor.dim() > 1 else None
+    return None
 
 
 def _find(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens | None:

@@ -3,6 +3,7 @@
 A row holds one column after another, of `length` numbers each:
 
     ids in 3 parts | positions | requests       whichever are known
+    ids in 3 parts | log-probabilities          of the likeliest next ids, row after row
 
 An id is hashed with splitmix64 (https://prng.di.unimi.it/splitmix64.c) unless it may be recorded.
 """
@@ -29,6 +30,8 @@ _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _MIX, _LAST_MIX = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 # a padding has no request and no position
 NO_TOKEN = -1
+# how many next ids are recorded for each row of logits
+LIKELIEST = 32
 
 
 @unobserved
@@ -60,6 +63,25 @@ def measure_tokens(
     names = tuple("hashes" if name == "ids" and hashed else name for name in columns)
     count, shape, dtype = leading.numel(), list(leading.shape), str(leading.dtype)
     return Measurement(_joined(parts), names, count, count, shape, dtype)
+
+
+@unobserved
+def measure_log_probabilities(logits: Tensor, *, hashed: bool) -> Measurement:
+    """Return the row of the `LIKELIEST` next ids of up to `ROWS_MAX` rows, without waiting.
+
+    Args:
+        logits: Floating point, shape (..., vocabulary).
+        hashed: Whether to record a hash of each id.
+    """
+    rows = logits.detach().reshape(-1, logits.shape[-1])[:ROWS_MAX]
+    values, ids = rows.topk(min(LIKELIEST, rows.shape[-1]), -1)
+    totals = torch.logsumexp(rows.float(), -1, keepdim=True)
+    flat = ids.reshape(-1)
+    log_probabilities = (values.float() - totals).reshape(-1)
+    parts = [*split_into_parts(mix(flat) if hashed else flat), log_probabilities]
+    names = ("hashes" if hashed else "ids", "logprobs")
+    shape = [*logits.shape[:-1], values.shape[-1]]
+    return Measurement(_joined(parts), names, flat.numel(), flat.numel(), shape, str(logits.dtype))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | list[float]:
@@ -100,17 +122,19 @@ def token_statistics(row: Sequence[float], measurement: Measurement) -> dict[str
     for name, width in zip(names, widths, strict=True):
         parts, columns = columns[:width], columns[width:]
         if name == "hashes":
-            stats[name] = _encode([join_parts(number) for number in zip(*parts, strict=True)])
+            stats[name] = _encode("Q", [join_parts(number) for number in zip(*parts, strict=True)])
         elif width > 1:
             stats[name] = [join_parts(number) for number in zip(*parts, strict=True)]
+        elif name == "logprobs":
+            stats[name] = _encode("f", parts[0])
         else:
             stats[name] = [int(number) for number in parts[0]]
     return stats
 
 
-def _encode(numbers: Sequence[int]) -> str:
-    """Encode hashes for a recording: base64 of little-endian integers of 64 bits."""
-    integers = array("Q", numbers)
+def _encode(kind: str, numbers: Sequence[float]) -> str:
+    """Encode numbers for a recording: base64, little-endian, of a type code of `array`."""
+    packed = array(kind, numbers)
     if array("H", [1]).tobytes() != b"\x01\x00":
-        integers.byteswap()
-    return b64encode(integers.tobytes()).decode()
+        packed.byteswap()
+    return b64encode(packed.tobytes()).decode()

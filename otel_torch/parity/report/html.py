@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from otel_torch.parity.finding import Finding, Report, UncomparedTensor
+from otel_torch.parity.finding import Finding, LogProbabilities, Report, UncomparedTensor
 from otel_torch.parity.golden import GoldenComparison
 from otel_torch.parity.lower_precision import LowerPrecision
 from otel_torch.parity.report.html_charts import Chart, error_by_depth, module_by_step
@@ -25,6 +25,7 @@ from otel_torch.parity.report.wording import (
     golden_sentence,
     harmless_kind,
     headline,
+    log_probabilities_sentence,
     module_name,
     place_of,
     precision_sentence,
@@ -58,6 +59,7 @@ def _page(report: Report) -> str:
         *_summary(report),
         *_path(report),
         *_golden(report.golden),
+        *_log_probabilities(report.log_probabilities),
         *_precision(report.lower_precision),
         *(line for id, chart in charts.items() for line in chart.section(id)),
         *module_tree(report),
@@ -158,6 +160,13 @@ def _path(report: Report) -> list[str]:
         f"<details{_open(rows)}><summary>{len(rows):,} pairs</summary>",
         f"<div class=wide>{html_table(header, rows, numbers=2)}</div></details>",
     ]
+
+
+def _log_probabilities(compared: LogProbabilities | None) -> list[str]:
+    """Return how the log-probabilities of the tokens differ."""
+    if compared is None:
+        return []
+    return ["<h2>Log-probabilities</h2>", f"<p>{escaped(log_probabilities_sentence(compared))}</p>"]
 
 
 def _golden(golden: GoldenComparison | None) -> list[str]:

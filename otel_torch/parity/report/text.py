@@ -20,6 +20,7 @@ from otel_torch.parity.report.wording import (
     closest_to_floor,
     count_summary,
     environment_sentence,
+    log_probabilities_sentence,
 )
 from otel_torch.rendering.words import plural
 
@@ -69,6 +70,7 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
         blocks = [_incomparable_block(report, screen)]
     blocks += [
         golden_block(report.golden, screen),
+        _log_probabilities_block(report, screen),
         coverage_block(report, screen),
         _verdict_line(report, screen),
     ]
@@ -101,6 +103,12 @@ def _match_block(report: Report, screen: Screen) -> list[str]:
     if report.weaker:
         lines += screen.wrap(f"! {WEAKER_VERDICT}", "yellow", hanging_indent="  ")
     return lines
+
+
+def _log_probabilities_block(report: Report, screen: Screen) -> list[str]:
+    if report.log_probabilities is None:
+        return []
+    return screen.wrap(log_probabilities_sentence(report.log_probabilities), hanging_indent="  ")
 
 
 def _incomparable_block(report: Report, screen: Screen) -> list[str]:

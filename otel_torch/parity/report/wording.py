@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterable
 
 from otel_torch.parity.environment import EnvironmentDifference
-from otel_torch.parity.finding import Finding, Kind, Report, Side, State, UncomparedTensor
+from otel_torch.parity.finding import (
+    Finding,
+    Kind,
+    LogProbabilities,
+    Report,
+    Side,
+    State,
+    UncomparedTensor,
+)
 from otel_torch.parity.golden import GoldenComparison
 from otel_torch.parity.lower_precision import LowerPrecision
 from otel_torch.parity.report.pairs import StepKey, error_over_floor, excess, worst_pair
@@ -86,6 +94,24 @@ def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
     'The environments differ (reference → port): torch 2.12.0 → 2.13.0.'
     """
     return f"The environments differ (reference → port): {', '.join(map(str, differences))}."
+
+
+def log_probabilities_sentence(compared: LogProbabilities) -> str:
+    """Return what the log-probabilities of the tokens show."""
+    text = f"Log-probabilities of {plural(compared.tokens, 'token')}: "
+    if compared.reference is None or compared.port is None:
+        text = "No log-probability of a token was compared"
+    else:
+        text += (
+            f"the largest difference is {format_error(compared.largest)}, of token "
+            f"{compared.position} of request {compared.request} ({compared.reference:.4f} in the "
+            f"reference, {compared.port:.4f} in the port)"
+        )
+        if compared.module is not None and compared.largest:
+            text += f"; {compared.module} adds most to its error"
+    if compared.unknown:
+        text += f". Not compared: {plural(compared.unknown, 'token')} that a program found unlikely"
+    return f"{text}."
 
 
 def golden_sentence(golden: GoldenComparison) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from otel_torch.parity.call_graph import Role
 from otel_torch.parity.faults import Fault
+from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tokens.requests import MatchedToken
 
 
@@ -17,17 +18,24 @@ def describe_first_token(fault: Fault, tokens: Sequence[MatchedToken]) -> str:
     pair, relation = fault.pair, fault.relation
     if pair is None or relation is None:
         return ""
+    errors = errors_by_token(pair)
+    wrong = {number: not error <= relation.limit for number, error in errors.items()}
+    if not any(wrong.values()):
+        return ""
+    return _describe([tokens[number] for number in wrong], np.array(list(wrong.values())))
+
+
+def errors_by_token(pair: TensorPair) -> dict[int, float]:
+    """Return the relative L2 error of each token of a pair, by number; empty if not known."""
     reference, port = _sum(pair.reference), _sum(pair.port)
     numbers = pair.reference[0].row.get("tokens")
     if numbers is None or reference is None or port is None or reference.shape != port.shape:
-        return ""
-    rows = reference.reshape(len(numbers), -1), port.reshape(len(numbers), -1)
-    error = np.linalg.norm(rows[0] - rows[1], axis=1)
-    size = np.linalg.norm(rows[0], axis=1)
-    wrong = ~(error <= relation.limit * size)
-    if not wrong.any():
-        return ""
-    return _describe([tokens[number] for number in numbers], wrong)
+        return {}
+    rows, port_rows = (side.reshape(len(numbers), -1) for side in (reference, port))
+    distance = np.linalg.norm(rows - port_rows, axis=1)
+    with np.errstate(all="ignore"):
+        errors = np.where(distance == 0, 0.0, distance / np.linalg.norm(rows, axis=1))
+    return dict(zip(numbers, errors.tolist(), strict=True))
 
 
 def _sum(roles: Sequence[Role]) -> NDArray[np.float64] | None:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from otel_torch.parity.finding import LogProbabilities
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.log_probabilities import compare_log_probabilities
 from otel_torch.parity.tokens.merge import merge_forwards
 from otel_torch.parity.tokens.requests import (
     MatchedToken,
@@ -27,11 +29,13 @@ MOST_TOKENS = 4096
 class TokenPairs:
     """Forwards of two runs, merged so that both have the same tokens.
 
-    pairs: one for each model. tokens: those of each pair. warnings: what is not compared.
+    pairs: one for each model. tokens: those of each pair. log_probabilities: of each model that
+    computes logits. warnings: what is not compared.
     """
 
     pairs: list[Sides[ForwardRows]] = field(default_factory=list)
     tokens: dict[str, list[MatchedToken]] = field(default_factory=dict)
+    log_probabilities: dict[str, LogProbabilities] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -79,6 +83,9 @@ def pair_by_tokens(
             places = Sides(*([token.places[side] for token in tokens] for side in (0, 1)))
             result.pairs.append(merge_forwards(forwards, places, match.modules, kinds))
             result.tokens[model] = tokens
+            log_probabilities = compare_log_probabilities(forwards, tokens)
+            if log_probabilities is not None:
+                result.log_probabilities[model] = log_probabilities
     if not result.pairs:
         return None, rest
     result.warnings = _warnings(sides, result)

@@ -74,7 +74,7 @@ def read_tokens(forward: ForwardRows) -> TokenForward | None:
         return None
     grid = tuple(row["shape"])
     count = int(np.prod(grid))
-    hashes, positions = _hashes(row), row.get("positions")
+    hashes, positions = hashes_of(row), row.get("positions")
     if hashes is None or positions is None or not len(hashes) == len(positions) == count:
         return None
     where = np.array(positions, dtype=np.int64)
@@ -84,7 +84,8 @@ def read_tokens(forward: ForwardRows) -> TokenForward | None:
     return TokenForward(forward, grid, hashes, where, np.array(requests, dtype=np.int64))
 
 
-def _hashes(row: Row) -> NDArray[np.uint64] | None:
+def hashes_of(row: Row) -> NDArray[np.uint64] | None:
+    """Return the hashes of a row's ids, None if it has none."""
     if "hashes" in row:
         return np.frombuffer(base64.b64decode(row["hashes"]), "<u8").astype(np.uint64)
     return None if "ids" not in row else hash_ids(np.array(row["ids"]))
