@@ -474,7 +474,7 @@ def test_another_rotation_behind_a_norm_of_heads_is_no_missing_norm(
     assert first.port_module == "layers.1.self_attn.rotary_emb"
 
 
-# -- ranks, of which each has a part of some tensors
+# -- ranks that each hold a part of some tensors
 
 
 def in_own_channels(engine: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ranks of a mesh hold of a tensor, of which several have the same part."""
+"""What the ranks of a mesh hold of a tensor when several have the same part."""
 
 from __future__ import annotations
 

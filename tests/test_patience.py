@@ -55,7 +55,7 @@ def test_an_endpoint_that_never_worked_gets_nothing_for_a_message_that_is_overdu
 
 
 def test_data_that_moves_has_time_until_the_deadline(patience: Patience, clock: Clock) -> None:
-    """Each message that begins is waited for anew; between them, the deadline is the bound."""
+    """The wait starts again with each message; between messages only the deadline bounds it."""
     closed = end_program(patience, clock)
     deadline = closed + END_S
     assert patience.waits_until(is_hopeless=False) == deadline

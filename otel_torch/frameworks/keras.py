@@ -17,7 +17,7 @@ from torch import nn
 
 from otel_torch.frameworks.patches import Patches
 from otel_torch.sources.call_stack import unwatched
-from otel_torch.sources.module_names import part_finders
+from otel_torch.sources.module_names import children_of, part_finders
 from otel_torch.sources.warm_ups import warming_up
 
 _patches = Patches()
@@ -69,8 +69,8 @@ def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
     layers: Any = module.__dict__.get("_layers") or ()
     children = {
         name: child
-        for name, child in module._modules.items()
-        if child is not None and not (layers and name == _INNER_MODEL)
+        for name, child in children_of(module).items()
+        if not (layers and name == _INNER_MODEL)
     }
     parameters = children.pop("_torch_params", None)
     registered = set(map(id, children.values()))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from otel_torch import session
 from otel_torch.frameworks.patches import Patches
 from otel_torch.sources.module_dict import ModuleDict
-from otel_torch.sources.module_names import part_finders
+from otel_torch.sources.module_names import children_of, part_finders
 from otel_torch.sources.uncalled_roots import method_codes, with_inner
 
 _NAME = "attn"
@@ -59,8 +59,7 @@ def _parts(module: nn.Module) -> dict[str, nn.Module] | None:
     attention = _attentions.get(module)
     if attention is None:
         attention = _attentions[module] = Attention()
-    children = {name: child for name, child in module._modules.items() if child is not None}
-    return {**children, _NAME: attention}
+    return {**children_of(module), _NAME: attention}
 
 
 @functools.cache

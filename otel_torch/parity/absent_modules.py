@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 
 from otel_torch.parity.call_graph import ModuleCall, Role
+from otel_torch.parity.earlier_faults import KEEPS_NORM, possible_sources
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.faults import Fault, MissingModule
 from otel_torch.parity.modules import counterpart
 from otel_torch.parity.tensor_pair import TensorPair
-
-_SAME_NORM = 1e-5
 
 
 def find_absent(evidence: Evidence, first: TensorPair) -> Fault | None:
@@ -43,7 +42,7 @@ def _is_left_out(evidence: Evidence, call: ModuleCall, first: TensorPair) -> boo
         return False
     if any(role.value in evidence.right for role in outputs):
         return False
-    return not _is_followed_by_right_value(evidence, call, first.time) and not _has_rival(
+    return not _makes_right_value_later(evidence, call, first.time) and not _has_rival(
         evidence, call
     )
 
@@ -56,24 +55,22 @@ def _is_right(evidence: Evidence, role: Role) -> bool:
 
 
 def _sources(role: Role) -> list[Role]:
-    """Return the earlier outputs in a container of which a value is a view or a rotation.
+    """Return the earlier outputs of the container that an input may be a view or a rotation of.
 
     Both keep the norm.
     """
-    container, norm = role.call.parent, role.row.get("l2")
-    if container is None or not isinstance(norm, float):
+    norm = role.row.get("l2")
+    if not isinstance(norm, float):
         return []
     return [
-        output
-        for call in container.children
-        if call.exited < role.time
-        for output in call.outputs
-        if output.value.numel == role.value.numel
-        and math.isclose(output.row.get("l2", math.nan), norm, rel_tol=_SAME_NORM)
+        source
+        for source in possible_sources(role)
+        if source.value.numel == role.value.numel
+        and math.isclose(source.row.get("l2", math.nan), norm, rel_tol=KEEPS_NORM)
     ]
 
 
-def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall, until: int) -> bool:
+def _makes_right_value_later(evidence: Evidence, call: ModuleCall, until: int) -> bool:
     """Return whether code of the same container makes a right value after the call.
 
     Not from what another module returned.

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -79,6 +79,18 @@ class Role:
     value: TensorValue
     row: Row
     time: int
+
+
+def summed_sketch(roles: Sequence[Role]) -> Sketch | None:
+    """Return the sketch of a tensor, or of the sum of several; None if it is not known.
+
+    Sketches of tokens have the length of all their rows, and add up only in equal shapes.
+    """
+    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
+    if len(sketches) < len(roles) or len(set(map(len, sketches))) != 1:
+        return None
+    total: Sketch = np.sum(sketches, axis=0)
+    return total
 
 
 @dataclass(slots=True, eq=False)

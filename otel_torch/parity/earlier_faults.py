@@ -16,7 +16,7 @@ from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.values import Relation
 
 # distance from 1 up to which the ratio of two norms may be that of a rotation
-_KEEPS_NORM = 1e-5
+KEEPS_NORM = 1e-5
 # distance from 1 at which the ratio of two norms counts as different
 _CHANGES_NORM = 1e-3
 # a value that is not passed on is off by this many limits, and by this share of the first error
@@ -38,19 +38,22 @@ def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
             break
         if not is_informative(role):
             continue
-        siblings = [s for s in evidence.sibling_roles(role) if is_informative(s)]
-        is_new = role.value.birth is role and not evidence.is_matched(role.value)
-        is_unlike = _fails_to_pass_on(evidence, role, siblings, first) or (
-            is_new
-            and (
-                _differs_from_siblings(evidence, role, siblings)
-                or _breaks_sibling_pattern(evidence, role, siblings)
-            )
-        )
+        is_unlike = _is_unlike_siblings(evidence, role, first)
         if is_unlike and not _is_followed_by_right_value(evidence, role.call.parent, until):
             kind = kind_of(first.relation)
             return Fault(kind, fault.reference, Location.of(role), first, first.relation)
     return None
+
+
+def _is_unlike_siblings(evidence: Evidence, role: Role, first: TensorPair) -> bool:
+    siblings = [s for s in evidence.sibling_roles(role) if is_informative(s)]
+    if _fails_to_pass_on(evidence, role, siblings, first):
+        return True
+    if role.value.birth is not role or evidence.is_matched(role.value):
+        return False
+    return _differs_from_siblings(evidence, role, siblings) or _breaks_sibling_pattern(
+        evidence, role, siblings
+    )
 
 
 def _differs_from_siblings(evidence: Evidence, role: Role, siblings: Sequence[Role]) -> bool:
@@ -75,7 +78,7 @@ def _breaks_sibling_pattern(evidence: Evidence, role: Role, siblings: Sequence[R
     slack = max(_CHANGES_NORM, 4 * evidence.comparer.limit(role.value, role.value))
     return any(
         abs(ratio - 1) > slack
-        and all(abs(ratios_.get(source, 0.0) - 1) < _KEEPS_NORM for ratios_ in sibling_ratios)
+        and all(abs(ratios_.get(source, 0.0) - 1) < KEEPS_NORM for ratios_ in sibling_ratios)
         for source, ratio in ratios.items()
     )
 
@@ -87,9 +90,11 @@ def _fails_to_pass_on(
 
     A fused norm also returns the sum of its inputs: the residual.
     """
+    if role.side != "output" or not siblings or first.relation.error is None:
+        return False
     received = _received_by_partner(evidence, role)
     is_paired = any(role in pair.port for pair in evidence.output_pairs(role.call))
-    if role.side != "output" or is_paired or not received or first.relation.error is None:
+    if is_paired or not received:
         return False
     comparer = evidence.comparer
     relations = [comparer.relation(value, role.value) for value in received]
@@ -126,7 +131,7 @@ def _norm_ratios(role: Role) -> dict[tuple[str, str], float]:
     if not isinstance(norm, int | float):
         return {}
     ratios = {}
-    for source in _possible_sources(role):
+    for source in possible_sources(role):
         source_norm = source.row.get("l2")
         if source.value.numel != role.value.numel:
             continue
@@ -136,7 +141,8 @@ def _norm_ratios(role: Role) -> dict[tuple[str, str], float]:
     return ratios
 
 
-def _possible_sources(role: Role) -> list[Role]:
+def possible_sources(role: Role) -> list[Role]:
+    """Return what an output may be made from in its call, or an input in the enclosing call."""
     if role.side == "output":
         return role.call.inputs
     parent = role.call.parent

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from otel_torch.parity.align import enclosing_calls
-from otel_torch.parity.call_graph import ModuleCall, Role, Sketch
+from otel_torch.parity.call_graph import ModuleCall, Role, Sketch, summed_sketch
 from otel_torch.parity.evidence import Evidence, is_informative
 from otel_torch.parity.tensor_pair import TensorPair
 
@@ -72,7 +72,7 @@ def _count_of_size(call: ModuleCall, numel: int) -> int:
 
 def _is_scaled(pair: TensorPair) -> bool:
     """Return whether the wrong value is the right one times a number."""
-    reference, port = _summed_sketch(pair.reference), _summed_sketch(pair.port)
+    reference, port = _finite_sketch(pair.reference), _finite_sketch(pair.port)
     if reference is None or port is None or len(reference) != len(port):
         return False
     square = float(reference @ reference)
@@ -82,13 +82,12 @@ def _is_scaled(pair: TensorPair) -> bool:
     return bool(size) and float(rest @ rest) <= (4 * pair.relation.limit) ** 2 * size
 
 
-def _summed_sketch(roles: Sequence[Role]) -> Sketch | None:
+def _finite_sketch(roles: Sequence[Role]) -> Sketch | None:
     """Return the sketch of one tensor, or of the sum of several; None if unknown or not finite."""
-    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
-    if len(sketches) < len(roles) or len(set(map(len, sketches))) != 1:
+    if len({role.value.numel for role in roles}) > 1:
         return None
-    total: Sketch = np.sum(sketches, axis=0)
-    return total if np.isfinite(total).all() else None
+    total = summed_sketch(roles)
+    return total if total is not None and np.isfinite(total).all() else None
 
 
 def _is_made_later(evidence: Evidence, pair: TensorPair) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,8 @@ class LoadedRecording:
 
     @property
     def captures(self) -> set[str]:
-        """What the run recorded, by its settings; `training` is gradients and updates."""
-        text = str(self.meta.get("settings", {}).get("OTEL_TORCH_CAPTURE", ""))
-        captures = {name.strip() for name in text.split(",")}
-        return captures | ({"gradients", "updates"} if "training" in captures else set())
+        """What the run recorded, by its settings."""
+        return captures_of(self.meta)
 
     def is_trained(self, model: str) -> bool:
         """Return whether the parameters of a model changed: by the metadata, else by gradients."""
@@ -124,3 +122,14 @@ def load_recording_start(
     parameters.sort(key=lambda parameter: parameter.module_path in uncalled)
     dtypes = dtypes_by_module(parameters)
     return LoadedRecording(path, meta, parameters, list(modules), uncalled, dtypes, skipped_phases)
+
+
+def captures_of(meta: Mapping[str, Any]) -> set[str]:
+    """Return what a run recorded, by its metadata; `training` is gradients and updates.
+
+    >>> sorted(captures_of({"settings": {"OTEL_TORCH_CAPTURE": "inputs, tokens"}}))
+    ['inputs', 'tokens']
+    """
+    text = str(meta.get("settings", {}).get("OTEL_TORCH_CAPTURE", ""))
+    captures = {name.strip() for name in text.split(",")}
+    return captures | ({"gradients", "updates"} if "training" in captures else set())

@@ -242,20 +242,16 @@ def _matching_sum(comparer: Comparer, whole: Role, parts: tuple[Role, Role]) -> 
         return None
     if any(value.sketch is None or value.is_constant for value in values):
         return None
-    if len({len(value.sketch) for value in values if value.sketch is not None}) > 1:
-        return None  # sketches of rows in other shapes
     relation = _sum_relation(comparer, whole, parts)
     return relation if relation.is_right else None
 
 
 def _sum_relation(comparer: Comparer, whole: Role, parts: Sequence[Role]) -> Relation:
     limit = 2 * comparer.limit(whole.value, parts[0].value)
-    sketches = [role.value.sketch for role in parts if role.value.sketch is not None]
-    if whole.value.sketch is None or len(sketches) < len(parts):
+    sketches = [role.value.sketch for role in (whole, *parts) if role.value.sketch is not None]
+    if len(sketches) <= len(parts) or len(set(map(len, sketches))) != 1:
         return Relation("different", None, limit)
-    if any(len(sketch) != len(whole.value.sketch) for sketch in sketches):
-        return Relation("different", None, limit)
-    error = float(sum_errors(whole.value.sketch[None], np.stack(sketches)[:, None])[0])
+    error = float(sum_errors(sketches[0][None], np.stack(sketches[1:])[:, None])[0])
     return Relation("equal" if error <= limit else "different", error, limit)
 
 

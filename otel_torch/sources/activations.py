@@ -207,7 +207,8 @@ class Activations(Source):
                 self._measurer.report_unwalked(site.model.name, kind)
             if self._outputs and self._measurer.add(call, tensors):
                 self._report_nonfinite(call, tensors)
-            self._report_output(call, tensors)
+            for observe in self._output_recorded:
+                observe(call, tensors)
             if self._gradients and torch.is_grad_enabled() and call.phase != warm_ups.PHASE:
                 self._gradient_observer.watch(call, tensors)
         except Exception as error:
@@ -240,14 +241,10 @@ class Activations(Source):
                 names = self._parameter_names_of(site) if entering else None
                 # compiled code reuses memory freely, so that no tensor can be recognized by it
                 self._measurer.add(call, tensors, names, recognize=False)
-            if not entering:
-                self._report_output(call, tensors)
+            for observe in () if entering else self._output_recorded:
+                observe(call, tensors)
         except Exception as error:
             self._measurer.report_failure(site.model.name, error)
-
-    def _report_output(self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for notify in self._output_recorded:
-            notify(call, tensors)
 
     def _report_nonfinite(
         self, call: RecordedCall, tensors: list[tuple[str, torch.Tensor]]

@@ -28,13 +28,18 @@ part_finders: list[Callable[[nn.Module], Mapping[str, nn.Module] | None]] = []
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that torch knows to be directly in a module, by name."""
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
 def parts(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     """Return the names and modules that a module directly contains."""
     for find in part_finders:
         named = find(module)
         if named is not None:
             return named.items()
-    return [(name, child) for name, child in module._modules.items() if child is not None]
+    return children_of(module).items()
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
@@ -48,7 +53,7 @@ def wrapped(module: nn.Module) -> nn.Module | None:
         attribute = _WRAPPED_ATTRIBUTES.get(base.__name__)
         if attribute is not None and base.__module__.startswith("torch."):
             return module._modules.get(attribute)
-    children = {name: child for name, child in module._modules.items() if child is not None}
+    children = children_of(module)
     if not children or any(parameter is not None for parameter in module._parameters.values()):
         return None
     name = next(iter(children))

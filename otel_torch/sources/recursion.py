@@ -32,7 +32,7 @@ def is_limit_near() -> bool:
 
 
 def nest_too_deeply(forwards: int) -> bool:
-    """Return whether so many forwards are nested that another direct call must not be recorded.
+    """Return whether forwards are nested too deeply to record another direct call.
 
     A recorded one takes four frames and a bare one takes one, so no later call makes up for them.
     """

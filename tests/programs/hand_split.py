@@ -4,8 +4,8 @@
 
 Run in one process, it is the reference. Tensors are plain: nothing but `tensor_model_parallel` and
 `partition_dim` on the parameters says that they are parts. `sequence` splits norms and residuals
-over the positions, `experts` the experts of a mixture, `fused` has one projection of queries, keys
-and values, of which each rank has a part of each, `train` adds two steps of SGD.
+over the positions, `experts` the experts of a mixture, `fused` projects queries, keys and
+values together, each rank a part of each, and `train` adds two steps of SGD.
 """
 
 import os

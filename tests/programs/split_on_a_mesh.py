@@ -82,16 +82,19 @@ def own_positions():
     return CONTEXT.own(torch.arange(LENGTH), 0)
 
 
-class Reduce(torch.autograd.Function):
-    """Add up the terms of a tensor group; the gradient passes."""
+class AddUp(torch.autograd.Function):
+    """Add up the terms of groups, one group after the other; the gradient passes."""
 
     @staticmethod
-    def forward(context, x):
-        return TENSOR.add_up(x)
+    def forward(context, x, *groups):
+        context.count = len(groups)
+        for group in groups:
+            x = group.add_up(x)
+        return x
 
     @staticmethod
     def backward(context, gradient):
-        return gradient
+        return gradient, *[None] * context.count
 
 
 class Copy(torch.autograd.Function):
@@ -119,18 +122,6 @@ class Gather(torch.autograd.Function):
     def backward(context, gradient):
         group, dim, adds = context.arguments
         return group.own(group.add_up(gradient) if adds else gradient, dim), None, None, None
-
-
-class Sum(torch.autograd.Function):
-    """Add up the terms of all replicas; the gradient passes."""
-
-    @staticmethod
-    def forward(context, x):
-        return DATA.add_up(CONTEXT.add_up(x))
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient
 
 
 class Scatter(torch.autograd.Function):
@@ -172,7 +163,7 @@ class Row(nn.Module):
         self.bias = nn.Parameter(torch.randn(outputs) / 4)
 
     def forward(self, x):
-        return Reduce.apply(F.linear(x, self.weight)) + self.bias
+        return AddUp.apply(F.linear(x, self.weight), TENSOR) + self.bias
 
 
 class Attention(nn.Module):
@@ -238,7 +229,7 @@ class Mixture(nn.Module):
         if is_wrong("mask_group"):  # 5: the mask is another replica's
             counts = DATA.gather(counts, 0).chunk(DATA.size)[1 - DATA.rank]
         weights = logits.softmax(-1)
-        load = Sum.apply((weights * counts[..., None]).sum((0, 1)))
+        load = AddUp.apply((weights * counts[..., None]).sum((0, 1)), CONTEXT, DATA)
         tokens = DATA.add_up(CONTEXT.add_up(counts.sum()))
         # gradients are averaged over the replicas, and those of this loss have to add up
         scale = float(DATA.size * CONTEXT.size)

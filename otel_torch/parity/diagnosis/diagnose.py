@@ -16,7 +16,7 @@ import numpy as np
 
 from otel_torch.parity.align import Alignment
 from otel_torch.parity.breakdown import axis_names, break_down
-from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValue
+from otel_torch.parity.call_graph import ModuleCall, Parameter, Role, TensorValue, summed_sketch
 from otel_torch.parity.diagnosis import (
     attention,
     biases,
@@ -306,14 +306,12 @@ def _measured_roles(roles: Sequence[Role], tensors: StoredTensors, other_numel: 
             return None
         return np.sum(arrays, axis=0) if are_terms else np.concatenate(arrays, axis=-1)
 
-    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
-    is_known = are_terms and len(sketches) == len(roles) and len(set(map(len, sketches))) == 1
     return Measured(
         " and ".join(map(describe_role, roles)),
         {},
         numels[0] if are_terms else sum(numels),
         (),
-        np.sum(sketches, axis=0) if is_known else None,
+        summed_sketch(roles) if are_terms else None,
         load,
     )
 

@@ -48,7 +48,7 @@ class JudgedPlace:
 
     @property
     def has_parts_in_other_order(self) -> bool:
-        """Whether the ranks' parts together have the reference's numbers, in another order."""
+        """Whether the parts together hold the reference's numbers, in a different order."""
         layout, reference = self.layout, self.place.reference
         if layout is None or reference is None or layout.kind != "parts":
             return False
@@ -61,7 +61,7 @@ class JudgedPlace:
 
     @property
     def is_in_unknown_parts(self) -> bool:
-        """Whether the ranks hold different numbers, and no reference says which."""
+        """Whether the ranks hold different numbers that no reference tells how to join."""
         first = self.rows[0]
         return self.layout is None and any(
             row.sketch is not None

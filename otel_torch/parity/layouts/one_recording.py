@@ -87,14 +87,12 @@ def write_one_recording(
                 spelled = {name: json_safe(value) for name, value in row.items()}
                 file.write(json.dumps(spelled) + "\n")
     if incomplete:
-        first = incomplete[0]
         warn(
             f"{len(incomplete)} rows were left out because some shards of their tensors are "
             "missing (is a rank's recording missing?); the first is "
-            f"{first['module'] or first.get('model')} {first['tensor']}"
+            f"{_name_of(incomplete[0])}"
         )
     if in_parts:
-        first = in_parts[0]
         why = (
             "the reference has no such tensors to tell how the parts belong together"
             if same_batches
@@ -103,10 +101,14 @@ def write_one_recording(
         )
         warn(
             f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
-            f"{first['module'] or first.get('model')} {first['tensor']}: {why}"
+            f"{_name_of(in_parts[0])}: {why}"
         )
     _write_metadata(one.path, ranks, numberings, warn)
     return one
+
+
+def _name_of(row: Row) -> str:
+    return f"{row['module'] or row.get('model')} {row['tensor']}"
 
 
 def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:

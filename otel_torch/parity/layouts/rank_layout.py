@@ -219,7 +219,7 @@ def _cosine(error: Sketch, term: Sketch) -> float:
 
 
 def relative_distance(sketch: Sketch, whole: Sketch, scale: float) -> float:
-    """Return the distance of two tensors, of which the larger has the norm `scale`."""
+    """Return the L2 distance of two tensors, relative to `scale`, the norm of the larger."""
     distance = float(np.linalg.norm(sketch - whole))
     if distance == 0:
         return 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from otel_torch.parity.loaded_recording import captures_of
+from otel_torch.recording.metadata import read_metadata
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
 from otel_torch.records import TOKENS
@@ -18,6 +20,8 @@ def have_same_batches(reference: Path, rank: Path) -> bool:
 
     Where they differ, the shapes of tensors do not show which part of them a rank holds.
     """
+    if any("tokens" not in captures_of(read_metadata(path)) for path in (reference, rank)):
+        return True  # nothing to search for
     tokens = [_first_tokens(path) for path in (reference, rank)]
     if any(row is None for row in tokens):
         return True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.parity.call_graph import Role
+from otel_torch.parity.call_graph import summed_sketch
 from otel_torch.parity.faults import Fault
 from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tokens.requests import MatchedToken
@@ -27,7 +27,7 @@ def describe_first_token(fault: Fault, tokens: Sequence[MatchedToken]) -> str:
 
 def errors_by_token(pair: TensorPair) -> dict[int, float]:
     """Return the relative L2 error of each token of a pair, by number; empty if not known."""
-    reference, port = _sum(pair.reference), _sum(pair.port)
+    reference, port = summed_sketch(pair.reference), summed_sketch(pair.port)
     numbers = pair.reference[0].row.get("tokens")
     if numbers is None or reference is None or port is None or reference.shape != port.shape:
         return {}
@@ -36,15 +36,6 @@ def errors_by_token(pair: TensorPair) -> dict[int, float]:
     with np.errstate(all="ignore"):
         errors = np.where(distance == 0, 0.0, distance / np.linalg.norm(rows, axis=1))
     return dict(zip(numbers, errors.tolist(), strict=True))
-
-
-def _sum(roles: Sequence[Role]) -> NDArray[np.float64] | None:
-    """Return the sketch of a tensor, or of the sum of several."""
-    sketches = [role.value.sketch for role in roles if role.value.sketch is not None]
-    if len(sketches) < len(roles) or len({len(sketch) for sketch in sketches}) != 1:
-        return None
-    total: NDArray[np.float64] = np.sum(sketches, axis=0)
-    return total
 
 
 def _describe(tokens: Sequence[MatchedToken], wrong: NDArray[np.bool_]) -> str:

@@ -33,13 +33,12 @@ def compare_log_probabilities(
             continue
         place = following.places.reference[0]
         chosen = int(forwards.reference[place.forward].hashes[place.row])
-        values = [
+        reference, port = (
             _log_probability(side, places, chosen)
             for side, places in zip(sides, token.places, strict=True)
-        ]
-        if None in values:
+        )
+        if reference is None or port is None:
             continue  # the logits of this token were not computed
-        reference, port = (math.nan if value is None else value for value in values)
         difference = abs(reference - port)
         if math.isnan(difference):
             compared.unknown += 1
@@ -58,12 +57,14 @@ def name_contribution(compared: LogProbabilities, pairs: Sequence[TensorPair]) -
     Args:
         pairs: Of the forward, in the reference's order.
     """
+    if compared.index is None:
+        return
     error_so_far = most = 0.0
     for pair in pairs:
         role = pair.reference[0]
         if not pair.is_output or role.call.children or pair.basis == "fused":  # parts are no terms
             continue
-        error = errors_by_token(pair).get(-1 if compared.index is None else compared.index)
+        error = errors_by_token(pair).get(compared.index)
         if error is None or not math.isfinite(error):
             continue
         if error - error_so_far > most:
