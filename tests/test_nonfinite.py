@@ -53,6 +53,7 @@ TRAINING = {
     "clipped": ("backward", ["step 0, the backward of 'custom'", "'inp' and 'block.up'"]),
     "clipped_late": ("backward", ["step 12, the backward pass of Net", "clipping has spread it"]),
     "late": ("backward", ["step 12, the backward of 'custom'"]),
+    "late_and_tied": ("backward", ["step 12, the backward of 'custom'", "'inp' and 'block.up'"]),
     "own_backward": ("backward", ["step 0, 'scale' of Net produced it in its backward"]),
     "adam_without_eps": (
         "update",

@@ -113,14 +113,22 @@ def judge_backward(
 
 @unobserved
 def examine_gradients(model: Model) -> dict[str, Kind]:
-    """Return what the gradients of a model's parameters on a CPU are, by module."""
+    """Return what the gradients of a model's parameters on a CPU are, by module.
+
+    A parameter that modules share, such as that of tied embeddings, belongs to the first of them: a
+    backward pass reaches that one last, with whatever came in before.
+    """
     kinds: dict[str, Kind] = {}
+    seen: set[int] = set()
     for site in list(model.sites.values()):
         module = site.module()
         if module is None or not site.names:
             continue
         for parameter in module._parameters.values():
-            gradient = None if parameter is None else gradient_of(parameter)
+            if parameter is None or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            gradient = gradient_of(parameter)
             if isinstance(gradient, Tensor) and gradient.is_cpu:
                 kind = examine("", gradient).kind
                 name = site.names[0][0]

@@ -264,6 +264,16 @@ def late():
     train(model, optimizer=optimizer)
 
 
+def late_and_tied():
+    """The same, where a layer behind the mistake shares the weight of one before it."""
+    model = Net(custom=Layer(lambda h: h), block=Block(), last=nn.Linear(8, 8))
+    model.last.weight = model.inp.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, data=batches(12), optimizer=optimizer, steps=12)
+    model.custom.function = DividedGradient.apply
+    train(model, optimizer=optimizer)
+
+
 def own_backward():
     class Scale(nn.Module):
         def __init__(self):
