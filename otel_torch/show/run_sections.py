@@ -57,19 +57,20 @@ class Run:
 
 
 def header(run: Run, grid: Grid) -> list[str]:
-    """Return the card with the outcome, the warnings and the facts of the run."""
+    """Return the card with the outcome, what produced the first NaN or Inf, and the facts."""
     badge, outcome = describe_outcome(run.metadata, _first_nonfinite(run, grid))
     facts = [
         [escaped(name), escaped(text)] for name, text in _facts(run.selection, run.metadata) if text
     ]
-    is_alone = all(series.recording == 0 for series in grid.series)
+    origin = origin_of_nonfinite(run.metadata)
     return [
         '<header class="card">',
         f'<p><span class="badge {badge}">{escaped(outcome)}</span> '
         f'<span class="faint">{escaped(_summary(run, grid))}</span></p>',
         f"<h1>{code(run.selection.path)}</h1>",
+        *([f'<p class="introduced">{sentence(origin)}</p>'] if origin else []),
         *(f'<p class="warning">! {sentence(warning)}</p>' for warning in run.warnings),
-        f"<details{' open' if is_alone else ''}><summary>the run</summary>"
+        "<details><summary>the run: versions, settings and other facts</summary>"
         f'<div class="facts wide">{html_table(["", ""], facts)}</div></details></header>',
     ]
 
@@ -145,20 +146,17 @@ def _start_and_duration(start: Any, end: Any) -> str:
 
 
 def nonfinite_section(run: Run, grid: Grid, position_of: dict[int, int]) -> list[str]:
-    """Return what produced the first NaN or Inf, and the tensors with one, in order.
+    """Return the tensors with NaN or Inf, in order.
 
     Args:
         run: The run.
         grid: All recordings.
         position_of: Row of the grid -> position of its tensor in the explorer.
     """
-    of = f" in {code(run.name)}" if run.tensors(grid) < len(grid.series) else ""
-    title = f"<h2>NaN and Inf{of}</h2>"
-    origin = origin_of_nonfinite(run.metadata)
-    lines = [title, f'<p class="introduced">{escaped(origin)}</p>'] if origin else []
     bad = run.bad(grid)
     if not bad:
-        return lines
+        return []
+    of = f" in {code(run.name)}" if run.tensors(grid) < len(grid.series) else ""
     tensors = list(bad.values())
     columns = [
         name
@@ -173,8 +171,8 @@ def nonfinite_section(run: Run, grid: Grid, position_of: dict[int, int]) -> list
         )
         rows.append([*location, _count(first.get("nonfinite")), f"{records:,}"])
     header = [*columns, "elements", "records"]
-    lines = lines or [title]
-    lines += [
+    lines = [
+        f"<h2>NaN and Inf{of}</h2>",
         f'<p class="introduced">First NaN or Inf: {escaped(row_location(tensors[0].first))}</p>',
         '<p class="faint">Each tensor with NaN or Inf, in the order of the recording, at its '
         "first such record. A module's name shows it below.</p>",

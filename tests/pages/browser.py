@@ -1,6 +1,7 @@
 """A real browser, driven over its own protocol: no driver to install beside it, no port opened.
 
 Pages are opened from disk, with the network switched off; whatever they say in the console is kept.
+Other tools' pages come from a server on this machine.
 """
 
 from __future__ import annotations
@@ -62,9 +63,10 @@ class Page:
             self._call(f"{domain}.enable")
         self.resize(1280, 900)
 
-    def open(self, path: Path) -> None:
-        """Open a file, and wait until all that it draws at once is drawn."""
-        self._call("Page.navigate", url=path.resolve().as_uri())
+    def open(self, place: Path | str) -> None:
+        """Open a file or an address, and wait until all that it draws at once is drawn."""
+        url = place if isinstance(place, str) else place.resolve().as_uri()
+        self._call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")
         self.settle()
 
@@ -226,9 +228,9 @@ class Page:
 
 
 @contextmanager
-def browser(program: str) -> Iterator[Page]:
-    """A browser without a window, that can reach nothing, with an empty page. It is gone at the
-    end, and all that it kept.
+def browser(program: str, reach: str = "~NOTFOUND") -> Iterator[Page]:
+    """A browser without a window, that can reach nothing, or only this machine with
+    `reach="127.0.0.1"`, with an empty page. It is gone at the end, and all that it kept.
     """
     ours, theirs = os.pipe(), os.pipe()  # what it reads, what it writes
 
@@ -241,7 +243,7 @@ def browser(program: str) -> Iterator[Page]:
         command = [
             program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run", "--disable-gpu",
             "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", "--font-render-hinting=none",
+            f"--host-resolver-rules=MAP * {reach}", "--hide-scrollbars", "--font-render-hinting=none",
             *(["--no-sandbox"] if os.geteuid() == 0 else []), "about:blank",
         ]  # fmt: skip
         process = subprocess.Popen(

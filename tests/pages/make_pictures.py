@@ -46,7 +46,7 @@ def main() -> int:
         )
         page.click("#map canvas", 0.6, 0.45)
         page.settle()
-        page.screenshot(PICTURES / "show-module-by-step.png", "#explorer .views", before=150)
+        page.screenshot(PICTURES / "show-module-by-step.png", "#explorer .views", before=90)
         page.screenshot(
             PICTURES / "show-magnitudes.png",
             "#magnitudes-modules",

@@ -10,6 +10,7 @@ import pytest
 
 from tests.pages.recorded import command
 from tests.support import run_python
+from tests.test_show import row
 from tests.test_show_training import TRAIN, value
 
 pytestmark = pytest.mark.browser
@@ -133,6 +134,19 @@ def test_a_training_in_trouble_is_drawn(page, tmp_path):
     assert page.evaluate("data.training.curves['training-loss'].bad") == list(range(21, 30))
     assert points(page, "trainingCurves.get('training-scale')") == [30] * 6
     assert colors(page, "#training-gradients") > 2 and colors(page, "#training-updates") > 2
+
+
+def test_rows_of_a_map_are_named_where_there_are_too_many_to_name_all(page, tmp_path):
+    recording = tmp_path / "run.jsonl"
+    recording.write_text("".join(json.dumps(row(f"layer.{i}")) + "\n" for i in range(200)))
+    command(tmp_path, "show", "run.jsonl", "--html", "show.html")
+    page.open(tmp_path / "show.html")
+    silent(page, tmp_path / "show.html")
+    named, height, left = page.evaluate(
+        "(({named, height, labels}) => [named, height, labels])(explorer.map.box)"
+    )
+    assert len(named) > 20 and left > 30
+    assert (named[1] - named[0]) * height / 200 >= page.evaluate("LABEL_HEIGHT")
 
 
 def test_recordings_are_laid_on_each_other(page, recorded):

@@ -5,7 +5,8 @@
 // from `rows[i] * columns` on. NaN is no value, Infinity stands for NaN and Inf.
 
 const ROW_HEIGHT = 15;
-const LABEL_ROW_HEIGHT = 10;
+const LABEL_HEIGHT = 11;
+const FONT = `${LABEL_HEIGHT}px system-ui, sans-serif`;
 const MAX_HEIGHT = 460;
 const AXIS_HEIGHT = 20;
 const CROSS_SIZE = 7;
@@ -104,17 +105,15 @@ class HeatMap {
     const shown = this.view.bottom - this.view.top;
     const height = Math.min(Math.max(shown, 1) * ROW_HEIGHT, MAX_HEIGHT);
     const context = this.canvas.getContext("2d");
-    context.font = "12px system-ui, sans-serif";
-    let labels = 0;
-    if (height / shown >= LABEL_ROW_HEIGHT) {
-      const first = Math.floor(this.view.top);
-      const end = Math.ceil(this.view.bottom);
-      for (let row = first; row < end; row++) {
-        labels = Math.max(labels, context.measureText(this.matrix.rowName(row)).width + 8);
-      }
-      labels = Math.min(labels, width * MAX_LABEL_SHARE);
+    context.font = FONT;
+    const every = Math.ceil((LABEL_HEIGHT * shown) / height);
+    const named = [];
+    for (let row = Math.floor(this.view.top); row < this.view.bottom; row++) {
+      if (row % every === 0) named.push(row);
     }
-    return {width, height, labels, plotWidth: Math.max(width - labels, 1)};
+    const widths = named.map(row => context.measureText(this.matrix.rowName(row)).width + 8);
+    const labels = Math.min(Math.max(0, ...widths), width * MAX_LABEL_SHARE);
+    return {width, height, labels, named, plotWidth: Math.max(width - labels, 1)};
   }
 
   draw() {
@@ -193,13 +192,13 @@ class HeatMap {
   }
 
   drawNames(context) {
-    const {top, bottom, left, right} = this.view;
-    const {height, labels, plotWidth, width} = this.box;
+    const {left, right} = this.view;
+    const {height, labels, named, plotWidth, width} = this.box;
     context.fillStyle = color("--ink");
-    context.font = "12px system-ui, sans-serif";
+    context.font = FONT;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (let row = Math.floor(top); labels && row < bottom; row++) {
+    for (const row of named) {
       const y = this.placeOf(row + 0.5, 0)[1];
       if (y > 0 && y < height)
         context.fillText(shortened(context, this.matrix.rowName(row), labels - 8), labels - 6, y);
