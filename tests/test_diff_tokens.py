@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from otel_torch import bootstrap
 from otel_torch.parity.diff import diff
@@ -34,9 +41,9 @@ IDS = torch.randint(3, 96, (2, 10), generator=torch.Generator().manual_seed(1))
 Run = Callable[[nn.Module], None]
 
 
-def make(kind: type = Qwen3ForCausalLM, config: type = Qwen3Config) -> Any:
+def make(kind: type = Qwen3ForCausalLM, config: type = Qwen3Config, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
-    model = kind(config(**SIZES)).eval()
+    model = kind(config(**SIZES, **settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -114,6 +121,22 @@ def test_other_batches_of_the_same_tokens_match(reference: Path, tmp_path: Path,
     assert "20 tokens of 2 requests" in report.warnings[0]
     outputs = {pair.module for pair in report.compared if pair.side == "output"}
     assert {"lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.down_proj"} <= outputs
+
+
+def make_with_masks_of_numbers() -> Any:
+    """Make a model whose attention takes such masks and has weights of its own."""
+    return make(GptOssForCausalLM, GptOssConfig, num_local_experts=4, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("run", [prefill_and_decode, left_padded])
+def test_masks_for_other_keys_are_not_compared(tmp_path: Path, run: Run) -> None:
+    reference = record(tmp_path / "whole.jsonl", whole, make_with_masks_of_numbers())
+    model = make_with_masks_of_numbers()
+    right = diff(reference, record(tmp_path / "right.jsonl", run, model))
+    assert (right.verdict, right.harmless) == ("match", [])
+    model.model.layers[0].self_attn.scaling *= 0.5
+    wrong = diff(reference, record(tmp_path / "wrong.jsonl", run, model))
+    assert [finding.module for finding in wrong.introduced] == ["model.layers.0.self_attn.attn"]
 
 
 def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> None:

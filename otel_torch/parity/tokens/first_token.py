@@ -32,8 +32,8 @@ def errors_by_token(pair: TensorPair) -> dict[int, float]:
     if numbers is None or reference is None or port is None or reference.shape != port.shape:
         return {}
     rows, port_rows = (side.reshape(len(numbers), -1) for side in (reference, port))
-    distance = np.linalg.norm(rows - port_rows, axis=1)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # rows may be infinite
+        distance = np.linalg.norm(rows - port_rows, axis=1)
         errors = np.where(distance == 0, 0.0, distance / np.linalg.norm(rows, axis=1))
     return dict(zip(numbers, errors.tolist(), strict=True))
 

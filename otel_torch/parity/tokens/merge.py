@@ -91,6 +91,7 @@ class MergedForward:
             known = is_known[rows_of_tokens]
             merged.fill(index, tokens[known], numbers[rows_of_tokens[known]])
             merged.values.append((index, row.get("value", id(row))))
+            merged.lengths.add((row["shape"][-1], forward.grid[-1]))
         self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
 
     def _sketches_of(self, row: Row) -> NDArray[np.float32] | None:
@@ -204,6 +205,7 @@ def merge_forwards(
         modules: Pairs that only the rows of the tokens show are added.
     """
     sides = Sides(*(MergedForward(*side) for side in zip(forwards, places, strict=True)))
+    _leave_out_keys(sides.map(lambda side: side.tensors), modules)
     pair_by_rows(sides.map(lambda side: side.tensors), modules)
     coverage = sides.map(MergedForward.coverage)
     for reference, port in _groups(modules):
@@ -219,6 +221,20 @@ def merge_forwards(
             for side, covered, side_kinds in zip(sides, coverage, kinds, strict=True)
         )
     )
+
+
+def _leave_out_keys(tensors: Sides[dict[TensorKey, MergedTensor]], modules: ModulePairs) -> None:
+    """Leave out masks and attention weights: how many keys a row has is up to the batches."""
+    for key, tensor in list(tensors.reference.items()):
+        path = modules.matched.get(key[:2])
+        if path is None:
+            continue
+        port_key = *path, *key[2:]
+        other = tensors.port.get(port_key)
+        if other is None or not (tensor.is_of_keys and other.is_of_keys):
+            continue
+        if len(tensor.row_lengths | other.row_lengths) > 1:
+            del tensors.reference[key], tensors.port[port_key]
 
 
 def _groups(modules: ModulePairs) -> Iterator[Sides[list[ModulePath]]]:

@@ -23,7 +23,8 @@ class MergedTensor:
     """A tensor over all matched tokens.
 
     row: its first record. sketches: of the rows of each token. sources: which forward they are
-    from, -1 for none. values: the numbers of its values in the forwards.
+    from, -1 for none. values: the numbers of its values in the forwards. lengths: of its rows, with
+    the tokens of a request in the same forward.
     """
 
     row: Row
@@ -32,6 +33,7 @@ class MergedTensor:
     sketches: Sketches
     sources: NDArray[np.int64]
     values: list[tuple[int, Any]] = field(default_factory=list)
+    lengths: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def present(self) -> Flags:
@@ -42,6 +44,16 @@ class MergedTensor:
     def width(self) -> int:
         """The elements of a token."""
         return int(self.row["shape"][-1]) * int(self.sketches.shape[1])
+
+    @property
+    def row_lengths(self) -> set[int]:
+        """The lengths of its rows, of which a mask has several."""
+        return {length for length, _ in self.lengths}
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether its rows may have one number for each key, as those of masks have."""
+        return len(self.row_lengths) > 1 or all(length == tokens for length, tokens in self.lengths)
 
     @property
     def squares(self) -> NDArray[np.float32]:
