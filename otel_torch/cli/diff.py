@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Report
@@ -26,14 +27,17 @@ _EPILOG = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `otel-torch diff`."""
-    parser.usage = "otel-torch diff [options] REFERENCE PORT"
+    parser.usage = (
+        "otel-torch diff [options] REFERENCE PORT\n"
+        "       otel-torch diff [options] RECORDING --models REFERENCE PORT"
+    )
     parser.epilog = _EPILOG
     parser.add_argument(
         "reference",
         metavar="REFERENCE",
         help="recording of the reference: a file, or a folder with the recordings of all ranks",
     )
-    parser.add_argument("port", metavar="PORT", help="recording of the port, likewise")
+    port = parser.add_argument("port", metavar="PORT", help="recording of the port, likewise")
     tolerances = parser.add_argument_group("tolerances")
     tolerances.add_argument(
         "--noise",
@@ -72,6 +76,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the forwards of phase warmup, too, which frameworks run on dummy inputs",
     )
     pairing.add_argument(
+        "--models",
+        metavar=("REFERENCE", "PORT"),
+        nargs=2,
+        action=_Models,
+        port=port,
+        help="compare only this model of the reference's recording with this one of the port's. "
+        "Without PORT, both are of one recording",
+    )
+    pairing.add_argument(
         "--map",
         metavar="FILE",
         help="map of names (TOML); overrides the pairs found automatically",
@@ -107,6 +120,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Models(argparse.Action):
+    """The option `--models`, with which one recording is enough."""
+
+    def __init__(self, *, port: argparse.Action, **options: Any) -> None:
+        super().__init__(**options)
+        self._port = port
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        self._port.required = False
+        setattr(namespace, self.dest, tuple(values))
+
+
 def _parse_tolerance(text: str) -> float:
     try:
         value = float(text)
@@ -125,6 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = {
         name: getattr(arguments, name)
         for name in (
+            "models",
             "noise",
             "golden",
             "map",
@@ -179,7 +211,8 @@ def _incomparable(arguments: argparse.Namespace, error: ValueError | OSError) ->
         reason = f"{error.filename}: {error.strerror}"
     else:
         reason = " ".join(str(error).split())
-    return Report("incomparable", reason, reference=arguments.reference, port=arguments.port)
+    port = arguments.port or arguments.reference
+    return Report("incomparable", reason, reference=arguments.reference, port=port)
 
 
 def _write_json(arguments: argparse.Namespace, report: Report) -> None:

@@ -48,6 +48,7 @@ from otel_torch.parity.map_file import Map
 from otel_torch.parity.map_writer import save_map as write_map
 from otel_torch.parity.noise import add_noise, coarsest_dtypes, describe_noise_dtype
 from otel_torch.parity.noise_forwards import NoiseForwards
+from otel_torch.parity.one_model import write_models
 from otel_torch.parity.outside_forward import (
     ParameterState,
     Updates,
@@ -66,6 +67,7 @@ from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
 from otel_torch.parity.values import Comparer
+from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
@@ -75,6 +77,7 @@ def compare(
     reference: str | Path,
     port: str | Path,
     *,
+    models: Sides[str] | None = None,
     noise: str | Path | None = None,
     rtol: float | None = None,
     map: Map | None = None,
@@ -89,6 +92,7 @@ def compare(
     """Compare two recordings, or two folders with the recordings of all ranks.
 
     Args:
+        models: Of each recording, compare only this model.
         noise: The reference recorded again under OTEL_TORCH_NOISE.
         rtol: Replaces the constants of the dtypes.
         map: The user's pairs; they override the pairs found automatically.
@@ -107,9 +111,10 @@ def compare(
         MapError: The map does not fit the recordings.
     """
 
-    def compare_two(reference: Path, port: Path, noise: Path | None) -> Report:
+    def run(paths: Sides[Path], noise: Path | None, names: Sides[str]) -> Report:
         comparison = _Comparison(
-            Sides(reference, port),
+            paths,
+            names,
             noise,
             Tolerance(rtol),
             map,
@@ -125,6 +130,21 @@ def compare(
             comparison.save_map(save_map)
         return report
 
+    def compare_two(reference: Path, port: Path, noise: Path | None) -> Report:
+        paths, names = Sides(reference, port), Sides(str(reference), str(port))
+        if models is None:
+            return run(paths, noise, names)
+        with write_models(paths, noise, models) as written:
+            try:
+                report = run(written.sides, written.noise, names)
+            except RecordingError as error:
+                raise RecordingError(written.with_names(str(error))) from None
+            report.warnings = [
+                *written.warnings,
+                *(written.with_names(text) for text in report.warnings),
+            ]
+        return report
+
     noise_path = None if noise is None else Path(noise)
     if any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
         return compare_ranks(Path(reference), Path(port), noise_path, compare_two)
@@ -137,6 +157,7 @@ class _Comparison:
     def __init__(
         self,
         paths: Sides[Path],
+        names: Sides[str],
         noise: Path | None,
         tolerance: Tolerance,
         map: Map | None,
@@ -147,7 +168,7 @@ class _Comparison:
         warm_ups: bool,
         quantized: bool,
     ) -> None:
-        self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
+        self.report = Report("match", reference=names.reference, port=names.port)
         self._warn = self.report.warnings.append
         self._tolerance = tolerance
         self._map = map

@@ -20,8 +20,9 @@ from otel_torch.recording.metadata import read_metadata
 
 def diff(
     reference: str | Path,
-    port: str | Path,
+    port: str | Path | None = None,
     *,
+    models: tuple[str, str] | None = None,
     noise: str | Path | None = None,
     golden: str | Path | None = None,
     map: str | Path | None = None,
@@ -40,7 +41,10 @@ def diff(
         reference: A recording made with OTEL_TORCH_CAPTURE=parity, or a folder with the recordings
             of all ranks. Other recordings are compared by statistics alone; the report then has
             `weaker` set.
-        port: The recording of the port, likewise.
+        port: The recording of the port, likewise. By default, that of the reference, of which
+            `models` are compared.
+        models: The reference's model and the port's, by their names in the recordings: of each
+            recording, only this model is compared.
         noise: A second recording of the reference, made with OTEL_TORCH_NOISE.
         golden: A recording of the same computation in higher precision; the report says which of
             the two is nearer to it, module by module.
@@ -66,22 +70,31 @@ def diff(
         ValueError: For bad input; the message is one line.
         OSError: If a file cannot be read or written.
     """
+    if port is None:
+        if models is None:
+            raise ValueError(
+                f"{reference} is one recording: give that of the port, too, or the two models to "
+                "compare"
+            )
+        port = reference
     for path in (reference, port, noise, golden):
         if path is not None:
             require_regular_file(path)  # before the long part begins
     if bitwise:
-        options = noise, golden, map, save_map, rtol, save_isolation, tensors
+        options = noise, golden, map, save_map, rtol, save_isolation, tensors, models
         if any(option is not None for option in options):
             raise ValueError(
                 "a bitwise comparison tolerates no error and pairs equal names: "
-                "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation "
-                "and --tensors"
+                "leave out --noise, --golden, --rtol, --map, --save-map, --save-isolation, "
+                "--tensors and --models"
             )
         return compare_bitwise(reference, port, progress, warm_ups=warm_ups)
+    chosen = None if models is None else Sides(*models)
     pairing = None if save_isolation is None else PairingFinder()
     report = compare(
         reference,
         port,
+        models=chosen,
         noise=noise,
         rtol=rtol,
         map=None if map is None else load_map(map),
@@ -95,17 +108,21 @@ def diff(
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)
     if golden is not None and report.verdict != "incomparable":
-        report.golden = compare_with_golden(golden, reference, port, progress)
-    report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise)
+        report.golden = compare_with_golden(golden, reference, port, progress, chosen)
+    report.models = models
+    report.warnings[:0] = _warn_of_mixed_up_files(reference, port, noise, models)
     return report
 
 
 def _warn_of_mixed_up_files(
-    reference: str | Path, port: str | Path, noise: str | Path | None
+    reference: str | Path,
+    port: str | Path,
+    noise: str | Path | None,
+    models: tuple[str, str] | None,
 ) -> list[str]:
     """Return a warning for each argument that is probably a mistake."""
     warnings = []
-    if os.path.samefile(reference, port):
+    if os.path.samefile(reference, port) and (models is None or models[0] == models[1]):
         warnings.append(f"{reference} and {port} are the same file, so they always match")
     if noise is not None:
         if os.path.samefile(reference, noise):

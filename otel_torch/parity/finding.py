@@ -191,6 +191,7 @@ class Report:
             and of every step with a difference.
         compared_left_out: How many pairs are missing from `compared`.
         chain: The pairs on the path from the inputs to the first finding.
+        models: The reference's model and the port's, if only these were compared.
         weaker: Whether statistics alone decided, because there were no sketches.
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
@@ -218,6 +219,7 @@ class Report:
     chain: list[ComparedPair] = field(default_factory=list)
     reference: str = ""
     port: str = ""
+    models: tuple[str, str] | None = None
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False

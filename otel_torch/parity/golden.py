@@ -69,16 +69,31 @@ class GoldenComparison:
 
 
 def compare_with_golden(
-    golden: str | Path, reference: str | Path, port: str | Path, progress: Callable[[str], None]
+    golden: str | Path,
+    reference: str | Path,
+    port: str | Path,
+    progress: Callable[[str], None],
+    models: Sides[str] | None = None,
 ) -> GoldenComparison:
     """Compare two recordings with a golden one.
+
+    Args:
+        models: Of each recording, compare only this model; of the golden one, the reference's.
 
     Raises:
         RecordingError: A file cannot be read.
         ValueError: The golden recording cannot be compared with both; the message is one line.
     """
     sides = Sides(reference, port)
-    reports = sides.map(lambda path: compare(golden, path, progress=progress))
+    chosen: Sides[Sides[str] | None] = Sides(None, None)
+    if models is not None:
+        chosen = models.map(lambda model: Sides(models.reference, model))
+    reports = Sides(
+        *(
+            compare(golden, path, models=pair, progress=progress)
+            for path, pair in zip(sides, chosen, strict=True)
+        )
+    )
     for path, report in zip(sides, reports, strict=True):
         if report.verdict == "incomparable":
             raise ValueError(f"{golden} cannot be compared with {path}: {report.reason}")

@@ -29,6 +29,7 @@ from otel_torch.parity.report.wording import (
     module_name,
     place_of,
     precision_sentence,
+    recording_names,
     step_key_of,
     step_name,
 )
@@ -67,7 +68,8 @@ def _page(report: Report) -> str:
         *_lists(report),
     ]
     plots = {id: chart.plot for id, chart in charts.items()}
-    return plotted(f"{report.verdict}: {report.reference} vs. {report.port}", body, plots)
+    reference, port = recording_names(report)
+    return plotted(f"{report.verdict}: {reference} vs. {port}", body, plots)
 
 
 def _summary(report: Report) -> list[str]:
@@ -91,10 +93,8 @@ def _summary(report: Report) -> list[str]:
         lines.append(f'<p class="warning">{escaped(environment_sentence(report.environment))}</p>')
     if report.weaker:
         lines.append(f'<p class="warning">{escaped(WEAKER_VERDICT)}</p>')
-    lines.append(
-        f'<p class="faint">reference {code(report.reference)} · port {code(report.port)}</p>'
-        "</header>"
-    )
+    reference, port = recording_names(report)
+    lines.append(f'<p class="faint">reference {code(reference)} · port {code(port)}</p></header>')
     return lines
 
 

@@ -34,6 +34,8 @@ _ISOLATION = (
 # causes that say how a tensor looks and not what made it so
 _VAGUE_CAUSES = ("reordered", "part")
 _SWITCH = "OTEL_TORCH_ENABLED=1 OTEL_TORCH_CAPTURE={capture}"
+# the program that holds both models
+_BOTH = "program"
 _TRAINING_PHASES = ("loss", "backward", "update")
 
 
@@ -61,27 +63,26 @@ def next_step(report: Report) -> tuple[str, list[str]]:
     """Return what to do about the first finding, and commands for a POSIX shell, in order.
 
     What the recordings hold already is not recorded again. REFERENCE_COMMAND and PORT_COMMAND stand
-    for how the two programs are started, which no recording holds.
+    for how the two programs are started, which no recording holds, PROGRAM_COMMAND for how one with
+    both models is.
     """
     finding = report.first
     if finding is None:
         return "", []
     if finding.phase in _TRAINING_PHASES:
-        again = _port_commands(report, "training")
         if finding.cause is not None or finding.phase != "update":
-            return _FIX, again
-        reference = _run("reference", report.reference, "", "training")
-        return _RECORD_TRAINING, [reference, *again]
+            return _FIX, _port_commands(report, "training")
+        return _RECORD_TRAINING, _both_commands(report, "training")
     if finding.kind == "missing":
         return _SENTENCES["missing"], _map_commands(report)
     if finding.cause is not None and finding.cause.kind == OTHER_INPUTS:
-        return _GIVE_ALIKE, [_run("reference", report.reference, ""), *_port_commands(report)]
+        return _GIVE_ALIKE, _both_commands(report)
     sides = _sides(report, finding)
     if len(sides) == 2 and _wants_tensors(finding):
         if any(side.tensors is None for side in sides):
-            return _RECORD_AGAIN, _tensor_commands(sides)
+            return _RECORD_AGAIN, _tensor_commands(report, sides)
         if _is_vague(finding):
-            return _LOOK_INSIDE, [line for side in sides for line in _operation_commands(side)]
+            return _LOOK_INSIDE, _operation_commands(sides)
     return _SENTENCES.get(finding.kind, _FIX), _port_commands(report)
 
 
@@ -136,47 +137,96 @@ def _last_matching_pair(path: Sequence[ComparedPair]) -> ComparedPair | None:
 # -- commands
 
 
-def _tensor_commands(sides: Sequence[_Side]) -> list[str]:
+def _tensor_commands(report: Report, sides: Sequence[_Side]) -> list[str]:
     """Return how to record the tensors that were not kept, and how to compare with them."""
     commands, recordings, folders = [], [], []
-    for side in sides:
-        recording, folder = side.recording, side.tensors
+    for run in _runs(sides):
+        recording = run[0].recording
+        folder = run[0].tensors if all(side.tensors for side in run) else None
         if folder is None:
-            recording, folder = _beside(side.recording, "near"), _beside(side.recording, "tensors")
-            commands.append(_recording_command(side, recording, folder))
-        recordings.append(shlex.quote(recording))
-        folders.append(shlex.quote(folder))
-    return [*commands, f"otel-torch diff {' '.join(recordings)} --tensors {' '.join(folders)}"]
+            recording, folder = _beside(recording, "near"), _beside(recording, "tensors")
+            commands.append(_recording_command(run, recording, folder))
+        recordings += [recording] * len(run)
+        folders += [folder] * len(run)
+    reference, port = recordings
+    compare = _compare(reference, port, report.models)
+    return [*commands, f"{compare} --tensors {' '.join(map(shlex.quote, folders))}"]
 
 
-def _recording_command(side: _Side, recording: str, folder: str) -> str:
-    settings = f"OTEL_TORCH_MODULES={shlex.quote(_neighborhood(side.module, side.previous))}"
-    if side.step is not None:
-        settings += f" OTEL_TORCH_STEPS={side.step}"
+def _runs(sides: Sequence[_Side]) -> list[list[_Side]]:
+    """Return the sides by run: two models of one recording are of one run."""
+    runs: dict[str, list[_Side]] = {}
+    for side in sides:
+        runs.setdefault(side.recording, []).append(side)
+    return list(runs.values())
+
+
+def _recording_command(run: Sequence[_Side], recording: str, folder: str) -> str:
+    modules = "|".join(_neighborhood(side.module, side.previous) for side in run)
+    settings = f"OTEL_TORCH_MODULES={shlex.quote(modules)}"
+    steps = dict.fromkeys(str(side.step) for side in run if side.step is not None)
+    if steps:
+        settings += f" OTEL_TORCH_STEPS={','.join(steps)}"
     settings += f" OTEL_TORCH_TENSORS={shlex.quote(folder)}"
-    return _run(side.name, recording, settings)
+    return _run(_name(run), recording, settings)
 
 
-def _operation_commands(side: _Side) -> list[str]:
+def _name(run: Sequence[_Side]) -> str:
+    return run[0].name if len(run) == 1 else _BOTH
+
+
+def _operation_commands(sides: Sequence[_Side]) -> list[str]:
+    commands = []
+    for run in _runs(sides):
+        patterns = [_operations_pattern(side) for side in run]
+        recording = _beside(run[0].recording, "operations")
+        settings = f"OTEL_TORCH_OPERATIONS={shlex.quote('|'.join(patterns))}"
+        commands.append(_run(_name(run), recording, settings))
+        for side, pattern in zip(run, patterns, strict=True):
+            step = "" if side.step is None else f" --step {side.step}"
+            show = f"otel-torch show {shlex.quote(recording)} --module {shlex.quote(pattern)}"
+            commands.append(show + step)
+    return commands
+
+
+def _operations_pattern(side: _Side) -> str:
     # what enters a module was made by the code around it
     module = _container(side.module) if side.side == "input" else side.module
-    pattern = shlex.quote(f"^{re.escape(module)}$")
-    recording = _beside(side.recording, "operations")
-    step = "" if side.step is None else f" --step {side.step}"
-    return [
-        _run(side.name, recording, f"OTEL_TORCH_OPERATIONS={pattern}"),
-        f"otel-torch show {shlex.quote(recording)} --module {pattern}{step}",
-    ]
+    return f"^{re.escape(module)}$"
+
+
+def _both_commands(report: Report, capture: str = "parity") -> list[str]:
+    again = _port_commands(report, capture)
+    if _is_one_run(report):
+        return again
+    return [_run("reference", report.reference, "", capture), *again]
 
 
 def _port_commands(report: Report, capture: str = "parity") -> list[str]:
-    recordings = shlex.quote(report.reference), shlex.quote(report.port)
-    return [_run("port", report.port, "", capture), f"otel-torch diff {' '.join(recordings)}"]
+    name = _BOTH if _is_one_run(report) else "port"
+    compare = _compare(report.reference, report.port, report.models)
+    return [_run(name, report.port, "", capture), compare]
 
 
 def _map_commands(report: Report) -> list[str]:
-    command = f"otel-torch diff {shlex.quote(report.reference)} {shlex.quote(report.port)}"
+    command = _compare(report.reference, report.port, report.models)
     return [f"{command} --save-map pairs.toml", f"{command} --map pairs.toml"]
+
+
+def _is_one_run(report: Report) -> bool:
+    return report.models is not None and report.reference == report.port
+
+
+def _compare(reference: str, port: str, models: tuple[str, str] | None) -> str:
+    """Return the command that compares two recordings, or two models.
+
+    >>> _compare("a.jsonl", "a.jsonl", ("N", "N#2"))
+    "otel-torch diff a.jsonl --models N 'N#2'"
+    """
+    words = [reference, port]
+    if models is not None:
+        words = [*dict.fromkeys(words), "--models", *models]
+    return f"otel-torch diff {' '.join(map(shlex.quote, words))}"
 
 
 def _run(name: str, recording: str, settings: str, capture: str = "parity") -> str:

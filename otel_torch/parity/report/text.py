@@ -21,6 +21,7 @@ from otel_torch.parity.report.wording import (
     count_summary,
     environment_sentence,
     log_probabilities_sentence,
+    recording_names,
 )
 from otel_torch.rendering.words import plural
 
@@ -83,7 +84,7 @@ def _lines(report: Report, screen: Screen, curves: list[str]) -> list[str]:
 def _heading(report: Report, screen: Screen) -> list[str]:
     if not report.reference and not report.port:
         return []
-    text = f"reference {report.reference}, port {report.port}"
+    text = "reference {}, port {}".format(*recording_names(report))
     return screen.wrap(text, "dim", max_lines=2)
 
 

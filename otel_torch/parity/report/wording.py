@@ -87,6 +87,20 @@ _DEFECTS: dict[Kind, str] = {
 }
 
 
+def recording_names(report: Report) -> tuple[str, str]:
+    """Return what the reference and the port are called.
+
+    >>> recording_names(Report("match", reference="a.jsonl", port="b.jsonl"))
+    ('a.jsonl', 'b.jsonl')
+    >>> recording_names(Report("match", reference="a.jsonl", port="a.jsonl", models=("N", "N#2")))
+    ('N of a.jsonl', 'N#2 of a.jsonl')
+    """
+    if report.models is None:
+        return report.reference, report.port
+    reference, port = report.models
+    return f"{reference} of {report.reference}", f"{port} of {report.port}"
+
+
 def environment_sentence(differences: Iterable[EnvironmentDifference]) -> str:
     """Return what differs between the environments, the reference's value first.
 
