@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
+from otel_torch.recording.read_ahead import iterate_batches_ahead
 from otel_torch.recording.reader import iterate_attach_rows
-from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
+from otel_torch.recording.row_batches import RowBatch, RowKinds
 from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 from otel_torch.records import TOKENS
@@ -128,7 +129,7 @@ def iterate_forwards(
         RecordingError: The file is not a recording.
     """
     cutter = _ForwardCutter(kinds, skipped)
-    for batch in iterate_batches(path, kinds, problem, read):
+    for batch in iterate_batches_ahead(path, kinds, problem, read):
         yield from cutter.cut(batch)
     yield from cutter.finish()
 

@@ -7,9 +7,9 @@ recording is an error of one line that names the file and the position.
 
 from __future__ import annotations
 
-import functools
+import codecs
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -150,31 +150,75 @@ def iterate_rows(
     Raises:
         RecordingError: a line is not a record, or there is no record at all.
     """
-    for lines, parse_each in iterate_line_batches(path, warn):
-        yield from parse_lines(lines) or parse_each()
+    for batch in iterate_line_batches(path, warn):
+        yield from parse_lines(batch.lines) or batch.parse()
+
+
+@dataclass(slots=True)
+class LineBatch:
+    """Neighboring lines of a recording.
+
+    Attributes:
+        number: Of the first line, from 1.
+        offset: Of the first line in the file, in bytes.
+        follows_rows: Whether a line before them is not blank.
+        warn: Called with one line if the last line is cut off.
+    """
+
+    path: str | Path
+    lines: Sequence[bytes]
+    number: int = 1
+    offset: int = 0
+    follows_rows: bool = False
+    warn: Callable[[str], None] = lambda message: None
+
+    def parse(self) -> list[Row]:
+        """Return the rows; a last line that was cut off is skipped.
+
+        Raises:
+            RecordingError: A line is not a record.
+        """
+        rows: list[Row] = []
+        for number, line in enumerate(self.lines, self.number):
+            row = parse_line(line)
+            if isinstance(row, dict):
+                rows.append(row)
+                continue
+            fault = row
+            is_cut_off = not line.endswith(b"\n") and (self.follows_rows or rows)
+            if fault in UNPARSABLE and is_cut_off:
+                self.warn(
+                    f"{self.path}: line {number} was cut off and is skipped; "
+                    "the recording ends early"
+                )
+            elif fault:
+                raise RecordingError(f"{self.path}: line {number} {fault}")
+        return rows
 
 
 def iterate_line_batches(
     path: str | Path, warn: Callable[[str], None] = lambda message: None, size: int = _BLOCK_BYTES
-) -> Iterator[tuple[list[bytes], Callable[[], list[Row]]]]:
-    """Yield about `size` bytes of lines at a time, each with a function that parses them.
+) -> Iterator[LineBatch]:
+    """Yield about `size` bytes of lines at a time.
 
-    A caller with a faster decoder need not call the function. Lines that its decoder rejects must
-    go through it: the function knows the line numbers and reports what is wrong. Warns and raises
-    as `iterate_rows` does.
+    A caller with a faster decoder need not call `LineBatch.parse`. Lines that its decoder rejects
+    must go through it: it knows the line numbers and reports what is wrong. Warns and raises as
+    `iterate_rows` does.
     """
     has_rows = False
-    number = 1
+    number, offset = 1, 0
     if str(path).endswith(METADATA_SUFFIX):
         recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
         raise RecordingError(f"{path}: is the metadata of a recording; give {recording}")
     try:
         with open_once(path) as file:
             while lines := file.readlines(size):
-                if number == 1:
-                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
-                yield lines, functools.partial(_parse_each, path, lines, number, has_rows, warn)
+                if number == 1 and lines[0].startswith(codecs.BOM_UTF8):
+                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+                    offset = len(codecs.BOM_UTF8)
+                yield LineBatch(path, lines, number, offset, has_rows, warn)
                 number += len(lines)
+                offset += sum(map(len, lines))
                 has_rows = has_rows or any(map(bytes.strip, lines))
                 if not lines[-1].endswith(b"\n"):
                     break  # the file may be growing: the rest of this line is no line
@@ -186,28 +230,6 @@ def iterate_line_batches(
         raise RecordingError(f"{path}: holds no record")
 
 
-def _parse_each(
-    path: str | Path,
-    lines: list[bytes],
-    first_number: int,
-    has_earlier_rows: bool,
-    warn: Callable[[str], None],
-) -> list[Row]:
-    rows: list[Row] = []
-    for number, line in enumerate(lines, first_number):
-        row = parse_line(line)
-        if isinstance(row, dict):
-            rows.append(row)
-            continue
-        fault = row
-        is_cut_off = not line.endswith(b"\n") and (has_earlier_rows or rows)
-        if fault in UNPARSABLE and is_cut_off:
-            warn(f"{path}: line {number} was cut off and is skipped; the recording ends early")
-        elif fault:
-            raise RecordingError(f"{path}: line {number} {fault}")
-    return rows
-
-
 def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:
     """Yield the rows of phase `attach`; all other lines are skipped without parsing them.
 
@@ -217,8 +239,8 @@ def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterato
     """
     unseen_models = set(models)
     can_stop = bool(unseen_models)
-    for lines, _ in iterate_line_batches(path):
-        for line in lines:
+    for batch in iterate_line_batches(path):
+        for line in batch.lines:
             if b'"attach"' in line:
                 row = parse_line(line)
                 if isinstance(row, dict) and row.get("phase") == "attach":

@@ -7,6 +7,7 @@ lines; the few rows that are analysed in full are decoded again, as dicts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_torch.recording.reader import iterate_line_batches
+from otel_torch.recording.reader import LineBatch, iterate_line_batches
 from otel_torch.recording.row_schema import (
     UNREADABLE,
     RowHeader,
@@ -72,6 +73,7 @@ class RowKinds(dict[tuple[Any, ...], int]):
         return number
 
 
+@dataclass(slots=True, eq=False)
 class RowBatch:
     """Neighboring rows of a recording, as arrays.
 
@@ -81,36 +83,62 @@ class RowBatch:
         order: Entry and exit of each row's call, shape (rows, 2), -1 where not recorded.
         sketched: Rows that have a sketch, in order.
         sketches: Their sketches.
+        lines: What the rows were read from.
+        parsed: The rows, if only the tolerant parser reads the lines.
+        records: The rows, if they were decoded in full.
+        table: Their statistics, shape (8, rows), if these were decoded.
     """
 
-    __slots__ = ("_parse", "_records", "_rows", "kinds", "numbers", "order", "sketched", "sketches")
+    kinds: Indices
+    numbers: Floats
+    order: Indices
+    sketched: list[int]
+    sketches: list[bytes]
+    lines: LineBatch
+    parsed: list[Row] | None = None
+    records: Sequence[RowRecord] | None = None
+    table: Floats | None = None
 
-    def __init__(
-        self,
-        headers: Sequence[RowHeader],
-        rows: list[Row] | list[bytes],
-        kinds: RowKinds,
-        are_whole: bool,
-        parse: Callable[[], list[Row]],
-    ) -> None:
-        """Make the arrays.
+    @classmethod
+    def of_rows(cls, rows: list[Row], kinds: RowKinds, lines: LineBatch) -> RowBatch:
+        """Make a batch of parsed rows. Raises one of `UNREADABLE` if a field has another type."""
+        records = [record_of(row) for row in rows]
+        batch = cls._of_headers(records, kinds, lines)
+        batch.parsed, batch.records = rows, records
+        return batch
+
+    @classmethod
+    def of_lines(cls, lines: LineBatch, kinds: RowKinds, in_full: bool) -> RowBatch:
+        """Make a batch of lines.
 
         Args:
-            rows: The same rows as they were read.
-            are_whole: Whether `headers` are `RowRecord`s.
-            parse: Parses all rows, and raises an error that names the line of a wrong one.
+            in_full: Decode all fields, not only the header's.
+
+        Raises:
+            RecordingError: A line is not a record.
         """
-        self._rows = rows
-        self._parse = parse
-        self._records: Sequence[Any] | None = headers if are_whole else None
-        self.kinds: Indices = np.array(
-            list(map(kinds.__getitem__, map(_kind, headers))), dtype=np.int64
-        )
-        self.numbers = _number_table(list(map(_numbers, headers)))
-        self.order: Indices = _order_table(list(map(_order, headers)))
+        try:
+            decode = decode_record if in_full else _decode_header
+            headers: list[Any] = list(map(decode, lines.lines))
+            batch = cls._of_headers(headers, kinds, lines)
+        except UNREADABLE:
+            return cls.of_rows(lines.parse(), kinds, lines)
+        batch.records = headers if in_full else None
+        return batch
+
+    @classmethod
+    def _of_headers(
+        cls, headers: Sequence[RowHeader], kinds: RowKinds, lines: LineBatch
+    ) -> RowBatch:
         sketches = list(map(_sketch, headers))
-        self.sketched = [row for row, sketch in enumerate(sketches) if sketch is not None]
-        self.sketches: list[bytes] = [sketch for sketch in sketches if sketch is not None]
+        return cls(
+            np.array(list(map(kinds.__getitem__, map(_kind, headers))), dtype=np.int64),
+            _number_table(list(map(_numbers, headers))),
+            _order_table(list(map(_order, headers))),
+            [row for row, sketch in enumerate(sketches) if sketch is not None],
+            [sketch for sketch in sketches if sketch is not None],
+            lines,
+        )
 
     def record(self, index: int) -> RowRecord:
         """Return a whole row, decoded again if only its header was read.
@@ -118,18 +146,19 @@ class RowBatch:
         Raises:
             RecordingError: A field beyond the header is wrong.
         """
-        if self._records is not None:
-            record: RowRecord = self._records[index]
-            return record
-        row = self._rows[index]
-        assert isinstance(row, bytes)
+        if self.records is not None:
+            return self.records[index]
+        if self.parsed is not None:
+            return record_of(self.parsed[index])
         try:
-            return decode_record(row)
+            return decode_record(self.lines.lines[index])
         except UNREADABLE:
-            return record_of(self._parse()[index])
+            return record_of(self.lines.parse()[index])
 
     def statistics(self, indices: Sequence[int]) -> Floats:
         """Return the statistics of some rows, shape (8, rows), NaN where absent."""
+        if self.table is not None:
+            return self.table[:, indices]
         if not len(indices):
             return np.empty((len(STATISTICS), 0))
         return _number_table([_statistics(self.record(index)) for index in indices])
@@ -140,11 +169,11 @@ class RowBatch:
         Raises:
             RecordingError: A field beyond the header is wrong.
         """
-        parsed = [
-            parse_line(row) if isinstance(row, bytes) else row for row in self._rows[start:stop]
-        ]
+        if self.parsed is not None:
+            return self.parsed[start:stop]
+        parsed = list(map(parse_line, self.lines.lines[start:stop]))
         rows = [row for row in parsed if isinstance(row, dict)]
-        return rows if len(rows) == len(parsed) else self._parse()[start:stop]
+        return rows if len(rows) == len(parsed) else self.lines.parse()[start:stop]
 
 
 def iterate_batches(
@@ -163,18 +192,12 @@ def iterate_batches(
         RecordingError: The file is not a recording.
     """
     # headers are enough once there are calls and sketches, which decide nearly everything
-    are_whole = True
-    for texts, parse_tolerantly in iterate_line_batches(path, problem, _BLOCK_BYTES):
-        read(sum(map(len, texts)))
-        try:
-            headers: list[Any] = list(map(decode_record if are_whole else _decode_header, texts))
-            batch = RowBatch(headers, texts, kinds, are_whole, parse_tolerantly)
-        except UNREADABLE:
-            rows = parse_tolerantly()
-            headers = [record_of(row) for row in rows]
-            batch = RowBatch(headers, rows, kinds, are_whole=True, parse=parse_tolerantly)
+    in_full = True
+    for lines in iterate_line_batches(path, problem, _BLOCK_BYTES):
+        read(sum(map(len, lines.lines)))
+        batch = RowBatch.of_lines(lines, kinds, in_full)
         if len(batch.kinds):
-            are_whole = not batch.sketches
+            in_full = not batch.sketches
             yield batch
 
 

@@ -24,8 +24,8 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tokens.merged_tensor import Flags, Indices, MergedTensor, Sketches, TensorKey
 from otel_torch.parity.tokens.modules_by_rows import pair_by_rows
 from otel_torch.parity.tokens.requests import TokenForward, TokenPlace
+from otel_torch.recording.reader import LineBatch
 from otel_torch.recording.row_batches import RowBatch, RowKinds
-from otel_torch.recording.row_schema import record_of
 from otel_torch.recording.rows import Row
 from otel_torch.statistics.row_layout import ROW_NUMBERS
 
@@ -123,7 +123,7 @@ class MergedForward:
                 rows.append(_merged_row(tensor, covered, value))
         forward = ForwardRows(self._first.key, kinds)
         if rows:
-            batch = RowBatch([record_of(row) for row in rows], rows, kinds, True, lambda: rows)
+            batch = RowBatch.of_rows(rows, kinds, LineBatch("", []))
             forward.append(batch, 0, len(rows))
         return forward
 

@@ -1,0 +1,287 @@
+"""Read a long recording in another process, while this one works on what was read.
+
+The other process decodes the lines into arrays and writes them to its standard output, at most
+some batches ahead. Lines stay in the file: the few that are needed again are read from it here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, overload
+
+import numpy as np
+
+from otel_torch.recording.reader import LineBatch, RecordingError
+from otel_torch.recording.row_batches import (
+    Floats,
+    Indices,
+    RowBatch,
+    RowKind,
+    RowKinds,
+    iterate_batches,
+)
+from otel_torch.recording.rows import Row
+
+# a shorter file is read before another interpreter has started
+_WORTH_BYTES = 1 << 25
+# batches that wait to be sent: those of a large model's forward
+_BATCHES_AHEAD = 16
+_READY = "ready"
+
+
+def iterate_batches_ahead(
+    path: str | Path,
+    kinds: RowKinds,
+    problem: Callable[[str], None] = lambda message: None,
+    read: Callable[[int], None] = lambda count: None,
+) -> Iterator[RowBatch]:
+    """Do what `iterate_batches` does, in another process if that is worth it and possible."""
+    reader = _start_reader(path) if _is_worth_it(path) else None
+    if reader is None:
+        yield from iterate_batches(path, kinds, problem, read)
+        return
+    with reader:
+        assert reader.stdout is not None
+        try:
+            yield from _receive(path, reader.stdout, kinds, problem, read)
+        except EOFError:
+            raise RecordingError(
+                f"{path}: the process that read it ended with status {reader.wait()}; "
+                "is there enough memory?"
+            ) from None
+        finally:
+            reader.kill()
+
+
+def _is_worth_it(path: str | Path) -> bool:
+    try:
+        return os.path.isfile(path) and os.path.getsize(path) >= _WORTH_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _start_reader(path: str | Path) -> subprocess.Popen[bytes] | None:
+    """Start the other process; return None if it cannot run here."""
+    # -P: no module of the working directory takes the place of an installed one
+    if not sys.executable:
+        return None
+    code = f"from {__name__} import send_batches; send_batches()"
+    command = [sys.executable, "-P", "-c", code, str(path)]
+    try:
+        reader = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+    assert reader.stdout is not None
+    try:
+        if pickle.load(reader.stdout) == _READY:
+            return reader
+    except (EOFError, pickle.UnpicklingError):
+        pass
+    with reader:
+        reader.kill()
+    return None
+
+
+# -- what is sent
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _SentBatch:
+    """A batch as it is sent.
+
+    Attributes:
+        new_kinds: Kinds that no earlier batch has; `kinds` counts in the order in which these came.
+        sketches: Joined, if all have the size `sketch_size`.
+        number: Of the first line.
+        line_bounds: The offsets of the lines in the file, and of their end.
+    """
+
+    new_kinds: list[RowKind]
+    kinds: Indices
+    numbers: Floats
+    order: Indices
+    sketched: list[int]
+    sketches: bytes | list[bytes]
+    sketch_size: int
+    number: int
+    line_bounds: list[int]
+    follows_rows: bool
+    parsed: list[Row] | None
+    table: Floats | None
+
+
+@dataclass(slots=True)
+class _Message:
+    """What was read since the message before; the last one has no batch.
+
+    Attributes:
+        size: Bytes.
+    """
+
+    size: int
+    problems: tuple[str, ...]
+    batch: _SentBatch | None = None
+    error: Exception | None = None
+
+
+def _pack(batch: RowBatch, new_kinds: list[RowKind]) -> _SentBatch:
+    sizes = set(map(len, batch.sketches))
+    lines = batch.lines
+    are_joined = len(sizes) == 1
+    return _SentBatch(
+        new_kinds,
+        batch.kinds,
+        batch.numbers,
+        batch.order,
+        batch.sketched,
+        b"".join(batch.sketches) if are_joined else batch.sketches,
+        sizes.pop() if are_joined else 0,
+        lines.number,
+        list(accumulate(map(len, lines.lines), initial=lines.offset)),
+        lines.follows_rows,
+        batch.parsed,
+        None if batch.records is None else batch.statistics(range(len(batch.kinds))),
+    )
+
+
+class _LinesInFile(Sequence[bytes]):
+    """Lines that are read from the file when the first of them is needed."""
+
+    def __init__(self, path: str | Path, bounds: list[int]) -> None:
+        """Take the offsets of the lines in the file, and of their end."""
+        self._path, self._bounds = path, bounds
+        self._text: bytes | None = None
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first = self._bounds[0]
+        if self._text is None:
+            self._text = self._read(first, self._bounds[-1] - first)
+        return self._text[self._bounds[index] - first : self._bounds[index + 1] - first]
+
+    def _read(self, offset: int, size: int) -> bytes:
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(size)
+        except OSError as error:
+            raise RecordingError(f"{self._path}: {error.strerror}") from None
+
+
+# -- this process
+# --------------------------------------------------------------------------------------------------
+
+
+def _receive(
+    path: str | Path,
+    stream: IO[bytes],
+    kinds: RowKinds,
+    problem: Callable[[str], None],
+    read: Callable[[int], None],
+) -> Iterator[RowBatch]:
+    """Yield the batches that the other process sends. Raises EOFError if it was killed."""
+    numbers = np.empty(0, dtype=np.int64)  # number in `kinds` by number in the other process
+    while True:
+        message: _Message = pickle.load(stream)
+        for text in message.problems:
+            problem(text)
+        if message.error is not None:
+            raise message.error
+        sent = message.batch
+        if sent is None:
+            return
+        read(message.size)
+        if sent.new_kinds:
+            numbers = np.append(numbers, [kinds[kind] for kind in sent.new_kinds])
+        yield _unpack(sent, path, numbers, problem)
+
+
+def _unpack(
+    sent: _SentBatch, path: str | Path, numbers: Indices, problem: Callable[[str], None]
+) -> RowBatch:
+    sketches, size = sent.sketches, sent.sketch_size
+    if isinstance(sketches, bytes):
+        sketches = [sketches[start : start + size] for start in range(0, len(sketches), size)]
+    lines = _LinesInFile(path, sent.line_bounds)
+    return RowBatch(
+        numbers[sent.kinds],
+        sent.numbers,
+        sent.order,
+        sent.sketched,
+        sketches,
+        LineBatch(path, lines, sent.number, sent.line_bounds[0], sent.follows_rows, problem),
+        parsed=sent.parsed,
+        table=sent.table,
+    )
+
+
+# -- the other process
+# --------------------------------------------------------------------------------------------------
+
+
+def send_batches() -> None:
+    """Read the recording that the command line names, and write its batches to standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads them
+    messages: queue.Queue[_Message | None] = queue.Queue(_BATCHES_AHEAD)
+    writer = threading.Thread(target=_write, args=(messages, sys.stdout.buffer))
+    writer.start()
+    for message in _messages(sys.argv[1]):
+        messages.put(message)
+    messages.put(None)
+    writer.join()
+
+
+def _write(messages: queue.Queue[_Message | None], stream: IO[bytes]) -> None:
+    try:
+        stream.write(pickle.dumps(_READY))
+        while True:
+            stream.flush()
+            message = messages.get()
+            if message is None:
+                return
+            stream.write(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    except Exception:  # nobody reads on; the other thread may wait for room in the queue
+        os._exit(1)
+
+
+def _messages(path: str) -> Iterator[_Message]:
+    kinds = RowKinds()
+    known = 0
+    sizes: list[int] = []
+    problems: list[str] = []
+    error = None
+    try:
+        for batch in iterate_batches(path, kinds, problems.append, sizes.append):
+            yield _Message(sum(sizes), tuple(problems), _pack(batch, kinds.kinds[known:]))
+            known = len(kinds.kinds)
+            sizes.clear()
+            problems.clear()
+    except Exception as exception:
+        error = exception
+    yield _Message(sum(sizes), tuple(problems), error=error)
