@@ -22,6 +22,8 @@ pytestmark = pytest.mark.scoreboard
 
 driver = importlib.import_module("tests.benchmarks.__main__")
 MINE = [
+    "compiled",
+    "caching",
     "six_statistics",
     "small_tensors",
     "gpu",
@@ -55,7 +57,7 @@ def smallest(name: str) -> list[dict[str, Any]]:
 
 
 def check(figure: dict[str, Any]) -> None:
-    assert set(figure) == {"name", "ours", "goal", "met", "detail"}
+    assert set(figure) == {"name", "ours", "goal", "met", "detail", "spread"}
     if figure["ours"] is None:
         assert any(excuse in figure["detail"] for excuse in EXCUSES), figure
     else:
@@ -89,7 +91,7 @@ def test_nothing_is_lost_by_processes_that_record_at_once() -> None:
 
 
 def test_every_benchmark_is_in_the_table() -> None:
-    shared = {"pairing", "figures", "sides"}
+    shared = {"pairing", "figures", "sides", "history"}
     files = {
         path.stem
         for path in (ROOT / "tests" / "benchmarks").glob("*.py")
@@ -103,6 +105,26 @@ def test_a_goal_within_the_spread_is_neither_met_nor_missed() -> None:
     assert figure.met is None and figure.plain()["detail"] == "cannot tell; a step"
     assert Figure("step", 1.008, 1.01, spread=(1.002, 1.009)).met is True
     assert Figure("step", 1.02, 1.01, spread=(1.015, 1.03)).met is False
+    assert "| step | 1 to 1.03 | ≤ 1.01 | cannot tell |" in driver.table([figure.plain()])
+
+
+def test_a_figure_that_is_worse_than_in_the_run_before_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history, page = tmp_path / "history.jsonl", tmp_path / "page.md"
+    page.write_text((ROOT / "docs" / "performance.md").read_text())
+    measured = iter([1.0, 1.05, 1.3])
+    monkeypatch.setattr(driver, "BENCHMARKS", {"step": "a step"})
+    monkeypatch.setattr(
+        driver, "figures_of", lambda name: [Figure("a step", next(measured), 2).plain()]
+    )
+    said = []
+    for _ in range(3):
+        assert driver.main(["--history", str(history), "--page", str(page)]) == 0
+        said.append(capsys.readouterr().out.splitlines()[-1])
+    assert said[1:] == ["none", "a step: 1.05 → 1.3"]
+    runs = [json.loads(line) for line in history.read_text().splitlines()]
+    assert [run["figures"][0]["ours"] for run in runs] == [1.0, 1.05, 1.3]
 
 
 def test_a_benchmark_that_fails_is_a_line_of_the_table() -> None:

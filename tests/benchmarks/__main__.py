@@ -1,4 +1,5 @@
-"""Runs all benchmarks: `make bench`. Writes the table and the machine into docs/performance.md.
+"""Runs all benchmarks: `make bench`. Writes the table and the machine into docs/performance.md,
+and adds the figures to docs/performance-history.jsonl.
 
     python -m tests.benchmarks [NAME…] [--json FILE] [--page FILE]
 
@@ -20,7 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.figures import ROOT, environment, module_command, number
+from tests.benchmarks.figures import ROOT, environment, measured, module_command, number
+from tests.benchmarks.history import HISTORY, append_run, last_run, worse_figures
 
 # benchmark -> what it is about, in the order of the table
 BENCHMARKS = {
@@ -91,11 +93,12 @@ def table(figures: Sequence[dict[str, Any]]) -> str:
     lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
     for figure in figures:
         goal = "–" if figure.get("goal") is None else f"≤ {number(figure['goal'])}"
+        is_unclear = (figure.get("detail") or "").startswith("cannot tell")
         cells = [
             figure["name"],
-            number(figure.get("ours")),
+            measured(figure),
             goal,
-            words[figure.get("met")],
+            "cannot tell" if is_unclear else words[figure.get("met")],
             figure.get("detail") or "",
         ]
         lines.append(
@@ -153,6 +156,11 @@ def main(argv: Sequence[str]) -> int:
         type=Path,
         help="the page that the table is written into; docs/performance.md if all are run",
     )
+    parser.add_argument(
+        "--history",
+        type=Path,
+        help="the file that the figures are added to; docs/performance-history.jsonl if all are run",
+    )
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(
@@ -169,6 +177,18 @@ def main(argv: Sequence[str]) -> int:
         arguments.json.write_text(
             json.dumps({"machine": machine(), "figures": figures}, indent=1) + "\n"
         )
+    history = arguments.history or HISTORY
+    before = last_run(history)
+    if before is not None:
+        measured_before = before["figures"]
+        if arguments.names:
+            names = {figure["name"] for figure in figures}
+            measured_before = [figure for figure in measured_before if figure["name"] in names]
+        worse = list(worse_figures(measured_before, figures))
+        print(f"Worse by more than a tenth than in the run before ({before['machine']}):")
+        print("\n".join(worse) or "none")
+    if arguments.history or not arguments.names:
+        append_run(history, machine(), figures)
     page = arguments.page or (None if arguments.names else PAGE)
     if page:
         page.write_text(rewritten(page.read_text(), figures=table(figures), machine=machine()))

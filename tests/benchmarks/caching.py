@@ -147,9 +147,9 @@ def compared(
     def figure(side: str, goal: float | None, more: str = "") -> Figure:
         ratio = timings.cpu.ratio(side, COPIES)
         detail = f"{ratio}; on the wall {timings.wall.ratio(side, COPIES)}{more}"
-        return Figure(
+        return Figure.estimated(
             f"all outputs of a {label}, {side}: time over own hooks with copies",
-            ratio.value,
+            ratio,
             goal,
             detail,
         )

@@ -188,7 +188,7 @@ def measure(size: Size) -> list[Figure]:
     detail = (
         f"{share}; {sides}; {control}; on the wall {by_wall.cost_share(OURS, FASTVIDEO, records)}"
     )
-    return [Figure(NAME, share.value, 1 / 4, detail)]
+    return [Figure.estimated(NAME, share, 1 / 4, detail)]
 
 
 def main(argv: Sequence[str]) -> int:

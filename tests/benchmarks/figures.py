@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.pairing import Estimate
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +28,13 @@ class Figure:
     goal: float | None = None
     detail: str = ""
     spread: tuple[float, float] | None = None
+
+    @classmethod
+    def estimated(
+        cls, name: str, estimate: Estimate, goal: float | None = None, detail: str = ""
+    ) -> Figure:
+        """Make a figure of a ratio with its range."""
+        return cls(name, estimate.value, goal, detail, (estimate.low, estimate.high))
 
     @property
     def met(self) -> bool | None:
@@ -45,7 +54,7 @@ class Figure:
         """Return the figure as in the JSON.
 
         >>> Figure("start", 1.05, 1.1).plain()
-        {'name': 'start', 'ours': 1.05, 'goal': 1.1, 'met': True, 'detail': ''}
+        {'name': 'start', 'ours': 1.05, 'goal': 1.1, 'met': True, 'detail': '', 'spread': None}
         """
         return {
             "name": self.name,
@@ -53,6 +62,7 @@ class Figure:
             "goal": self.goal,
             "met": self.met,
             "detail": f"cannot tell; {self.detail}" if self.is_unclear else self.detail,
+            "spread": None if self.spread is None else list(self.spread),
         }
 
 
@@ -94,7 +104,9 @@ def tell(figures: Sequence[Figure], json_path: str | None) -> None:
     """Print the figures as text, or as JSON if requested."""
     if json_path is None:
         for figure in figures:
-            print(f"{figure.name}: {number(figure.ours)}{goal_of(figure)}\n    {figure.detail}")
+            print(
+                f"{figure.name}: {measured(figure.plain())}{goal_of(figure)}\n    {figure.detail}"
+            )
         return
     text = json.dumps({"figures": [figure.plain() for figure in figures]}, indent=1)
     if json_path == "-":
@@ -109,6 +121,19 @@ def goal_of(figure: Figure) -> str:
         return ""
     verdict = {True: ", met", False: ", not met", None: ""}[figure.met]
     return f", goal ≤ {number(figure.goal)}" + (", cannot tell" if figure.is_unclear else verdict)
+
+
+def measured(figure: Mapping[str, Any]) -> str:
+    """Format what was measured: the range where that does not tell whether the goal is met.
+
+    >>> measured(Figure("step", 1.008, 1.01, spread=(1.002, 1.03)).plain())
+    '1 to 1.03'
+    >>> measured(Figure("step", 1.02, 1.01, spread=(1.015, 1.03)).plain())
+    '1.02'
+    """
+    if figure.get("met") is None and figure.get("goal") is not None and figure.get("spread"):
+        return " to ".join(map(number, figure["spread"]))
+    return number(figure.get("ours"))
 
 
 def number(value: float | None) -> str:

@@ -82,7 +82,7 @@ def measure(size: Size) -> list[Figure]:
     most = max(waits[name][0] for name in (OUTPUTS, INPUTS, PARITY))
     return [
         Figure(SYNCHRONISATIONS, most, 0, f"{device_name}: {counts}"),
-        Figure(OVERHEAD, share.value, 1 / 4, f"{share}; over bare: {over}"),
+        Figure.estimated(OVERHEAD, share, 1 / 4, f"{share}; over bare: {over}"),
     ]
 
 

@@ -78,7 +78,7 @@ def alone(package: str, size: Size) -> Figure:
         timings = interleave(sides, rounds=size.count(5))
     ratio = timings.cpu.ratio(label)
     detail = f"{ratio}; on the wall {timings.wall.ratio(label)}; bare with itself {timings.cpu.overhead(CONTROL)}"
-    return Figure(f"{label}, float32, forward over bare", ratio.value, None, detail)
+    return Figure.estimated(f"{label}, float32, forward over bare", ratio, None, detail)
 
 
 def measure(size: Size) -> list[Figure]:
@@ -100,7 +100,8 @@ def measure(size: Size) -> list[Figure]:
         )
         done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
         timings = json.loads(done.stdout.strip().splitlines()[-1])
-        figures.append(Figure(timings["name"], timings["ours"], None, timings["detail"]))
+        spread = timings["spread"] and tuple(timings["spread"])
+        figures.append(Figure(timings["name"], timings["ours"], None, timings["detail"], spread))
     return figures
 
 

@@ -84,9 +84,9 @@ def measure(size: Size) -> list[Figure]:
             if side == INPUTS:
                 detail += f"; over bare: {all_sides}"
             figures.append(
-                Figure(
+                Figure.estimated(
                     f"six statistics, {name}, {label}: overhead over FastVideo's",
-                    share.value,
+                    share,
                     goal,
                     detail,
                 )

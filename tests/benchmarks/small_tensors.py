@@ -58,7 +58,7 @@ def measure(size: Size) -> list[Figure]:
     def figure(label: str, side: str, more: str = "") -> Figure:
         share = timings.cost_share(side, FASTVIDEO, sides.records)
         name = f"tiny tensors, {label}: cost of a record over FastVideo's hook of 2 statistics"
-        return Figure(name, share.value, None, f"{share}{more}")
+        return Figure.estimated(name, share, None, f"{share}{more}")
 
     return [
         figure("by default", DEFAULTS, f"; a record: {costs}; {control}"),

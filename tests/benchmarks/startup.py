@@ -95,19 +95,21 @@ def measure(size: Size) -> list[Figure]:
     ratio_torch = importing.cpu.ratio(ON)
     detail = f"{ratio_torch}: {importing.cpu.surplus(ON):.2f} s more; installed and off {importing.cpu.ratio(OFF)}"
     return [
-        Figure(
+        Figure.estimated(
             "interpreter start, installed and off, over without",
-            ratio.value,
+            ratio,
             1.1,
             f"{ratio}; {control}",
         ),
-        Figure(
+        Figure.estimated(
             "interpreter start, installed and on, over without",
-            ratio_on.value,
+            ratio_on,
             None,
             f"{ratio_on}; {surplus}",
         ),
-        Figure("`import torch`, installed and on, over without", ratio_torch.value, None, detail),
+        Figure.estimated(
+            "`import torch`, installed and on, over without", ratio_torch, None, detail
+        ),
     ]
 
 
