@@ -21,6 +21,8 @@ from otel_torch.recording.row_batches import RowBatch, RowKinds, iterate_batches
 from tests.support import PROGRAMS, run_python
 
 PROGRAM = PROGRAMS / "denoise_with_context.py"
+ROW = b'{"module":"fc","tensor":"out","step":0}'
+TWO_IN_A_LINE = ROW + b"\n" + ROW + ROW + b"\n\n"
 Readers = list["subprocess.Popen[bytes]"]
 
 
@@ -128,7 +130,9 @@ def test_short_files_are_read_here(recorded, readers, monkeypatch):
     assert not readers
 
 
-@pytest.mark.parametrize("text", [b'{"module":"fc"}\n', b"neither rows\n", b"", b"\n\n"])
+@pytest.mark.parametrize(
+    "text", [b'{"module":"fc"}\n', b"neither rows\n", b"", b"\n\n", TWO_IN_A_LINE]
+)
 def test_a_file_that_is_no_recording_is_the_same_error(readers, tmp_path, text):
     path = tmp_path / "no.jsonl"
     path.write_bytes(text)

@@ -13,11 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import IO, overload
+from typing import IO
 
 import numpy as np
 
@@ -108,8 +107,7 @@ class _SentBatch:
     Attributes:
         new_kinds: Kinds that no earlier batch has; `kinds` counts in the order in which these came.
         sketches: Joined, if all have the size `sketch_size`.
-        number: Of the first line.
-        line_bounds: The offsets of the lines in the file, and of their end.
+        number, offset, size, follows_rows: Of its lines, as in `LineBatch`.
     """
 
     new_kinds: list[RowKind]
@@ -120,7 +118,8 @@ class _SentBatch:
     sketches: bytes | list[bytes]
     sketch_size: int
     number: int
-    line_bounds: list[int]
+    offset: int
+    size: int
     follows_rows: bool
     parsed: list[Row] | None
     table: Floats | None
@@ -153,45 +152,12 @@ def _pack(batch: RowBatch, new_kinds: list[RowKind]) -> _SentBatch:
         b"".join(batch.sketches) if are_joined else batch.sketches,
         sizes.pop() if are_joined else 0,
         lines.number,
-        list(accumulate(map(len, lines.lines), initial=lines.offset)),
+        lines.offset,
+        lines.size,
         lines.follows_rows,
         batch.parsed,
         None if batch.records is None else batch.statistics(range(len(batch.kinds))),
     )
-
-
-class _LinesInFile(Sequence[bytes]):
-    """Lines that are read from the file when the first of them is needed."""
-
-    def __init__(self, path: str | Path, bounds: list[int]) -> None:
-        """Take the offsets of the lines in the file, and of their end."""
-        self._path, self._bounds = path, bounds
-        self._text: bytes | None = None
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        first = self._bounds[0]
-        if self._text is None:
-            self._text = self._read(first, self._bounds[-1] - first)
-        return self._text[self._bounds[index] - first : self._bounds[index + 1] - first]
-
-    def _read(self, offset: int, size: int) -> bytes:
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(offset)
-                return file.read(size)
-        except OSError as error:
-            raise RecordingError(f"{self._path}: {error.strerror}") from None
 
 
 # -- this process
@@ -228,14 +194,13 @@ def _unpack(
     sketches, size = sent.sketches, sent.sketch_size
     if isinstance(sketches, bytes):
         sketches = [sketches[start : start + size] for start in range(0, len(sketches), size)]
-    lines = _LinesInFile(path, sent.line_bounds)
     return RowBatch(
         numbers[sent.kinds],
         sent.numbers,
         sent.order,
         sent.sketched,
         sketches,
-        LineBatch(path, lines, sent.number, sent.line_bounds[0], sent.follows_rows, problem),
+        LineBatch(path, sent.number, sent.offset, sent.size, sent.follows_rows, problem),
         parsed=sent.parsed,
         table=sent.table,
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import codecs
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import io
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -161,16 +162,42 @@ class LineBatch:
     Attributes:
         number: Of the first line, from 1.
         offset: Of the first line in the file, in bytes.
+        size: Of all lines, in bytes.
         follows_rows: Whether a line before them is not blank.
         warn: Called with one line if the last line is cut off.
     """
 
     path: str | Path
-    lines: Sequence[bytes]
     number: int = 1
     offset: int = 0
+    size: int = 0
     follows_rows: bool = False
     warn: Callable[[str], None] = lambda message: None
+    _text: bytes | None = None
+    _lines: list[bytes] | None = None
+
+    @property
+    def text(self) -> bytes:
+        """The lines as they stand in the file, read again unless they are in memory.
+
+        Raises:
+            RecordingError: The file cannot be read again.
+        """
+        if self._text is None:
+            try:
+                with open(self.path, "rb", buffering=0) as file:
+                    file.seek(self.offset)
+                    self._text = file.read(self.size)
+            except OSError as error:
+                raise RecordingError(f"{self.path}: {error.strerror}") from None
+        return self._text
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Each line with its line feed."""
+        if self._lines is None:
+            self._lines = io.BytesIO(self.text).readlines()
+        return self._lines
 
     def parse(self) -> list[Row]:
         """Return the rows; a last line that was cut off is skipped.
@@ -205,22 +232,25 @@ def iterate_line_batches(
     must go through it: it knows the line numbers and reports what is wrong. Warns and raises as
     `iterate_rows` does.
     """
-    has_rows = False
-    number, offset = 1, 0
     if str(path).endswith(METADATA_SUFFIX):
         recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
         raise RecordingError(f"{path}: is the metadata of a recording; give {recording}")
+    has_rows = False
+    number, offset = 1, 0
     try:
         with open_once(path) as file:
-            while lines := file.readlines(size):
-                if number == 1 and lines[0].startswith(codecs.BOM_UTF8):
-                    lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            while text := file.read(size):
+                if not text.endswith(b"\n"):
+                    text += file.readline()
+                if not offset and text.startswith(codecs.BOM_UTF8):
+                    text = text.removeprefix(codecs.BOM_UTF8)
                     offset = len(codecs.BOM_UTF8)
-                yield LineBatch(path, lines, number, offset, has_rows, warn)
-                number += len(lines)
-                offset += sum(map(len, lines))
-                has_rows = has_rows or any(map(bytes.strip, lines))
-                if not lines[-1].endswith(b"\n"):
+                batch = LineBatch(path, number, offset, len(text), has_rows, warn, text)
+                yield batch
+                number += len(batch.lines)
+                offset += batch.size
+                has_rows = has_rows or not text.isspace()
+                if not text.endswith(b"\n"):
                     break  # the file may be growing: the rest of this line is no line
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror}") from None

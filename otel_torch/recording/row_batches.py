@@ -117,12 +117,12 @@ class RowBatch:
         Raises:
             RecordingError: A line is not a record.
         """
+        decode = decode_record if in_full else _decode_header
         try:
-            decode = decode_record if in_full else _decode_header
             headers: list[Any] = list(map(decode, lines.lines))
-            batch = cls._of_headers(headers, kinds, lines)
         except UNREADABLE:
             return cls.of_rows(lines.parse(), kinds, lines)
+        batch = cls._of_headers(headers, kinds, lines)
         batch.records = headers if in_full else None
         return batch
 
@@ -194,7 +194,7 @@ def iterate_batches(
     # headers are enough once there are calls and sketches, which decide nearly everything
     in_full = True
     for lines in iterate_line_batches(path, problem, _BLOCK_BYTES):
-        read(sum(map(len, lines.lines)))
+        read(lines.size)
         batch = RowBatch.of_lines(lines, kinds, in_full)
         if len(batch.kinds):
             in_full = not batch.sketches

@@ -123,7 +123,7 @@ def parse_line(line: bytes) -> Row | str:
     return checked
 
 
-def parse_lines(lines: Sequence[bytes]) -> list[Row] | None:
+def parse_lines(lines: list[bytes]) -> list[Row] | None:
     """Return the rows of lines, faster than `parse_line`; None unless each line is a valid row."""
     from otel_torch.recording import row_schema
 

@@ -123,7 +123,7 @@ class MergedForward:
                 rows.append(_merged_row(tensor, covered, value))
         forward = ForwardRows(self._first.key, kinds)
         if rows:
-            batch = RowBatch.of_rows(rows, kinds, LineBatch("", []))
+            batch = RowBatch.of_rows(rows, kinds, LineBatch(""))
             forward.append(batch, 0, len(rows))
         return forward
 
