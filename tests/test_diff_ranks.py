@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from otel_torch.parity.compare import compare
+from otel_torch.parity.finding import Report
 from otel_torch.parity.rank_recordings import find_recordings
+from otel_torch.parity.ranks import compare_ranks
 from otel_torch.recording.metadata import metadata_path
 from otel_torch.recording.reader import RecordingError, load_recording
 from tests.support import PROGRAMS, run_python, run_ranks
@@ -122,14 +124,34 @@ def test_a_missing_rank_is_said_and_its_tensors_are_left_out(folder, tmp_path):
     )
 
 
-def test_whole_tensors_are_compared_rank_by_rank(folder, tmp_path):
-    right = tmp_path / "right"
-    right.mkdir()
+def replicated_reference(folder: Path, copies: Path) -> Path:
+    """Write the recording of the one process as those of all ranks."""
+    copies.mkdir()
     for rank in range(WORLD):
         for path in (folder / "reference.jsonl", metadata_path(folder / "reference.jsonl")):
-            shutil.copy(path, right / path.name.replace("reference", f"reference.rank{rank}"))
-        beside = metadata_path(right / f"reference.rank{rank}.jsonl")
+            shutil.copy(path, copies / path.name.replace("reference", f"reference.rank{rank}"))
+        beside = metadata_path(copies / f"reference.rank{rank}.jsonl")
         beside.write_text(json.dumps({**json.loads(beside.read_text()), "rank": rank}))
+    return copies
+
+
+def test_pairs_of_one_rank_alone_are_kept(folder, tmp_path):
+    reports: list[Report] = []
+
+    def compare_two(reference, port, noise):
+        reports.append(compare(reference, port, noise=noise))
+        return reports[-1]
+
+    right = replicated_reference(folder, tmp_path / "right")
+    merged = compare_ranks(right, folder / "replicated", None, compare_two)
+    assert [bool(report.compared) for report in reports] == [False, True, False]
+    assert len(merged.compared) == len(reports[1].compared)
+    assert merged.pairs == merged.compared_left_out + len(merged.compared)
+    assert merged.pairs == sum(report.pairs for report in reports)
+
+
+def test_whole_tensors_are_compared_rank_by_rank(folder, tmp_path):
+    right = replicated_reference(folder, tmp_path / "right")
     report = compare(right, folder / "replicated")
     assert report.verdict == "diverged"
     assert (report.first.rank, report.first.port_module, report.first.port_side) == (

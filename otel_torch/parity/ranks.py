@@ -36,6 +36,7 @@ def compare_ranks(
     """
     warnings: list[str] = []
     reports: list[tuple[int | None, Report]] = []
+    leading: Report | None = None
     with ExitStack() as stack:
         folder = tempfile.TemporaryDirectory(prefix="otel-torch-ranks-")
         temporary = Path(stack.enter_context(folder))
@@ -62,6 +63,7 @@ def compare_ranks(
                 raise RecordingError(_with_names(str(error), display_names)) from None
             report.warnings = [_with_names(text, display_names) for text in report.warnings]
             reports.append((rank, report))
+            leading = _keep_pairs_of_one(leading, report)
     merged = _merge_reports(reports)
     merged.reference, merged.port = str(reference), str(port)
     merged.warnings[:0] = warnings
@@ -103,6 +105,18 @@ def _with_names(text: str, display_names: dict[str, str]) -> str:
     for name, display_name in display_names.items():
         text = text.replace(name, display_name)
     return text
+
+
+def _keep_pairs_of_one(leading: Report | None, report: Report) -> Report:
+    """Return the report of the rank that diverges earlier; drop the compared pairs of the other.
+
+    The pairs of a thousand ranks would fill the memory, and only those of one are shown.
+    """
+    if leading is None:
+        return report
+    earlier, later = sorted((leading, report), key=_start_of_divergence)
+    later.compared, later.chain = [], []
+    return earlier
 
 
 def _merge_reports(reports: list[tuple[int | None, Report]]) -> Report:
