@@ -126,11 +126,12 @@ def _iterate_lines(
     recording: Path, warn: Warn = lambda message: None
 ) -> Iterator[tuple[RowRecord, bytes]]:
     """Yield each record with its line."""
-    for lines, parse in iterate_line_batches(recording, warn):
+    for batch in iterate_line_batches(recording, warn):
+        lines = batch.lines
         try:
             records = list(map(decode_record, lines))
         except UNREADABLE:  # what only the slower parser reads, or reports with its line
-            rows = parse()
+            rows = batch.parse()
             records, lines = list(map(record_of, rows)), list(map(_encode, rows))
         yield from zip(records, lines, strict=True)
 
