@@ -24,7 +24,7 @@ from otel_torch.parity.report.next_steps import next_step
 from otel_torch.parity.report.text import render_text
 from otel_torch.parity.sides import Sides
 from tests.programs.packed_engine import ServingEngine
-from tests.support import PROGRAMS, lines, run_python
+from tests.support import PROGRAMS, lines, metadata, run_python
 from tests.test_diff_tokens import (
     QWEN,
     engine_theta,
@@ -96,6 +96,7 @@ def test_each_model_has_the_sketches_of_what_both_were_given(clean: Path) -> Non
         for path, model in zip(written.sides, MODELS, strict=True):
             rows = lines(path)
             assert {row["model"] for row in rows} == {model}
+            assert set(metadata(path)["models"]) == {model}
             first = {row["value"]: row for row in reversed(rows)}
             bare = [(row["module"], row["tensor"]) for row in first.values() if "sketch" not in row]
             assert bare == []
@@ -223,6 +224,7 @@ def test_a_trainer_and_its_engine_match(
     assert ("model.layers.1.self_attn.q_proj", "layers.1.self_attn.qkv_proj") in modules
     assert ("lm_head", "logits_processor") in modules
     assert {pair.port_model for pair in report.compared} == {"ServingEngine"}
+    assert report.by_tokens
     assert report.log_probabilities is not None and report.log_probabilities.largest < 1e-5
 
 

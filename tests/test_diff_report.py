@@ -338,6 +338,30 @@ def test_what_was_kept_is_not_recorded_again():
     assert "mend" in sentence and commands[-1] == "otel-torch diff ref.jsonl port.jsonl"
 
 
+def test_where_rows_are_tokens_no_whole_tensors_are_recorded():
+    report = diverged(by_tokens=True)
+    sentence, commands = next_step(report)
+    assert "operations" in sentence
+    settings = [settings_in(command) for command in commands if "CAPTURE" in command]
+    assert [entry["OTEL_TORCH_CAPTURE"] for entry in settings] == ["tokens", "tokens"]
+    assert not any("TENSORS" in command for command in commands)
+    report.first = finding(cause=Cause("scaled", True, "it is twice as large"))
+    again, _ = next_step(report)[1]
+    assert settings_in(again)["OTEL_TORCH_CAPTURE"] == "tokens"
+
+
+def test_two_models_of_one_run_are_recorded_again_by_one_command():
+    same = "runs/both.jsonl"
+    report = diverged(reference=same, port=same, models=("Net", "Net#2"))
+    again, compare = next_step(report)[1]
+    assert again.endswith(" PROGRAM_COMMAND")
+    assert settings_in(again)["OTEL_TORCH_MODULES"].count("|^") == 1
+    assert shlex.split(compare)[2:6] == ["runs/both-near.jsonl", "--models", "Net", "Net#2"]
+    report.first = finding(port_module="model.layers.1.self_attn.o_proj")
+    report.chain = []
+    assert "|^" not in settings_in(next_step(report)[1][0])["OTEL_TORCH_MODULES"]
+
+
 def test_a_recording_of_ranks_is_recorded_again_as_a_folder():
     report = diverged(reference="runs/ref", port="runs/port")
     reference, port, comparison = next_step(report)[1]

@@ -275,6 +275,7 @@ class _Comparison:
                 queues, self._match, self._recordings.map(lambda side: side.kinds)
             )
             if by_tokens is not None:
+                self.report.by_tokens = True
                 self._findings.tokens = by_tokens.tokens
                 self._log_probabilities = by_tokens.log_probabilities
                 self._plans.off = True

@@ -192,6 +192,7 @@ class Report:
         compared_left_out: How many pairs are missing from `compared`.
         chain: The pairs on the path from the inputs to the first finding.
         models: The reference's model and the port's, if only these were compared.
+        by_tokens: Whether the programs batch their tokens differently, so that rows were compared.
         weaker: Whether statistics alone decided, because there were no sketches.
         tensors: Where the reference's run and the port's kept the whole tensor of the first
             finding; None where they did not.
@@ -220,6 +221,7 @@ class Report:
     reference: str = ""
     port: str = ""
     models: tuple[str, str] | None = None
+    by_tokens: bool = False
     weaker: bool = False
     tensors: tuple[str | None, str | None] = (None, None)
     isolated: bool = False

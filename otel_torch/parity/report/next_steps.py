@@ -79,10 +79,11 @@ def next_step(report: Report) -> tuple[str, list[str]]:
         return _GIVE_ALIKE, _both_commands(report)
     sides = _sides(report, finding)
     if len(sides) == 2 and _wants_tensors(finding):
-        if any(side.tensors is None for side in sides):
+        # whole tensors of other batches cannot be compared
+        if not report.by_tokens and any(side.tensors is None for side in sides):
             return _RECORD_AGAIN, _tensor_commands(report, sides)
         if _is_vague(finding):
-            return _LOOK_INSIDE, _operation_commands(sides)
+            return _LOOK_INSIDE, _operation_commands(report, sides)
     return _SENTENCES.get(finding.kind, _FIX), _port_commands(report)
 
 
@@ -162,8 +163,8 @@ def _runs(sides: Sequence[_Side]) -> list[list[_Side]]:
 
 
 def _recording_command(run: Sequence[_Side], recording: str, folder: str) -> str:
-    modules = "|".join(_neighborhood(side.module, side.previous) for side in run)
-    settings = f"OTEL_TORCH_MODULES={shlex.quote(modules)}"
+    modules = dict.fromkeys(_neighborhood(side.module, side.previous) for side in run)
+    settings = f"OTEL_TORCH_MODULES={shlex.quote('|'.join(modules))}"
     steps = dict.fromkeys(str(side.step) for side in run if side.step is not None)
     if steps:
         settings += f" OTEL_TORCH_STEPS={','.join(steps)}"
@@ -175,17 +176,17 @@ def _name(run: Sequence[_Side]) -> str:
     return run[0].name if len(run) == 1 else _BOTH
 
 
-def _operation_commands(sides: Sequence[_Side]) -> list[str]:
+def _operation_commands(report: Report, sides: Sequence[_Side]) -> list[str]:
     commands = []
     for run in _runs(sides):
-        patterns = [_operations_pattern(side) for side in run]
+        patterns = dict.fromkeys(map(_operations_pattern, run))
         recording = _beside(run[0].recording, "operations")
         settings = f"OTEL_TORCH_OPERATIONS={shlex.quote('|'.join(patterns))}"
-        commands.append(_run(_name(run), recording, settings))
-        for side, pattern in zip(run, patterns, strict=True):
-            step = "" if side.step is None else f" --step {side.step}"
+        commands.append(_run(_name(run), recording, settings, _capture(report)))
+        shows = dict.fromkeys((_operations_pattern(side), side.step) for side in run)
+        for pattern, step in shows:
             show = f"otel-torch show {shlex.quote(recording)} --module {shlex.quote(pattern)}"
-            commands.append(show + step)
+            commands.append(show if step is None else f"{show} --step {step}")
     return commands
 
 
@@ -195,17 +196,21 @@ def _operations_pattern(side: _Side) -> str:
     return f"^{re.escape(module)}$"
 
 
-def _both_commands(report: Report, capture: str = "parity") -> list[str]:
+def _both_commands(report: Report, capture: str | None = None) -> list[str]:
     again = _port_commands(report, capture)
     if _is_one_run(report):
         return again
-    return [_run("reference", report.reference, "", capture), *again]
+    return [_run("reference", report.reference, "", capture or _capture(report)), *again]
 
 
-def _port_commands(report: Report, capture: str = "parity") -> list[str]:
+def _port_commands(report: Report, capture: str | None = None) -> list[str]:
     name = _BOTH if _is_one_run(report) else "port"
     compare = _compare(report.reference, report.port, report.models)
-    return [_run(name, report.port, "", capture), compare]
+    return [_run(name, report.port, "", capture or _capture(report)), compare]
+
+
+def _capture(report: Report) -> str:
+    return "tokens" if report.by_tokens else "parity"
 
 
 def _map_commands(report: Report) -> list[str]:
