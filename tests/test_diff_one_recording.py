@@ -26,6 +26,7 @@ from otel_torch.parity.sides import Sides
 from tests.programs.packed_engine import ServingEngine
 from tests.support import PROGRAMS, lines, metadata, run_python
 from tests.test_diff_tokens import (
+    IDS,
     QWEN,
     engine_theta,
     engine_tokens,  # noqa: F401  # a fixture
@@ -147,6 +148,14 @@ def test_models_are_chosen_of_two_recordings_as_well(clean: Path, tmp_path: Path
     assert diff(clean, wrong, models=("Teacher", "Teacher")).verdict == "match"
 
 
+def test_models_of_several_ranks_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    for rank, bugs in enumerate(([], ["act"])):
+        run_script(tmp_path, *bugs, RANK=str(rank), WORLD_SIZE="2", OTEL_TORCH_RUN_ID="run")
+    first = diff(tmp_path, models=MODELS).first
+    assert first is not None
+    assert (first.rank, first.model, first.port_module) == (1, "Teacher", "fn")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -226,6 +235,34 @@ def test_a_trainer_and_its_engine_match(
     assert {pair.port_model for pair in report.compared} == {"ServingEngine"}
     assert report.by_tokens
     assert report.log_probabilities is not None and report.log_probabilities.largest < 1e-5
+
+
+def train(trainer: nn.Module, steps: int) -> None:
+    optimizer = torch.optim.SGD(trainer.parameters(), 0.1)
+    for _ in range(steps):
+        with torch.enable_grad():
+            loss = trainer(IDS, labels=IDS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_training_of_several_steps_is_warned_of(
+    tmp_path: Path,
+    engine_tokens: None,
+    steps: int,
+) -> None:
+    trainer = make(*LLAMA)
+    recording = record_both(
+        tmp_path / "rl.jsonl",
+        (serve, ServingEngine(trainer)),
+        (lambda model: train(model, steps), trainer),
+    )
+    report = diff(recording, models=("LlamaForCausalLM", "ServingEngine"))
+    assert report.verdict == "match"
+    warned = [text for text in report.warnings if "changed between its 2 steps" in text]
+    assert len(warned) == steps - 1
 
 
 def other_softmax_scale(engine: Any) -> None:

@@ -272,7 +272,10 @@ class _Comparison:
         """Yield pairs of forwards of matched models; warn about those without a counterpart."""
         if all("tokens" in recording.captures for recording in self._recordings):
             by_tokens, queues = pair_by_tokens(
-                queues, self._match, self._recordings.map(lambda side: side.kinds)
+                queues,
+                self._match,
+                self._recordings.map(lambda side: side.kinds),
+                self._recordings.map(lambda side: side.is_trained),
             )
             if by_tokens is not None:
                 self.report.by_tokens = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -56,6 +56,7 @@ def pair_by_tokens(
     streams: Sides[Iterator[ForwardRows]],
     match: ProgramMatch,
     kinds: Sides[RowKinds],
+    is_trained: Sides[Callable[[str], bool]],
 ) -> tuple[TokenPairs | None, Sides[Iterator[ForwardRows]]]:
     """Return the merged forwards, or None and the forwards as they are.
 
@@ -63,6 +64,7 @@ def pair_by_tokens(
 
     Args:
         kinds: Those of the rows, by side.
+        is_trained: Whether the parameters of a model changed, by side.
     """
     sides = streams.map(_read)
     rest: Sides[Iterator[ForwardRows]] = Sides(
@@ -88,7 +90,7 @@ def pair_by_tokens(
                 result.log_probabilities[model] = log_probabilities
     if not result.pairs:
         return None, rest
-    result.warnings = _warnings(sides, result)
+    result.warnings = [*_warnings(sides, result), *_updates_between(sides, paired, is_trained)]
     return result, rest
 
 
@@ -108,6 +110,21 @@ def _read(stream: Iterator[ForwardRows]) -> _TokenSide:
             side.is_whole = False
             break
     return side
+
+
+def _updates_between(
+    sides: Sides[_TokenSide], paired: Mapping[str, str], is_trained: Sides[Callable[[str], bool]]
+) -> Iterator[str]:
+    """Yield a warning for each model that computed tokens before and after an update."""
+    for reference, port in paired.items():
+        for side, model, trained in zip(sides, (reference, port), is_trained, strict=True):
+            steps = {(tokens.rows.loop, tokens.rows.step) for tokens in side.by_model[model]}
+            if trained(model) and len(steps) > 1:
+                yield (
+                    f"the parameters of {model} changed between its {len(steps)} steps, and equal "
+                    "requests before and after an update may be taken for each other: record one "
+                    "step of the training"
+                )
 
 
 def _warnings(sides: Sides[_TokenSide], result: TokenPairs) -> list[str]:
