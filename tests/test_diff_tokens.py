@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -43,7 +45,7 @@ Run = Callable[[nn.Module], None]
 
 def make(kind: type = Qwen3ForCausalLM, config: type = Qwen3Config, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
-    model = kind(config(**SIZES, **settings)).eval()
+    model = kind(config(**SIZES | settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -137,6 +139,36 @@ def test_masks_for_other_keys_are_not_compared(tmp_path: Path, run: Run) -> None
     model.model.layers[0].self_attn.scaling *= 0.5
     wrong = diff(reference, record(tmp_path / "wrong.jsonl", run, model))
     assert [finding.module for finding in wrong.introduced] == ["model.layers.0.self_attn.attn"]
+
+
+def make_with_windows() -> Any:
+    """Make a model whose attention compresses windows of four tokens."""
+    return make(
+        DeepseekV4ForCausalLM,
+        DeepseekV4Config,
+        layer_types=["compressed_sparse_attention"] * 2,
+        mlp_layer_types=["moe"] * 2,
+        num_key_value_heads=1,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        q_lora_rank=16,
+        o_groups=2,
+        o_lora_rank=16,
+        index_n_heads=2,
+        index_head_dim=16,
+    )
+
+
+def test_windows_of_tokens_are_not_taken_for_the_last_tokens(tmp_path: Path) -> None:
+    reference = record(tmp_path / "whole.jsonl", whole, make_with_windows())
+    model = make_with_windows()
+    right = diff(reference, record(tmp_path / "right.jsonl", prefill_and_decode, model))
+    assert (right.verdict, right.harmless) == ("match", [])
+    projection = model.model.layers[0].self_attn.o_b_proj
+    projection.register_forward_hook(lambda module, args, output: output * 1.05)
+    wrong = diff(reference, record(tmp_path / "wrong.jsonl", prefill_and_decode, model))
+    assert [finding.module for finding in wrong.introduced] == ["model.layers.0.self_attn.o_b_proj"]
 
 
 def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +72,14 @@ class MergedForward:
         counts: Counter[tuple[str, str, str]] = Counter()
         is_first = not self.tensors
         known_calls = {(model, module, count) for model, module, _, count in self.tensors}
+        kept = _rows_of_outputs(rows)
         for row in rows:
             name = (row.get("model") or "", row["module"], row["tensor"])
             counts[name] += 1
             sketches = self._sketches_of(row)
-            by_token = None if sketches is None else arrange(sketches, row["shape"], forward.grid)
+            by_token = (
+                None if sketches is None else arrange(sketches, row["shape"], forward.grid, kept)
+            )
             if by_token is None or row.get("dtype") == "torch.bool":
                 continue  # not of the tokens, or a mask
             key, call = (*name, counts[name]), (*name[:2], counts[name])
@@ -128,6 +131,12 @@ class MergedForward:
         return forward
 
 
+def _rows_of_outputs(rows: Iterable[Row]) -> set[int]:
+    """Return how many rows a request has in the outputs of the model, which may keep the last."""
+    shapes = (row["shape"] for row in rows if not row["module"] and row["tensor"].startswith("out"))
+    return {shape[-2] for shape in shapes if isinstance(shape, list) and len(shape) > 1}
+
+
 def _new(row: Row, offset: int, by_token: tuple[Sketches, Flags], tokens: int) -> MergedTensor:
     events = (row.get("order") or (None, None), (row.get("parent"),))
     order, (parent,) = (
@@ -158,7 +167,7 @@ def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
 
 
 def arrange(
-    sketches: NDArray[np.float32], shape: Sequence[int], grid: tuple[int, ...]
+    sketches: NDArray[np.float32], shape: Sequence[int], grid: tuple[int, ...], kept: Set[int]
 ) -> tuple[Sketches, Flags] | None:
     """Return the sketches of the rows by token, and which tokens have any.
 
@@ -168,6 +177,8 @@ def arrange(
         sketches: Of the rows along the last dimension, shape (rows, ROW_NUMBERS).
         shape: Of the tensor.
         grid: Of the tokens: (tokens,) or (requests, tokens).
+        kept: The tokens that the model has outputs for. Another number of rows is not that of the
+            last tokens, but of windows, for example.
     """
     count, rows = math.prod(grid), tuple(shape[:-1])
     if math.prod(rows) != len(sketches) or not rows:
@@ -182,7 +193,8 @@ def arrange(
         if len(rows) == 3 and (rows[0], rows[2]) == grid:  # heads before tokens
             by_head = sketches.reshape(*rows, ROW_NUMBERS).swapaxes(1, 2)
             return by_head.reshape(count, rows[1], ROW_NUMBERS), known
-        if len(rows) == 2 and rows[0] == requests and rows[1] < length:  # the last tokens only
+        if len(rows) == 2 and rows[0] == requests and rows[1] < length and rows[1] in kept:
+            # the last tokens only
             numbers = np.full((requests, length, 1, ROW_NUMBERS), np.nan, np.float32)
             numbers[:, -rows[1] :, 0] = sketches.reshape(*rows, ROW_NUMBERS)
             is_last = np.zeros(grid, np.bool_)
@@ -231,9 +243,11 @@ def _leave_out_keys(tensors: Sides[dict[TensorKey, MergedTensor]], modules: Modu
             continue
         port_key = *path, *key[2:]
         other = tensors.port.get(port_key)
-        if other is None or not (tensor.is_of_keys and other.is_of_keys):
+        if other is None:
             continue
-        if len(tensor.row_lengths | other.row_lengths) > 1:
+        varies = len(tensor.row_lengths) > 1 or len(other.row_lengths) > 1
+        differs = tensor.row_lengths != other.row_lengths
+        if varies or (differs and tensor.is_of_keys and other.is_of_keys):
             del tensors.reference[key], tensors.port[port_key]
 
 

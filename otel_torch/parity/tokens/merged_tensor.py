@@ -47,13 +47,13 @@ class MergedTensor:
 
     @property
     def row_lengths(self) -> set[int]:
-        """The lengths of its rows, of which a mask has several."""
+        """The lengths of its rows: several if it has a number for each key, or each window."""
         return {length for length, _ in self.lengths}
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether its rows may have one number for each key, as those of masks have."""
-        return len(self.row_lengths) > 1 or all(length == tokens for length, tokens in self.lengths)
+        """Whether its rows are as long as there are tokens, as those of masks are."""
+        return all(length == tokens for length, tokens in self.lengths)
 
     @property
     def squares(self) -> NDArray[np.float32]:
