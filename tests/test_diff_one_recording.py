@@ -127,6 +127,15 @@ def test_tensors_beside_the_recording_are_found(tmp_path: Path) -> None:
     assert "worst tokens" in " ".join(first.breakdown)
 
 
+def test_two_faults_are_told_apart_by_isolation(tmp_path: Path) -> None:
+    whole = str(tmp_path / "whole")
+    recording = run_script(tmp_path / "first", "scale", "bias", OTEL_TORCH_TENSORS=whole)
+    assert len(diff(recording, models=MODELS, save_isolation=whole).introduced) == 1
+    isolated = run_script(tmp_path / "second", "scale", "bias", OTEL_TORCH_ISOLATE=whole)
+    report = diff(isolated, models=MODELS)
+    assert [finding.port_module for finding in report.introduced] == ["fn", "out"]
+
+
 def test_noise_golden_and_a_map_apply_to_the_chosen_models(clean: Path, tmp_path: Path) -> None:
     noise = run_script(tmp_path / "noise", OTEL_TORCH_NOISE="1")
     golden = run_script(tmp_path / "golden", OTEL_TORCH_UPCAST="float64")

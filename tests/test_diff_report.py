@@ -348,6 +348,9 @@ def test_where_rows_are_tokens_no_whole_tensors_are_recorded():
     report.first = finding(cause=Cause("scaled", True, "it is twice as large"))
     again, _ = next_step(report)[1]
     assert settings_in(again)["OTEL_TORCH_CAPTURE"] == "tokens"
+    report.first = finding(kind="weights", side="parameter", port_side="parameter")
+    again = settings_in(next_step(report)[1][0])
+    assert again["OTEL_TORCH_CAPTURE"] == "tokens" and "OTEL_TORCH_TENSORS" in again
 
 
 def test_two_models_of_one_run_are_recorded_again_by_one_command():

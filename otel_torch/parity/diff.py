@@ -123,7 +123,10 @@ def _warn_of_mixed_up_files(
     """Return a warning for each argument that is probably a mistake."""
     warnings = []
     if os.path.samefile(reference, port) and (models is None or models[0] == models[1]):
-        warnings.append(f"{reference} and {port} are the same file, so they always match")
+        warnings.append(
+            f"{reference} and {port} are the same file, so they always match; --models takes two "
+            "models of it"
+        )
     if noise is not None:
         if os.path.samefile(reference, noise):
             warnings.append(f"{noise} is the reference itself, so its noise is zero")

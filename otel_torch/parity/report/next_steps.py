@@ -79,8 +79,9 @@ def next_step(report: Report) -> tuple[str, list[str]]:
         return _GIVE_ALIKE, _both_commands(report)
     sides = _sides(report, finding)
     if len(sides) == 2 and _wants_tensors(finding):
-        # whole tensors of other batches cannot be compared
-        if not report.by_tokens and any(side.tensors is None for side in sides):
+        # of programs with other batches, only the weights can be compared whole
+        is_whole = finding.kind == "weights" or not report.by_tokens
+        if is_whole and any(side.tensors is None for side in sides):
             return _RECORD_AGAIN, _tensor_commands(report, sides)
         if _is_vague(finding):
             return _LOOK_INSIDE, _operation_commands(report, sides)
@@ -146,7 +147,7 @@ def _tensor_commands(report: Report, sides: Sequence[_Side]) -> list[str]:
         folder = run[0].tensors if all(side.tensors for side in run) else None
         if folder is None:
             recording, folder = _beside(recording, "near"), _beside(recording, "tensors")
-            commands.append(_recording_command(run, recording, folder))
+            commands.append(_recording_command(run, recording, folder, _capture(report)))
         recordings += [recording] * len(run)
         folders += [folder] * len(run)
     reference, port = recordings
@@ -162,14 +163,14 @@ def _runs(sides: Sequence[_Side]) -> list[list[_Side]]:
     return list(runs.values())
 
 
-def _recording_command(run: Sequence[_Side], recording: str, folder: str) -> str:
+def _recording_command(run: Sequence[_Side], recording: str, folder: str, capture: str) -> str:
     modules = dict.fromkeys(_neighborhood(side.module, side.previous) for side in run)
     settings = f"OTEL_TORCH_MODULES={shlex.quote('|'.join(modules))}"
     steps = dict.fromkeys(str(side.step) for side in run if side.step is not None)
     if steps:
         settings += f" OTEL_TORCH_STEPS={','.join(steps)}"
     settings += f" OTEL_TORCH_TENSORS={shlex.quote(folder)}"
-    return _run(_name(run), recording, settings)
+    return _run(_name(run), recording, settings, capture)
 
 
 def _name(run: Sequence[_Side]) -> str:
