@@ -51,7 +51,7 @@ code, .name, pre {
 }
 pre {
   margin: .3rem 0; padding: .6rem .8rem; background: var(--back); border: 1px solid var(--line);
-  border-radius: 6px; overflow-x: auto; overflow-wrap: normal;
+  border-radius: 6px; white-space: pre-wrap;
 }
 .card {
   background: var(--card); border: 1px solid var(--line); border-radius: 10px;

@@ -149,6 +149,14 @@ def test_rows_of_a_map_are_named_where_there_are_too_many_to_name_all(page, tmp_
     assert (named[1] - named[0]) * height / 200 >= page.evaluate("LABEL_HEIGHT")
 
 
+def test_commands_to_copy_are_seen_whole(page, recorded):
+    page.open(recorded.diff)
+    width, shown = page.evaluate(
+        "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.querySelector('pre'))"
+    )
+    assert width == shown
+
+
 def test_recordings_are_laid_on_each_other(page, recorded):
     folder = recorded.show.parent
     command(folder, "show", "reference.jsonl", "port.jsonl", "--html", "both.html")
