@@ -1,4 +1,7 @@
-"""Eight tokens by `generate` of a Longformer encoder-decoder. It saves the model in the folder led."""
+"""Eight tokens by `generate` of a Longformer encoder-decoder.
+
+It saves its weights in the folder led.
+"""
 
 import torch
 from transformers import LEDConfig, LEDForConditionalGeneration
