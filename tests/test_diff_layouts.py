@@ -4,128 +4,54 @@ their module, their rank, and what the ranks hold.
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import pytest
 
-from otel_torch.parity.diff import diff
-from otel_torch.parity.finding import Report
-from tests.support import PROGRAMS, run_python, run_ranks
+from tests.parity.layouts import scoreboard
+from tests.parity.layouts.corpus import CLEAN, FAULTS, Expected, Recorder
 
 pytestmark = pytest.mark.scoreboard
 
-HAND, LIBRARY = PROGRAMS / "hand_split.py", PROGRAMS / "split_by_library.py"
-RANKS = 2
+DOWN, UP = "blocks.0.mlp.down", "blocks.1.mlp.up"
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory):
-    """Return a function that records a program in one process, once for each choice of options."""
-    folder, made = tmp_path_factory.mktemp("references"), {}
-
-    def reference(program: Path, *options: str) -> Path:
-        path = folder / f"reference{len(made)}.jsonl"
-        if (program, options) not in made:
-            run_python(folder, program, *options, **_recording(path, options))
-            made[program, options] = path
-        return made[program, options]
-
-    return reference
+def recorder(tmp_path_factory) -> Recorder:
+    return Recorder(tmp_path_factory.mktemp("layouts"))
 
 
-def _recording(path: Path, options: tuple[str, ...]) -> dict[str, str]:
-    capture = "training" if {"train", "alone"} & {*options} else "parity"
-    return {"OTEL_TORCH_CAPTURE": capture, "OTEL_TORCH_JSONL": str(path)}
-
-
-def _compare(tmp_path: Path, program: Path, reference: Path, *options: str) -> Report:
-    kind = ("alone",) if program is LIBRARY else options
-    run_ranks(
-        tmp_path, program, *options, ranks=RANKS, **_recording(tmp_path / "ranks/run.jsonl", kind)
-    )
-    return diff(reference, tmp_path / "ranks")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [(), ("experts",), ("dropout",), ("fused", "train"), ("train",), ("sequence", "train")],
-    ids=lambda options: " ".join(options) or "tensor",
-)
-def test_a_model_split_by_hand_matches_one_process(references, tmp_path, options):
-    reference = references(HAND, *options)
-    report = _compare(tmp_path, HAND, reference, *options)
+@pytest.mark.parametrize(("program", "options"), CLEAN)
+def test_a_clean_layout_matches_one_process(recorder, program, options):
+    report = recorder.compare(program, options)
     assert (report.verdict, report.introduced, report.warnings) == ("match", [], [])
-    whole = {"norm", "head", "embed"}
-    assert whole <= {pair.module for pair in report.compared}
+    if program != "mesh":  # whose inputs may be cut in another order than that of the ranks
+        assert not report.weaker
+    if program == "hand":
+        assert {"norm", "head", "embed"} <= {pair.module for pair in report.compared}
+    elif options == "stages":
+        assert report.unpaired == {"reference": [], "port": []}
+        right = {pair.port_module for pair in report.compared if pair.state == "right"}
+        assert {f"blocks.{index}.down" for index in range(4)} <= right
+    else:
+        assert report.pairs > {"library": 100, "mesh": 300}[program]
 
 
-@pytest.mark.parametrize("how", ["data", "fsdp", "tensor", "sequence"])
-def test_a_model_split_by_a_library_matches_one_process(references, tmp_path, how):
-    report = _compare(tmp_path, LIBRARY, references(LIBRARY, "alone"), how)
-    assert (report.verdict, report.introduced, report.warnings) == ("match", [], [])
-    assert not report.weaker and report.pairs > 100
-
-
-def test_stages_that_count_from_0_are_numbered_as_the_whole(references, tmp_path):
-    report = _compare(tmp_path, LIBRARY, references(LIBRARY, "stages"), "stages")
-    assert (report.verdict, report.introduced, report.warnings) == ("match", [], [])
-    assert report.unpaired == {"reference": [], "port": []}
-    assert {f"blocks.{index}.down" for index in range(4)} <= {
-        pair.port_module for pair in report.compared if pair.state == "right"
-    }
-
-
-# fault -> options, then what the finding says: module, tensor, phase, rank, cause
-DOWN, PROJ, UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.up"
-FAULTS = {
-    f"{DOWN}:missing": ((), DOWN, "out", "forward", 0, "partial_sum"),
-    f"{PROJ}:missing": ((), PROJ, "out", "forward", 0, "partial_sum"),
-    "blocks.1.mlp.down:missing": (
-        ("fused",), "blocks.1.mlp.down", "out", "forward", 0, "partial_sum",
-    ),
-    "embed:missing": ((), "embed", "out", "forward", 0, "partial_sum"),
-    f"{DOWN}:doubled": ((), DOWN, "out", "forward", 0, "reduced_twice"),
-    f"{DOWN}:bias_before": ((), DOWN, "out", "forward", 0, "bias_on_each_rank"),
-    f"{UP}:shard": ((), UP, "param.weight", "forward", 1, "another_ranks_part"),
-    f"{DOWN}:shards_swapped": ((), DOWN, "param.weight", "forward", 0, "another_ranks_part"),
-    "embed:rows": ((), "embed", "out", "forward", 0, None),
-    "experts:offset": (("experts",), "blocks.0.mlp", "out", "forward", 0, None),
-    "blocks.1:stream": (("dropout",), "blocks.1.dropout", "out", "forward", 0, "random_stream"),
-    f"{DOWN}:swapped": (("sequence",), DOWN, "out", "forward", 0, "another_ranks_part"),
-    f"{PROJ}:doubled": (("sequence",), PROJ, "out", "forward", 1, "another_ranks_part"),
-    f"{UP}:backward": (("train",), UP, "grad_in[0]", "backward", 0, "partial_sum"),
-    "blocks.1.attention.k:backward": (
-        ("train",), "blocks.1.norm1", "grad", "backward", 0, "partial_sum",
-    ),
-    "blocks.0.norm1.weight:unreduced": (
-        ("sequence", "train"), "blocks.0.norm1", "param_grad.weight", "backward", 0, "partial_sum",
-    ),
-    f"{PROJ}.bias:unreduced": (
-        ("sequence", "train"), PROJ, "param_grad.bias", "backward", 0, "partial_sum",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_split_is_named_with_its_rank(references, tmp_path, fault):
-    options, module, tensor, phase, rank, cause = FAULTS[fault]
-    report = _compare(tmp_path, HAND, references(HAND, *options), *options, fault)
-    first = report.first
+@pytest.mark.parametrize(("program", "options", "fault"), FAULTS)
+def test_a_fault_of_a_layout_is_named_with_its_rank(recorder, program, options, fault):
+    first = recorder.compare(program, options, fault).first
     assert first is not None
-    assert (first.port_module, first.port_tensor, first.phase) == (module, tensor, phase)
-    assert (first.rank, first.cause and first.cause.kind) == (rank, cause)
+    assert Expected.of(first) == FAULTS[program, options, fault]
 
 
-def test_a_loss_averaged_over_local_tokens_is_named(references, tmp_path):
-    reference = tmp_path / "reference.jsonl"
-    run_python(tmp_path, LIBRARY, "data_wrong_mean", **_recording(reference, ("alone",)))
-    first = _compare(tmp_path, LIBRARY, reference, "data_wrong_mean").first
+def test_a_loss_averaged_over_local_tokens_is_named(recorder):
+    first = recorder.compare("library", "data_wrong_mean").first
     assert first is not None and (first.phase, first.tensor) == ("loss", "loss")
     assert first.cause is not None and first.cause.kind == "mean_of_means"
 
 
-def test_a_partial_sum_is_said_in_words(references, tmp_path):
-    first = _compare(tmp_path, HAND, references(HAND), "embed:missing").first
+def test_a_partial_sum_is_said_in_words(recorder):
+    first = recorder.compare("hand", "", "embed:missing").first
     assert first is not None
     assert first.explanation.startswith(
         "Each rank has a partial sum: the reference has the sum of those of the 2 ranks, so a "
@@ -133,6 +59,31 @@ def test_a_partial_sum_is_said_in_words(references, tmp_path):
     )
 
 
-def test_only_one_wrong_rank_is_named(references, tmp_path):
-    first = _compare(tmp_path, HAND, references(HAND), f"{UP}:shard").first
+def test_only_one_wrong_rank_is_named(recorder):
+    first = recorder.compare("hand", "", f"{UP}:shard").first
     assert first is not None and first.explanation.endswith("Only rank 1 is wrong.")
+
+
+def test_the_scoreboard_tells_what_is_right_from_what_is_not(recorder):
+    fault = "hand", "", f"{DOWN}:missing"
+    report, expected = recorder.compare(*fault), FAULTS[fault]
+    clean = recorder.compare("hand", "")
+    neighbor = Expected(DOWN, "out", "forward", 0, "partial_sum", "near")
+    other_rank = Expected(DOWN, "out", "forward", 1, "partial_sum")
+    assert scoreboard.outcome(report, expected) == "exact"
+    assert scoreboard.outcome(report, neighbor) == "near"
+    assert scoreboard.outcome(report, other_rank) == "wrong"
+    assert scoreboard.outcome(report, None) == "false"
+    assert scoreboard.outcome(clean, expected) == "missed"
+    assert scoreboard.outcome(clean, None) == "silent"
+
+
+def test_the_scoreboard_prints_a_line_each_and_their_sum(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scoreboard", "--only", "embed:"])
+    scoreboard.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[:2]] == [
+        ["hand", "embed:missing", "exact"],
+        ["hand", "embed:rows", "exact"],
+    ]
+    assert lines[2:] == ["2 exact"]

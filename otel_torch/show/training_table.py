@@ -86,10 +86,19 @@ def _table_lines(training: TrainingSeries, model: str) -> Iterator[Line]:
             group = split_label(label).group
             name = words if group is None else f"{words} [{group}]"
             style = None if all(map(math.isfinite, totals[label].values)) else "red"
-            yield Line([name, *(f"{number:.4g}" for number in numbers), at], style)
+            yield Line([name, *map(_shown, numbers), at], style)
         if len(labels) > _MAX_GROUPS:
             left_out = plural(len(labels) - _MAX_GROUPS, "more group")
             yield Line([f"{words}, {left_out}", "", "", "", "", ""])
+
+
+def _shown(number: float) -> str:
+    """Format a number.
+
+    >>> _shown(0.51234), _shown(math.nan), _shown(-math.inf)
+    ('0.5123', 'NaN', '-Inf')
+    """
+    return f"{number:.4g}".replace("nan", "NaN").replace("inf", "Inf")
 
 
 def _speed(training: TrainingSeries, metadata: dict[str, Any], model: str) -> Iterator[str]:

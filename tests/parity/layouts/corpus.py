@@ -1,0 +1,241 @@
+"""Layouts of models over ranks, clean and with faults, what the first finding says of them, and how
+right that is.
+
+`hand` splits a model by hand, `library` by torch's own means, and `mesh` over two dimensions of
+ranks at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from otel_torch.parity.diff import diff
+from otel_torch.parity.finding import Finding, Report
+from tests.support import PROGRAMS, run_python, run_ranks
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that runs in one process or split over ranks.
+
+    Attributes:
+        capture: (options) -> what is recorded.
+        alone: (options) -> those of the same model in one process.
+        ranks: (options) -> how many there are.
+    """
+
+    path: Path
+    capture: Callable[[str], str]
+    alone: Callable[[str], str]
+    ranks: Callable[[str], int]
+
+
+# options of `split_on_a_mesh.py` that the model in one process does not have
+_MESH = ("tensor", "context", "data", "balanced", "dealt")
+# options of `split_by_library.py` that it has, too
+_IN_ONE_PROCESS = ("stages", "data_wrong_mean")
+
+
+def _kept(options: str, *dropped: str) -> str:
+    return " ".join(option for option in options.split() if not option.startswith(dropped))
+
+
+PROGRAMS_BY_NAME = {
+    "hand": Program(
+        PROGRAMS / "hand_split.py",
+        lambda options: "training" if "train" in options.split() else "parity",
+        lambda options: options,
+        lambda options: 2,
+    ),
+    "library": Program(
+        PROGRAMS / "split_by_library.py",
+        lambda options: "parity" if options == "stages" else "training",
+        lambda options: options if options in _IN_ONE_PROCESS else "alone",
+        lambda options: 2,
+    ),
+    "mesh": Program(
+        PROGRAMS / "split_on_a_mesh.py",
+        lambda options: "training",
+        lambda options: _kept(options, *_MESH),
+        lambda options: math.prod(
+            int(option.partition("=")[2]) for option in options.split() if "=" in option
+        ),
+    ),
+}
+Layout = tuple[str, str]  # program, options
+
+CLEAN: tuple[Layout, ...] = (
+    ("hand", ""),
+    ("hand", "experts"),
+    ("hand", "dropout"),
+    ("hand", "fused train"),
+    ("hand", "train"),
+    ("hand", "sequence train"),
+    ("library", "data"),
+    ("library", "fsdp"),
+    ("library", "tensor"),
+    ("library", "sequence"),
+    ("library", "stages"),
+    ("mesh", "tensor=2 smooth"),
+    ("mesh", "data=2 mtp"),
+    ("mesh", "context=2"),
+    ("mesh", "tensor=2 data=2"),
+    ("mesh", "tensor=2 data=2 mixture"),
+    ("mesh", "tensor=2 data=2 recompute"),
+    ("mesh", "tensor=2 context=2"),
+    ("mesh", "context=2 data=2"),
+    ("mesh", "context=2 balanced"),
+    ("mesh", "context=2 data=2 balanced"),
+    ("mesh", "data=2 dealt"),
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the first finding says.
+
+    Attributes:
+        rank, cause: None if the finding names none.
+        rightness: `exact`; `place` if the truth has a rank or a cause that the finding lacks;
+            `near` if the right place is a neighbor of this one.
+    """
+
+    module: str
+    tensor: str
+    phase: str
+    rank: int | None
+    cause: str | None
+    rightness: str = field(default="exact", compare=False)
+
+    @classmethod
+    def of(cls, finding: Finding) -> Expected:
+        """Return what a finding says."""
+        return cls(
+            finding.port_module,
+            finding.port_tensor,
+            finding.phase,
+            finding.rank,
+            finding.cause and finding.cause.kind,
+        )
+
+
+_DOWN, _PROJ, _UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.up"
+_Q, _V, _MESH_PROJ = (f"blocks.1.attention.{part}" for part in ("q", "v", "proj"))
+_ROUTER, _MESH_DOWN = "blocks.1.mlp.router", "blocks.1.mlp.down"
+_POSITIONS = Expected("positions", "in[0]", "forward", 1, "another_ranks_part")
+
+# program, options, fault -> what the first finding says
+FAULTS: dict[tuple[str, str, str], Expected] = {
+    ("hand", "", f"{_DOWN}:missing"): Expected(_DOWN, "out", "forward", 0, "partial_sum"),
+    ("hand", "", f"{_PROJ}:missing"): Expected(_PROJ, "out", "forward", 0, "partial_sum"),
+    ("hand", "fused", "blocks.1.mlp.down:missing"): Expected(
+        "blocks.1.mlp.down", "out", "forward", 0, "partial_sum"
+    ),
+    ("hand", "", "embed:missing"): Expected("embed", "out", "forward", 0, "partial_sum"),
+    ("hand", "", f"{_DOWN}:doubled"): Expected(_DOWN, "out", "forward", 0, "reduced_twice"),
+    ("hand", "", f"{_DOWN}:bias_before"): Expected(_DOWN, "out", "forward", 0, "bias_on_each_rank"),
+    ("hand", "", f"{_UP}:shard"): Expected(_UP, "param.weight", "forward", 1, "another_ranks_part"),
+    ("hand", "", f"{_DOWN}:shards_swapped"): Expected(
+        _DOWN, "param.weight", "forward", 0, "another_ranks_part"
+    ),
+    ("hand", "", "embed:rows"): Expected("embed", "out", "forward", 0, None),
+    ("hand", "experts", "experts:offset"): Expected("blocks.0.mlp", "out", "forward", 0, None),
+    ("hand", "dropout", "blocks.1:stream"): Expected(
+        "blocks.1.dropout", "out", "forward", 0, "random_stream"
+    ),
+    ("hand", "sequence", f"{_DOWN}:swapped"): Expected(
+        _DOWN, "out", "forward", 0, "another_ranks_part"
+    ),
+    ("hand", "sequence", f"{_PROJ}:doubled"): Expected(
+        _PROJ, "out", "forward", 1, "another_ranks_part"
+    ),
+    ("hand", "train", f"{_UP}:backward"): Expected(_UP, "grad_in[0]", "backward", 0, "partial_sum"),
+    ("hand", "train", "blocks.1.attention.k:backward"): Expected(
+        "blocks.1.norm1", "grad", "backward", 0, "partial_sum"
+    ),
+    ("hand", "sequence train", "blocks.0.norm1.weight:unreduced"): Expected(
+        "blocks.0.norm1", "param_grad.weight", "backward", 0, "partial_sum"
+    ),
+    ("hand", "sequence train", f"{_PROJ}.bias:unreduced"): Expected(
+        _PROJ, "param_grad.bias", "backward", 0, "partial_sum"
+    ),
+    ("mesh", "tensor=2 smooth", "local_smoothing"): Expected("", "loss", "loss", 0, "ranks_differ"),
+    ("mesh", "tensor=2", "gathered_logits"): Expected("", "loss", "loss", 0, "whole_as_part"),
+    ("mesh", "data=2 mtp", "mtp_local_tokens"): Expected("", "loss", "loss", 0, "mean_of_means"),
+    ("mesh", "tensor=2 data=2 recompute", "recompute_group"): Expected(
+        _MESH_DOWN, "param_grad.weight", "backward", None, None, "place"
+    ),
+    ("mesh", "tensor=2 data=2 mixture", "mask_group"): Expected(
+        _ROUTER, "grad", "backward", None, None, "place"
+    ),
+    ("mesh", "tensor=2 data=2", f"{_Q}:another_group"): Expected(
+        "blocks.1.norm1", "param_grad.bias", "backward", 0, "partial_sum", "near"
+    ),
+    ("mesh", "tensor=2 data=2", "embedding_group"): Expected(
+        "blocks.0.attention.q", "out", "forward", 2, "another_ranks_part", "near"
+    ),
+    ("mesh", "tensor=2", "sink_norm"): Expected("", "param_grad", "backward", None, "scaled"),
+    ("mesh", "context=2", "local_tokens"): Expected("", "loss", "loss", 0, "mean_of_means"),
+    ("mesh", "tensor=2 mixture", "router_count"): Expected(
+        _ROUTER, "grad", "backward", 0, None, "place"
+    ),
+    ("mesh", "context=2", "positions_from_0"): _POSITIONS,
+    ("mesh", "context=2", "blocks.1.attention:missing_gather"): Expected(
+        _MESH_PROJ, "in[0]", "forward", 1, None
+    ),
+    ("mesh", "context=2", "blocks.1.attention:local_mask"): Expected(
+        _MESH_PROJ, "in[0]", "forward", 1, None
+    ),
+    ("mesh", "context=2", "blocks.1.attention:unreduced_keys"): Expected(
+        _V, "grad", "backward", 0, None
+    ),
+    ("mesh", "context=2 balanced", "positions_from_0"): _POSITIONS,
+    ("mesh", "context=2 balanced", "blocks.1.attention:local_mask"): Expected(
+        _MESH_PROJ, "in[0]", "forward", None, None, "place"
+    ),
+}
+
+
+class Recorder:
+    """Compares one process with the ranks of a layout; a model in one process is recorded once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._references: dict[tuple[str, str], Path] = {}
+        self._runs = 0
+
+    def compare(self, name: str, options: str, *fault: str) -> Report:
+        """Record a layout, with a fault if one is given, and compare it."""
+        program = PROGRAMS_BY_NAME[name]
+        self._runs += 1
+        folder = self._folder / f"run{self._runs}"
+        folder.mkdir(parents=True)
+        reference = self._reference(name, options)
+        run_ranks(
+            folder,
+            program.path,
+            *options.split(),
+            *fault,
+            ranks=program.ranks(options),
+            OTEL_TORCH_CAPTURE=program.capture(options),
+            OTEL_TORCH_JSONL=str(folder / "ranks/run.jsonl"),
+        )
+        return diff(reference, folder / "ranks")
+
+    def _reference(self, name: str, options: str) -> Path:
+        program = PROGRAMS_BY_NAME[name]
+        alone = program.alone(options)
+        if (name, alone) not in self._references:
+            path = self._folder / f"reference{len(self._references)}.jsonl"
+            run_python(
+                self._folder,
+                program.path,
+                *alone.split(),
+                OTEL_TORCH_CAPTURE=program.capture(options),
+                OTEL_TORCH_JSONL=str(path),
+            )
+            self._references[name, alone] = path
+        return self._references[name, alone]
