@@ -595,7 +595,9 @@ def test_the_largest_difference_of_a_log_probability_is_told_with_its_module(
     assert compared.port == pytest.approx(log_probability(port, *place), abs=1e-5)
     assert compared.largest == pytest.approx(abs(compared.reference - compared.port))
     assert compared.module == "model.layers.1.input_layernorm"
-    assert "Log-probabilities of" in render_text(report, color=False)
+    text = render_text(report, color=False)
+    assert "Log-probabilities of" in text
+    assert "The tokens that enter the module match." in text
 
 
 def test_log_probabilities_of_an_engine_are_those_of_its_logits(

@@ -101,7 +101,7 @@ def _summary(report: Report) -> list[str]:
 def _first_finding(report: Report, first: Finding) -> list[str]:
     advice, commands = next_step(report)
     lines = [
-        f"<h1>{sentence(headline(first))}</h1>",
+        f"<h1>{sentence(headline(first, by_tokens=report.by_tokens))}</h1>",
         _location_table(first),
         f"<p>{escaped(error_sentence(first))} {escaped(explanation_sentence(first))}</p>",
         *(f"<p>{escaped(line)}</p>" for line in first.breakdown),

@@ -18,7 +18,10 @@ def describe_report(report: Report) -> list[str]:
     if report.reason:
         lines.append(escape(report.reason))
     if report.first is not None:
-        lines += [headline(report.first), escape(report.first.explanation)]
+        lines += [
+            headline(report.first, by_tokens=report.by_tokens),
+            escape(report.first.explanation),
+        ]
     lines += [f"warning: {escape(warning)}" for warning in report.warnings[:1]]
     if len(report.warnings) > 1:
         lines[-1] += f" (and {len(report.warnings) - 1} more)"

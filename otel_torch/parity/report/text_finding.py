@@ -36,7 +36,9 @@ def finding_block(report: Report, screen: Screen) -> list[str]:
     rank = "" if first.rank is None else f"This is rank {first.rank}."
     details = [error_sentence(first), rank, explanation_sentence(first)]
     lines = [
-        *screen.wrap(f"✗ {headline(first)}", "red", hanging_indent="  "),
+        *screen.wrap(
+            f"✗ {headline(first, by_tokens=report.by_tokens)}", "red", hanging_indent="  "
+        ),
         *_location_table(first, screen),
         *screen.wrap(" ".join(filter(None, details)), indent="  ", max_lines=5),
         *(line for text in first.breakdown for line in screen.wrap(text, indent="  ", max_lines=2)),

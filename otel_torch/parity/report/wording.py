@@ -60,6 +60,7 @@ GAIN_UNKNOWN = (
     "recordings: run the port with that module in full precision."
 )
 _UNKNOWN_INPUT = "Its input was not compared: the fault is in it or in the code before it."
+_RIGHT_TOKENS = "The tokens that enter the module match."
 # Likewise for what a training step does after its forwards, by phase.
 _TRAINING_HEADLINES: dict[str, tuple[str, str]] = {
     "loss": ("the loss of {model} differs", "Its outputs match."),
@@ -160,8 +161,11 @@ def precision_sentence(precision: LowerPrecision) -> str:
     )
 
 
-def headline(finding: Finding) -> str:
+def headline(finding: Finding, *, by_tokens: bool = False) -> str:
     """Return where the port first diverges and how, in the reference's names if it has any.
+
+    Args:
+        by_tokens: Only the rows of tokens were compared, so that nothing is known of other inputs.
 
     >>> finding = Finding("M", "up", "out", 0, 2, 0, "forward", "P", "to", "out", 0, 2, 0, None,
     ...                   "output", "output", "value", 0.5, 1e-6, "")
@@ -184,6 +188,8 @@ def headline(finding: Finding) -> str:
         template, context = _HEADLINES[side or "output"]
         if side == "output" and not finding.knows_input:
             context = _UNKNOWN_INPUT
+        elif side == "output" and by_tokens:
+            context = _RIGHT_TOKENS
     fields = {
         "model": escape(finding.model or "the model"),
         "module": module_name(module),
