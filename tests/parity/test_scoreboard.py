@@ -7,8 +7,7 @@ that a recording shows; six are two unmodified processes, switched on by environ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ pytest.importorskip("diffusers")
 
 from tests.parity import scoreboard
 from tests.parity.case import Case
-from tests.parity.cases import CASES, families
-from tests.parity.cases.bugs import BUGS, Patches
+from tests.parity.cases import CASES, families, program
 
 # a family each, and each way in which a fault shows: in front of a module, in its output, in its
 # weights, as a missing call
@@ -39,20 +37,6 @@ QUICK = (
 )
 BY_NAME = {case.name: case for case in CASES}
 OURS = "otel_torch"
-
-
-@contextmanager
-def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callable[[], object]]:
-    """What `cases/program.py` does with these arguments, and everything as it was when it is left."""
-    name, side = arguments
-    family, patches = name.partition("_")[0], Patches()
-    model = families.load(family, side, dtype, seed)
-    try:
-        if side == "port" and name in BUGS:
-            BUGS[name](model, patches)
-        yield lambda: families.run(family, model, dtype, seed)
-    finally:
-        patches.undo()
 
 
 class Board:

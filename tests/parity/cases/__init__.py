@@ -6,6 +6,8 @@ what `python -m tests.parity.truth` measures; the first place of each case is wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,23 @@ class Figures(NamedTuple):
     fp32: float
     bf16: float
     above_rounding: bool = True
+
+
+@contextmanager
+def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callable[[], object]]:
+    """What `program.py` does with these arguments, and everything as it was when it is left."""
+    from tests.parity.cases import families
+    from tests.parity.cases.bugs import BUGS, Patches
+
+    name, side = arguments
+    family, patches = name.partition("_")[0], Patches()
+    model = families.load(family, side, dtype, seed)
+    try:
+        if side == "port" and name in BUGS:
+            BUGS[name](model, patches)
+        yield lambda: families.run(family, model, dtype, seed)
+    finally:
+        patches.undo()
 
 
 def _clean(family: str, fp32: float, bf16: float) -> Case:
