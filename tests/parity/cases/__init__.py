@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.parity.case import Case, Place
 
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = Path(__file__).with_name("run_side.py")
 
 
 class Figures(NamedTuple):
@@ -27,7 +27,7 @@ class Figures(NamedTuple):
 
 @contextmanager
 def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callable[[], object]]:
-    """What `program.py` does with these arguments, and everything as it was when it is left."""
+    """What `run_side.py` does with these arguments, and everything as it was when it is left."""
     from tests.parity.cases import families
     from tests.parity.cases.bugs import BUGS, Patches
 

@@ -1,6 +1,6 @@
 """One side of one case, run once: a model with random weights, random inputs, one forward.
 
-    python program.py CASE {reference|port} [--dtype fp32|bf16] [--clean] [--seed N]
+    python run_side.py CASE {reference|port} [--dtype fp32|bf16] [--clean] [--seed N]
 
 A case is the name of a family for a clean pair, or of a bug, which only the port has. Nothing here
 records anything.
