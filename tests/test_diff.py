@@ -392,6 +392,111 @@ class _Twice(nn.Module):
         return 2 * x
 
 
+class ScaledAfter(nn.Module):
+    """Scales what its embedding returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Linear(8, WIDTH), Block(), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(8 * self.embed(x)))
+
+
+class ScaledInside(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 8 * super().forward(x)
+
+
+class Scaled(ScaledAfter):
+    """The same, whose embedding scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = ScaledInside(8, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.embed(x)))
+
+
+@pytest.mark.parametrize("wrong", [None, "block.attention.out", "block.up"])
+def test_a_scale_that_was_moved_into_a_module_is_harmless(
+    tmp_path: Path, inputs: torch.Tensor, wrong: str | None
+) -> None:
+    torch.manual_seed(7)
+    model, port = ScaledAfter().eval(), Scaled().eval()
+    port.load_state_dict(model.state_dict())
+    if wrong is not None:
+        port.get_submodule(wrong).register_forward_hook(lambda module, args, output: 1.1 * output)
+    report = otel_torch.diff(
+        record(tmp_path / "reference.jsonl", model, inputs),
+        record(tmp_path / "port.jsonl", port, inputs),
+    )
+    named = None if report.first is None else (report.first.port_module, report.first.port_side)
+    assert named == (None if wrong is None else (wrong, "output"))
+
+
+def test_a_scale_that_is_applied_twice_is_named(tmp_path: Path, inputs: torch.Tensor) -> None:
+    torch.manual_seed(7)
+    model, port = ScaledAfter().eval(), ScaledAfter().eval()
+    port.embed = ScaledInside(8, WIDTH)
+    port.load_state_dict(model.state_dict())
+    report = otel_torch.diff(
+        record(tmp_path / "reference.jsonl", model, inputs),
+        record(tmp_path / "port.jsonl", port, inputs),
+    )
+    assert report.first is not None
+    assert (report.first.port_module, report.first.port_side) == ("embed", "output")
+
+
+class HandsOnItsBias(nn.Module):
+    """Attention that makes a bias for the ones after it, unless it is given one.
+
+    The bias hides all later tokens, whatever the power.
+    """
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.values, self.power = nn.Linear(WIDTH, WIDTH), power
+
+    def forward(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if bias is None:
+            steps = torch.arange(x.shape[-2])
+            bias = -1e4 * (1.0 + steps**self.power).expand(len(steps), -1).triu(1)
+        scores = x @ x.transpose(-1, -2) / WIDTH + bias
+        return x + scores.softmax(-1) @ self.values(x), bias
+
+
+class SharedBias(nn.Module):
+    def __init__(self, power: int, scale: float) -> None:
+        super().__init__()
+        self.embed, self.head, self.scale = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8), scale
+        self.blocks = nn.ModuleList(HandsOnItsBias(power) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, bias = self.embed(x), None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return self.head(self.scale * x)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_value_that_is_used_rightly_and_handed_on_is_harmless(
+    tmp_path: Path, inputs: torch.Tensor, scale: float
+) -> None:
+    torch.manual_seed(7)
+    model, port = SharedBias(1, 1.0).eval(), SharedBias(2, scale).eval()
+    port.load_state_dict(model.state_dict())
+    report = otel_torch.diff(
+        record(tmp_path / "reference.jsonl", model, inputs),
+        record(tmp_path / "port.jsonl", port, inputs),
+    )
+    named = None if report.first is None else (report.first.port_module, report.first.port_side)
+    assert named == (None if scale == 1 else ("head", "input"))
+
+
 def test_two_faults_are_listed_apart(tmp_path: Path, inputs: torch.Tensor) -> None:
     def change(port: Port) -> None:
         with torch.no_grad():

@@ -66,6 +66,10 @@ class Evidence:
         inputs = self.input_pairs(call)
         return bool(inputs) and all(input_pair.is_right for input_pair in inputs)
 
+    def is_right_role(self, role: Role) -> bool:
+        """Return whether a tensor is in a right pair in this place."""
+        return role in self._right_roles
+
     # -- the same module in other blocks
 
     def sibling_calls(self, call: ModuleCall) -> list[ModuleCall]:

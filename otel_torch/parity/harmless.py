@@ -18,9 +18,12 @@ _LOOKAHEAD = 4
 def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether a wrong tensor does not matter downstream.
 
-    It does not if a module computes right outputs from it, or if the right value follows a little
-    later. A module that fails with it, or because of it, overrides that.
+    It does not if a module computes right outputs from it, if the right value follows a little
+    later, or if it is what the reference makes a little later. A module that fails with it, or
+    because of it, overrides that.
     """
+    if _is_made_early(evidence, pair):
+        return True
     if evidence.is_wrong_from_right_inputs(pair) or _makes_module_wrong(evidence, pair):
         return False
     if _has_right_use(evidence, pair):
@@ -42,7 +45,11 @@ def _has_right_use(evidence: Evidence, pair: TensorPair) -> bool:
                 continue
             if is_misplaced and role.call not in (use.call, *enclosing_calls(use.call)):
                 continue
-            outputs = evidence.output_pairs(use.call)
+            outputs = [  # the value itself may be handed on
+                output
+                for output in evidence.output_pairs(use.call)
+                if output.port[0].value is not role.value
+            ]
             if outputs and all(output.is_right for output in outputs) and not _is_scaled(pair):
                 return True
     return False
@@ -93,21 +100,53 @@ def _finite_sketch(roles: Sequence[Role]) -> Sketch | None:
 def _is_made_later(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether the right value is made shortly after this output.
 
-    An activation was moved across a module's boundary.
+    An activation was moved out of the module.
     """
-    role, expected = pair.port[0], pair.reference[0].value
     call = evidence.alignment.partner.get(pair.reference[0].call)
-    if call is None or call.parent is None:
+    expected = pair.reference[0].value
+    return call is not None and any(
+        candidate.value is not pair.port[0].value
+        and candidate.value.birth is candidate
+        and evidence.comparer.is_equal(expected, candidate.value)
+        for candidate in _tensors_after(call)[:_LOOKAHEAD]
+    )
+
+
+def _is_made_early(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether a module returns what the reference makes shortly after it, where it is right.
+
+    A scale or an activation was moved into the module.
+    """
+    value, births = pair.port[0].value, (pair.reference[0].value.birth, pair.port[0].value.birth)
+    if any(birth.side != "output" for birth in births) or value not in evidence.right:
         return False
-    later = [
-        candidate
+    if evidence.alignment.partner.get(births[0].call) is not births[1].call:
+        return False  # another module's output, which was taken by mistake
+    made = [role.value for role in _tensors_after(births[0].call) if role.value.birth is role]
+    is_made = any(
+        expected in evidence.right and evidence.comparer.is_equal(expected, value)
+        for expected in made[:_LOOKAHEAD]
+    )
+    return is_made and not _fails_in_use(evidence, pair.port[0])
+
+
+def _tensors_after(call: ModuleCall) -> list[Role]:
+    """Return the tensors of the modules that the same module calls afterwards."""
+    if call.parent is None:
+        return []
+    return [
+        role
         for sibling in call.parent.children
         if sibling.entered >= call.exited
-        for candidate in (*sibling.inputs, *sibling.outputs)
+        for role in (*sibling.inputs, *sibling.outputs)
     ]
+
+
+def _fails_in_use(evidence: Evidence, role: Role) -> bool:
+    """Return whether a module that takes a value for another one returns something wrong."""
     return any(
-        candidate.value is not role.value
-        and evidence.comparer.is_equal(expected, candidate.value)
-        and candidate.value.birth is candidate
-        for candidate in later[:_LOOKAHEAD]
+        use.side == "input"
+        and not evidence.is_right_role(use)
+        and not all(output.is_right for output in evidence.output_pairs(use.call))
+        for use in role.value.roles
     )
