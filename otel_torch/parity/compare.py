@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,13 +62,13 @@ from otel_torch.parity.program_match import ProgramMatch
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.temporary_files import compare_temporary_files
 from otel_torch.parity.tokens.handed_on_parts import pair_handed_on_parts
 from otel_torch.parity.tokens.log_probabilities import name_contribution
 from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.training.compare_training import compare_training
 from otel_torch.parity.values import Comparer
-from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.row_schema import RowRecord
 
 _PROGRESS_INTERVAL_S = 0.1
@@ -111,10 +112,9 @@ def compare(
         MapError: The map does not fit the recordings.
     """
 
-    def run(paths: Sides[Path], noise: Path | None, names: Sides[str]) -> Report:
+    def run(paths: Sides[Path], noise: Path | None) -> Report:
         comparison = _Comparison(
             paths,
-            names,
             noise,
             Tolerance(rtol),
             map,
@@ -127,22 +127,18 @@ def compare(
         )
         report = comparison.run()
         if save_map is not None and not comparison.is_unrelated:
-            comparison.save_map(save_map)
+            comparison.save_map(save_map, Sides(str(reference), str(port)))
         return report
 
     def compare_two(reference: Path, port: Path, noise: Path | None) -> Report:
-        paths, names = Sides(reference, port), Sides(str(reference), str(port))
+        paths = Sides(reference, port)
         if models is None:
-            return run(paths, noise, names)
+            return run(paths, noise)
         with write_models(paths, noise, models) as written:
-            try:
-                report = run(written.sides, written.noise, names)
-            except RecordingError as error:
-                raise RecordingError(written.with_names(str(error))) from None
-            report.warnings = [
-                *written.warnings,
-                *(written.with_names(text) for text in report.warnings),
-            ]
+            report = compare_temporary_files(
+                partial(run, written.sides, written.noise), written.given
+            )
+        report.warnings[:0] = written.warnings
         return report
 
     noise_path = None if noise is None else Path(noise)
@@ -157,7 +153,6 @@ class _Comparison:
     def __init__(
         self,
         paths: Sides[Path],
-        names: Sides[str],
         noise: Path | None,
         tolerance: Tolerance,
         map: Map | None,
@@ -168,7 +163,7 @@ class _Comparison:
         warm_ups: bool,
         quantized: bool,
     ) -> None:
-        self.report = Report("match", reference=names.reference, port=names.port)
+        self.report = Report("match", reference=str(paths.reference), port=str(paths.port))
         self._warn = self.report.warnings.append
         self._tolerance = tolerance
         self._map = map
@@ -538,8 +533,8 @@ class _Comparison:
                     "order of occurrence"
                 )
 
-    def save_map(self, path: str | Path) -> None:
-        """Write the pairs as a map."""
+    def save_map(self, path: str | Path, titles: Sides[str]) -> None:
+        """Write the pairs as a map; the titles name the two runs."""
         write_map(
             path,
             self._match.modules,
@@ -548,7 +543,7 @@ class _Comparison:
             *self._recordings,
             given=self._match.given,
             ambiguous=self._match.modules.ambiguous,
-            titles=(self.report.reference, self.report.port),
+            titles=titles,
         )
 
     def _why_unrelated(self) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
 
 import numpy as np
 
@@ -108,7 +111,7 @@ def _is_made_later(evidence: Evidence, pair: TensorPair) -> bool:
         candidate.value is not pair.port[0].value
         and candidate.value.birth is candidate
         and evidence.comparer.is_equal(expected, candidate.value)
-        for candidate in _tensors_after(call)[:_LOOKAHEAD]
+        for candidate in islice(_tensors_after(call), _LOOKAHEAD)
     )
 
 
@@ -122,24 +125,21 @@ def _is_made_early(evidence: Evidence, pair: TensorPair) -> bool:
         return False
     if evidence.alignment.partner.get(births[0].call) is not births[1].call:
         return False  # another module's output, which was taken by mistake
-    made = [role.value for role in _tensors_after(births[0].call) if role.value.birth is role]
+    made = (role.value for role in _tensors_after(births[0].call) if role.value.birth is role)
     is_made = any(
         expected in evidence.right and evidence.comparer.is_equal(expected, value)
-        for expected in made[:_LOOKAHEAD]
+        for expected in islice(made, _LOOKAHEAD)
     )
     return is_made and not _fails_in_use(evidence, pair.port[0])
 
 
-def _tensors_after(call: ModuleCall) -> list[Role]:
-    """Return the tensors of the modules that the same module calls afterwards."""
-    if call.parent is None:
-        return []
-    return [
-        role
-        for sibling in call.parent.children
-        if sibling.entered >= call.exited
-        for role in (*sibling.inputs, *sibling.outputs)
-    ]
+def _tensors_after(call: ModuleCall) -> Iterator[Role]:
+    """Yield the tensors of the modules that the same module calls afterwards, in order."""
+    siblings = call.parent.children if call.parent is not None else []
+    start = bisect_left(siblings, call.exited, key=attrgetter("entered"))
+    for sibling in islice(siblings, start, None):
+        yield from sibling.inputs
+        yield from sibling.outputs
 
 
 def _fails_in_use(evidence: Evidence, role: Role) -> bool:

@@ -62,7 +62,7 @@ class LoadedRecording:
 
     @property
     def captures(self) -> set[str]:
-        """What the run recorded, by its settings."""
+        """The names in OTEL_TORCH_CAPTURE; `training` adds `gradients` and `updates`."""
         return captures_of(self.meta)
 
     def is_trained(self, model: str) -> bool:

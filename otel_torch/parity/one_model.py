@@ -37,18 +37,13 @@ class WrittenModels:
     Attributes:
         sides, noise: Those of the reference, the port and the noise, if any.
         warnings: The problems of the recordings, one line each.
+        given: The recording that each was made of.
     """
 
     sides: Sides[Path]
     noise: Path | None
     warnings: list[str]
-    _names: dict[str, str]
-
-    def with_names(self, text: str) -> str:
-        """Return a text with the names of the given recordings."""
-        for name, given in self._names.items():
-            text = text.replace(name, given)
-        return text
+    given: dict[Path, Path]
 
 
 @contextmanager
@@ -60,22 +55,19 @@ def write_models(
     Raises:
         RecordingError: A file is not a recording, or has no such model.
     """
-    given = [(sides.reference, models.reference), (sides.port, models.port)]
+    wanted = [(sides.reference, models.reference), (sides.port, models.port)]
     if noise is not None:
-        given.append((noise, models.reference))
+        wanted.append((noise, models.reference))
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="otel-torch-models-") as folder:
-        paths = []
-        for number, (recording, model) in enumerate(given):
+        given: dict[Path, Path] = {}
+        for number, (recording, model) in enumerate(wanted):
             target = Path(folder) / str(number)
             target.mkdir()
-            paths.append(_write_model(recording, model, target, warnings.append))
-        names = {
-            str(path): str(recording) for path, (recording, _) in zip(paths, given, strict=True)
-        }
-        reference, port, *noises = paths
+            given[_write_model(recording, model, target, warnings.append)] = recording
+        reference, port, *noises = given
         once = list(dict.fromkeys(warnings))  # both sides may be one file
-        yield WrittenModels(Sides(reference, port), noises[0] if noises else None, once, names)
+        yield WrittenModels(Sides(reference, port), noises[0] if noises else None, once, given)
 
 
 def _write_model(recording: Path, model: str, folder: Path, warn: Warn) -> Path:

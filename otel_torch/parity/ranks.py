@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from otel_torch.parity.rank_recordings import (
     pair_ranks,
     recordings_by_rank,
 )
-from otel_torch.recording.reader import RecordingError
+from otel_torch.parity.temporary_files import compare_temporary_files
 
 CompareTwo = Callable[[Path, Path, Path | None], Report]
 
@@ -52,16 +53,13 @@ def compare_ranks(
                 warnings.append(
                     f"{noise}: has no recording of rank {rank}, which is compared without noise"
                 )
-            display_names = {
-                str(part.path): str(given)
-                for part, given in ((reference_part, reference), (port_part, port))
+            given = {
+                part.path: path
+                for part, path in ((reference_part, reference), (port_part, port))
                 if part.rank is None
             }
-            try:
-                report = compare_two(reference_part.path, port_part.path, noise_path)
-            except RecordingError as error:
-                raise RecordingError(_with_names(str(error), display_names)) from None
-            report.warnings = [_with_names(text, display_names) for text in report.warnings]
+            compare_parts = partial(compare_two, reference_part.path, port_part.path, noise_path)
+            report = compare_temporary_files(compare_parts, given)
             reports.append((rank, report))
             leading = _keep_pairs_of_one(leading, report)
     merged = _merge_reports(reports)
@@ -81,14 +79,11 @@ def _compare_with_one_process(
     """Compare one process with the ranks of a model that is split over them."""
     warnings: list[str] = []
     one = write_one_recording(reference, port, ranks, temporary, warnings.append)
-    try:
-        report = compare_two(reference, one.path, noise)
-    except RecordingError as error:
-        raise RecordingError(_with_names(str(error), {str(one.path): str(port)})) from None
+    report = compare_temporary_files(
+        partial(compare_two, reference, one.path, noise), {one.path: port}
+    )
     explain_ranks(report, one)
-    report.port = str(port)
-    names = {str(one.path): str(port)}
-    report.warnings = [*warnings, *(_with_names(text, names) for text in report.warnings)]
+    report.warnings[:0] = warnings
     return report
 
 
@@ -98,13 +93,6 @@ def _noise_of(rank: int | None, noises: list[RankRecording]) -> Path | None:
         if noise.rank == rank:
             return noise.path
     return noises[0].path if len(noises) == 1 else None
-
-
-def _with_names(text: str, display_names: dict[str, str]) -> str:
-    """Name the folder that was given instead of the temporary file made of it."""
-    for name, display_name in display_names.items():
-        text = text.replace(name, display_name)
-    return text
 
 
 def _keep_pairs_of_one(leading: Report | None, report: Report) -> Report:

@@ -14,22 +14,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from otel_torch.recording.reader import LineBatch, RecordingError
+from otel_torch.recording.reader import RecordingError
 from otel_torch.recording.row_batches import (
-    Floats,
-    Indices,
     RowBatch,
     RowKind,
     RowKinds,
     iterate_batches,
 )
-from otel_torch.recording.rows import Row
 
 # a shorter file is read before another interpreter has started
 _WORTH_BYTES = 1 << 25
@@ -71,10 +68,10 @@ def _is_worth_it(path: str | Path) -> bool:
 
 def _start_reader(path: str | Path) -> subprocess.Popen[bytes] | None:
     """Start the other process; return None if it cannot run here."""
-    # -P: no module of the working directory takes the place of an installed one
     if not sys.executable:
         return None
     code = f"from {__name__} import send_batches; send_batches()"
+    # -P: no module of the working directory takes the place of an installed one
     command = [sys.executable, "-P", "-c", code, str(path)]
     try:
         reader = subprocess.Popen(
@@ -101,63 +98,26 @@ def _start_reader(path: str | Path) -> subprocess.Popen[bytes] | None:
 
 
 @dataclass(slots=True)
-class _SentBatch:
-    """A batch as it is sent.
-
-    Attributes:
-        new_kinds: Kinds that no earlier batch has; `kinds` counts in the order in which these came.
-        sketches: Joined, if all have the size `sketch_size`.
-        number, offset, size, follows_rows: Of its lines, as in `LineBatch`.
-    """
-
-    new_kinds: list[RowKind]
-    kinds: Indices
-    numbers: Floats
-    order: Indices
-    sketched: list[int]
-    sketches: bytes | list[bytes]
-    sketch_size: int
-    number: int
-    offset: int
-    size: int
-    follows_rows: bool
-    parsed: list[Row] | None
-    table: Floats | None
-
-
-@dataclass(slots=True)
 class _Message:
     """What was read since the message before; the last one has no batch.
 
     Attributes:
         size: Bytes.
+        new_kinds: Kinds that no earlier batch has. The batch's `kinds` count all kinds in the order
+            in which they were sent.
     """
 
     size: int
     problems: tuple[str, ...]
-    batch: _SentBatch | None = None
+    new_kinds: tuple[RowKind, ...] = ()
+    batch: RowBatch | None = None
     error: Exception | None = None
 
 
-def _pack(batch: RowBatch, new_kinds: list[RowKind]) -> _SentBatch:
-    sizes = set(map(len, batch.sketches))
-    lines = batch.lines
-    are_joined = len(sizes) == 1
-    return _SentBatch(
-        new_kinds,
-        batch.kinds,
-        batch.numbers,
-        batch.order,
-        batch.sketched,
-        b"".join(batch.sketches) if are_joined else batch.sketches,
-        sizes.pop() if are_joined else 0,
-        lines.number,
-        lines.offset,
-        lines.size,
-        lines.follows_rows,
-        batch.parsed,
-        None if batch.records is None else batch.statistics(range(len(batch.kinds))),
-    )
+def _sendable(batch: RowBatch) -> RowBatch:
+    """Return the batch without its lines and decoded rows, which are slow to send."""
+    table = None if batch.records is None else batch.statistics(range(len(batch.kinds)))
+    return replace(batch, lines=batch.lines.without_lines(), records=None, table=table)
 
 
 # -- this process
@@ -179,31 +139,14 @@ def _receive(
             problem(text)
         if message.error is not None:
             raise message.error
-        sent = message.batch
-        if sent is None:
+        batch = message.batch
+        if batch is None:
             return
         read(message.size)
-        if sent.new_kinds:
-            numbers = np.append(numbers, [kinds[kind] for kind in sent.new_kinds])
-        yield _unpack(sent, path, numbers, problem)
-
-
-def _unpack(
-    sent: _SentBatch, path: str | Path, numbers: Indices, problem: Callable[[str], None]
-) -> RowBatch:
-    sketches, size = sent.sketches, sent.sketch_size
-    if isinstance(sketches, bytes):
-        sketches = [sketches[start : start + size] for start in range(0, len(sketches), size)]
-    return RowBatch(
-        numbers[sent.kinds],
-        sent.numbers,
-        sent.order,
-        sent.sketched,
-        sketches,
-        LineBatch(path, sent.number, sent.offset, sent.size, sent.follows_rows, problem),
-        parsed=sent.parsed,
-        table=sent.table,
-    )
+        if message.new_kinds:
+            numbers = np.append(numbers, [kinds[kind] for kind in message.new_kinds])
+        lines = replace(batch.lines, path=path, warn=problem)
+        yield replace(batch, kinds=numbers[batch.kinds], lines=lines)
 
 
 # -- the other process
@@ -243,7 +186,8 @@ def _messages(path: str) -> Iterator[_Message]:
     error = None
     try:
         for batch in iterate_batches(path, kinds, problems.append, sizes.append):
-            yield _Message(sum(sizes), tuple(problems), _pack(batch, kinds.kinds[known:]))
+            new_kinds = tuple(kinds.kinds[known:])
+            yield _Message(sum(sizes), tuple(problems), new_kinds, _sendable(batch))
             known = len(kinds.kinds)
             sizes.clear()
             problems.clear()

@@ -11,7 +11,7 @@ import codecs
 import importlib
 import io
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -140,9 +140,11 @@ def load_recording(path: str | Path) -> Recording:
     )
 
 
-def iterate_rows(
-    path: str | Path, warn: Callable[[str], None] = lambda message: None
-) -> Iterator[Row]:
+def _ignore(message: str) -> None:
+    """Drop a warning."""
+
+
+def iterate_rows(path: str | Path, warn: Callable[[str], None] = _ignore) -> Iterator[Row]:
     """Yield the rows of a recording in bounded memory.
 
     Args:
@@ -172,32 +174,28 @@ class LineBatch:
     offset: int = 0
     size: int = 0
     follows_rows: bool = False
-    warn: Callable[[str], None] = lambda message: None
-    _text: bytes | None = None
+    warn: Callable[[str], None] = _ignore
     _lines: list[bytes] | None = None
 
     @property
-    def text(self) -> bytes:
-        """The lines as they stand in the file, read again unless they are in memory.
+    def lines(self) -> list[bytes]:
+        """Each line with its line feed, read from the file again unless it is in memory.
 
         Raises:
             RecordingError: The file cannot be read again.
         """
-        if self._text is None:
+        if self._lines is None:
             try:
                 with open(self.path, "rb", buffering=0) as file:
                     file.seek(self.offset)
-                    self._text = file.read(self.size)
+                    self._lines = io.BytesIO(file.read(self.size)).readlines()
             except OSError as error:
                 raise RecordingError(f"{self.path}: {error.strerror}") from None
-        return self._text
-
-    @property
-    def lines(self) -> list[bytes]:
-        """Each line with its line feed."""
-        if self._lines is None:
-            self._lines = io.BytesIO(self.text).readlines()
         return self._lines
+
+    def without_lines(self) -> LineBatch:
+        """Return a copy that can be pickled: it reads lines from the file, and does not warn."""
+        return replace(self, warn=_ignore, _lines=None)
 
     def parse(self) -> list[Row]:
         """Return the rows; a last line that was cut off is skipped.
@@ -224,7 +222,7 @@ class LineBatch:
 
 
 def iterate_line_batches(
-    path: str | Path, warn: Callable[[str], None] = lambda message: None, size: int = _BLOCK_BYTES
+    path: str | Path, warn: Callable[[str], None] = _ignore, size: int = _BLOCK_BYTES
 ) -> Iterator[LineBatch]:
     """Yield about `size` bytes of lines at a time.
 
@@ -245,10 +243,10 @@ def iterate_line_batches(
                 if not offset and text.startswith(codecs.BOM_UTF8):
                     text = text.removeprefix(codecs.BOM_UTF8)
                     offset = len(codecs.BOM_UTF8)
-                batch = LineBatch(path, number, offset, len(text), has_rows, warn, text)
-                yield batch
-                number += len(batch.lines)
-                offset += batch.size
+                lines = io.BytesIO(text).readlines()
+                yield LineBatch(path, number, offset, len(text), has_rows, warn, lines)
+                number += len(lines)
+                offset += len(text)
                 has_rows = has_rows or not text.isspace()
                 if not text.endswith(b"\n"):
                     break  # the file may be growing: the rest of this line is no line

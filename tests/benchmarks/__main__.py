@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.figures import ROOT, environment, measured, module_command, number
+from tests.benchmarks.figures import ROOT, environment, is_unclear, measured, module_command, number
 from tests.benchmarks.history import HISTORY, append_run, last_run, worse_figures
 
 # benchmark -> what it is about, in the order of the table
@@ -93,12 +93,11 @@ def table(figures: Sequence[dict[str, Any]]) -> str:
     lines = ["| figure | today | goal | met | measured |", "|---|--:|--:|---|---|"]
     for figure in figures:
         goal = "–" if figure.get("goal") is None else f"≤ {number(figure['goal'])}"
-        is_unclear = (figure.get("detail") or "").startswith("cannot tell")
         cells = [
             figure["name"],
             measured(figure),
             goal,
-            "cannot tell" if is_unclear else words[figure.get("met")],
+            "cannot tell" if is_unclear(figure) else words[figure.get("met")],
             figure.get("detail") or "",
         ]
         lines.append(

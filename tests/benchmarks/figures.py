@@ -123,6 +123,13 @@ def goal_of(figure: Figure) -> str:
     return f", goal ≤ {number(figure.goal)}" + (", cannot tell" if figure.is_unclear else verdict)
 
 
+def is_unclear(figure: Mapping[str, Any]) -> bool:
+    """Return whether a plain figure has a goal within its spread."""
+    return (
+        figure.get("met") is None and figure.get("goal") is not None and bool(figure.get("spread"))
+    )
+
+
 def measured(figure: Mapping[str, Any]) -> str:
     """Format what was measured: the range where that does not tell whether the goal is met.
 
@@ -131,7 +138,7 @@ def measured(figure: Mapping[str, Any]) -> str:
     >>> measured(Figure("step", 1.02, 1.01, spread=(1.015, 1.03)).plain())
     '1.02'
     """
-    if figure.get("met") is None and figure.get("goal") is not None and figure.get("spread"):
+    if is_unclear(figure):
         return " to ".join(map(number, figure["spread"]))
     return number(figure.get("ours"))
 

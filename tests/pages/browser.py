@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,13 +35,25 @@ _SETTLED = """new Promise(async done => {
 })"""
 
 
+NONE_FOUND = (
+    "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS"
+)
+
+
 def find() -> str | None:
-    """The browser's program: what BROWSER_FOR_TESTS names, else a Chromium on the path; None where
-    there is none.
-    """
+    """Return the browser's program: what BROWSER_FOR_TESTS names, else a Chromium on the path."""
     return os.environ.get("BROWSER_FOR_TESTS") or next(
         (path for name in NAMES if (path := shutil.which(name))), None
     )
+
+
+def find_or_exit() -> str:
+    """Return the browser's program, for a script; end it with status 2 if there is none."""
+    program = find()
+    if program is None:
+        print(NONE_FOUND, file=sys.stderr)
+        sys.exit(2)
+    return program
 
 
 class Page:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.pages.browser import Page, browser, find
+from tests.pages.browser import NONE_FOUND, Page, browser, find
 from tests.pages.recorded import Recorded, record
 
 
@@ -15,9 +15,7 @@ def window() -> Iterator[Page]:
     """A browser's window, for tests that clean up after each other."""
     program = find()
     if program is None:
-        pytest.skip(
-            "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS"
-        )
+        pytest.skip(NONE_FOUND)
     with browser(program) as page:
         yield page
 

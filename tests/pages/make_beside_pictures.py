@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.pages.browser import Page, browser, find
+from tests.pages.browser import Page, browser, find_or_exit
 from tests.pages.recorded import ROOT, command
 from tests.support import PROGRAMS, environment
 
@@ -147,13 +147,7 @@ ALL: tuple[Callable[[Page, Path], None], ...] = (show, diff, tensorboard, netron
 
 
 def main() -> int:
-    program = find()
-    if program is None:
-        print(
-            "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS",
-            file=sys.stderr,
-        )
-        return 2
+    program = find_or_exit()
     if not TOOLS.exists():
         subprocess.run([sys.executable, "-m", "venv", TOOLS], check=True)
         subprocess.run([COMMANDS / "pip", "install", "--quiet", *VERSIONS], check=True)

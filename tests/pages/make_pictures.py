@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.pages.browser import Page, browser, find
+from tests.pages.browser import Page, browser, find_or_exit
 from tests.pages.recorded import ROOT, record
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -29,13 +29,7 @@ def heading(page: Page, id: str) -> int:
 
 
 def main() -> int:
-    program = find()
-    if program is None:
-        print(
-            "no browser: install Debian's `chromium`, or name a Chromium's program in BROWSER_FOR_TESTS",
-            file=sys.stderr,
-        )
-        return 2
+    program = find_or_exit()
     with tempfile.TemporaryDirectory() as folder, browser(program) as page:
         pages = record(Path(folder))
         page.resize(1280, 900)

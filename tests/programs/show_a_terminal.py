@@ -25,7 +25,7 @@ PAGE = """<!doctype html><meta charset="utf-8"><body style="margin: 12px; backgr
 
 
 def resize(descriptor: int, rows: int) -> None:
-    """Give the terminal a size, so that the program draws all anew."""
+    """Give the terminal a size, so that the program redraws the screen."""
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
 
 

@@ -52,7 +52,7 @@ class MergedTensor:
 
     @property
     def is_of_keys(self) -> bool:
-        """Whether its rows are as long as there are tokens, as those of masks are."""
+        """Whether each row has one value per token, as in a mask."""
         return all(length == tokens for length, tokens in self.lengths)
 
     @property

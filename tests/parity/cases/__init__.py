@@ -27,7 +27,7 @@ class Figures(NamedTuple):
 
 @contextmanager
 def program(arguments: Sequence[str], dtype: str, seed: int) -> Iterator[Callable[[], object]]:
-    """What `run_side.py` does with these arguments, and everything as it was when it is left."""
+    """Yield what `run_side.py` calls with these arguments; undo the planted fault afterwards."""
     from tests.parity.cases import families
     from tests.parity.cases.bugs import BUGS, Patches
 

@@ -1,0 +1,33 @@
+"""Name what the user gave instead of the temporary files that were made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from otel_torch.parity.finding import Report
+from otel_torch.recording.reader import RecordingError
+
+
+def compare_temporary_files(run: Callable[[], Report], given: Mapping[Path, Path]) -> Report:
+    """Run a comparison; its report and its error name what the user gave.
+
+    Args:
+        given: What the user gave, by the temporary file that was made of it.
+
+    Raises:
+        RecordingError: A file cannot be read.
+    """
+
+    def with_names(text: str) -> str:
+        for path, name in given.items():
+            text = text.replace(str(path), str(name))
+        return text
+
+    try:
+        report = run()
+    except RecordingError as error:
+        raise RecordingError(with_names(str(error))) from None
+    report.reference, report.port = with_names(report.reference), with_names(report.port)
+    report.warnings = list(map(with_names, report.warnings))
+    return report
