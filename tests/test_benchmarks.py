@@ -30,6 +30,7 @@ MINE = [
     "training",
     "regions",
     "telemetry",
+    "exit",
     "startup",
     "large",
     "bandwidth",

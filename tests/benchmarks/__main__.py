@@ -35,6 +35,7 @@ BENCHMARKS = {
     "compiled": "under torch.compile",
     "telemetry": "sending",
     "growth": "agent and gateway",
+    "exit": "exit with a dead collector",
     "startup": "start of the interpreter",
     "caching": "keeping all outputs",
     "large": "large",

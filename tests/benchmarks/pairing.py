@@ -100,6 +100,10 @@ class Rounds:
         chosen = range(self.count) if rounds is None else rounds
         return median(self.seconds[side][index] - self.seconds[bare][index] for index in chosen)
 
+    def estimated_surplus(self, side: str, bare: str = BARE) -> Estimate:
+        """Return the difference of the side to `bare` in seconds, with its range."""
+        return estimate(lambda rounds: self.surplus(side, bare, rounds), self.count)
+
     def cost_share(
         self, ours: str, theirs: str, records: Mapping[str, float], bare: str = BARE
     ) -> Estimate:
