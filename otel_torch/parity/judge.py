@@ -30,7 +30,7 @@ import numpy as np
 
 from otel_torch.parity.absent_modules import find_absent
 from otel_torch.parity.align import Alignment
-from otel_torch.parity.call_graph import Program
+from otel_torch.parity.call_graph import Program, Role
 from otel_torch.parity.earlier_faults import (
     find_misordered_parts,
     find_reordered,
@@ -119,11 +119,15 @@ def errors_of(pairs: Sequence[TensorPair]) -> Floats:
 
 
 def final_outputs(alignment: Alignment) -> Sides[Indices | None]:
-    """Return the pairs of each side's final outputs, None if one of them is in no pair."""
+    """Return the pairs of each side's final outputs, None if one of them cannot be compared.
+
+    It is in no pair, or one side has no numbers of it, as of logits that ranks pad.
+    """
     index_of = {
         id(role): index
         for index, pair in enumerate(alignment.pairs)
         if pair.basis == "outermost" and pair.is_output
+        if all(map(_has_numbers, (*pair.reference, *pair.port)))
         for role in (*pair.reference, *pair.port)
     }
 
@@ -135,6 +139,13 @@ def final_outputs(alignment: Alignment) -> Sides[Indices | None]:
         return np.array(indices, dtype=np.int64)
 
     return Sides(alignment.reference, alignment.port).map(of_side)
+
+
+def _has_numbers(role: Role) -> bool:
+    value = role.value
+    if value.sketch is not None or not value.numel:
+        return True
+    return any(name in value.row for name in ("l2", "sum", "abs_mean"))
 
 
 def _ends_right(alignment: Alignment) -> bool:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from otel_torch.parity.call_graph import enclosing_names
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
-from otel_torch.parity.layouts.rank_layout import RankLayout, holders, recognize
+from otel_torch.parity.layouts.padded_parts import is_padded, recognize_padded
+from otel_torch.parity.layouts.rank_layout import (
+    RankLayout,
+    holders,
+    recognize,
+    relative_distance,
+)
 from otel_torch.parity.layouts.rank_rows import PARAMETER_GRADIENT, PlaceKey, RankRow, TensorPlace
 from otel_torch.parity.parameter_names import pattern
 
@@ -33,6 +39,7 @@ class JudgedPlace:
         layout: None where the reference does not have the place.
         unreduced: The value is used as if it were whole, but each rank has only its term.
         same_inputs: It is a loss, and each rank computed it of the whole batch.
+        is_padded: The parts have elements that the whole lacks.
     """
 
     place: TensorPlace
@@ -40,6 +47,12 @@ class JudgedPlace:
     layout: RankLayout | None
     unreduced: bool = False
     same_inputs: bool = False
+    is_padded: bool = False
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether the ranks do not hold what the reference has, or one of them slightly not."""
+        return self.is_wrong or (self.layout is not None and self.layout.wrong is not None)
 
     @property
     def is_wrong(self) -> bool:
@@ -52,12 +65,8 @@ class JudgedPlace:
         layout, reference = self.layout, self.place.reference
         if layout is None or reference is None or layout.kind != "parts":
             return False
-        if not layout.error >= _FAR * layout.limit:
-            return False  # a rank's part is nothing like that of another
-        l2 = sum(row.l2**2 for row in self.rows) ** 0.5
-        moved = sum(row.number("sum") for row in self.rows) - reference.number("sum")
-        slack = layout.limit * reference.l2
-        return bool(abs(l2 - reference.l2) <= slack and abs(moved) <= slack * reference.numel**0.5)
+        # otherwise a rank's part is nothing like that of another
+        return layout.error >= _FAR * layout.limit and is_reordered(reference, self.rows)
 
     @property
     def is_in_unknown_parts(self) -> bool:
@@ -78,6 +87,8 @@ class JudgedPlace:
         if "shard" in row:
             return list(row["shard"]["shape"])
         part = list(row.get("shape") or [])
+        if self.is_padded and self.place.reference is not None:
+            return list(self.place.reference.shape or part)
         if self.layout is None or (self.layout.has_sketches and self.layout.kind != "parts"):
             return part
         if self.layout.dim is None:
@@ -98,15 +109,7 @@ class JudgedPlace:
     @property
     def worst(self) -> int:
         """The index of the row that is farthest from the reference."""
-        reference = self.place.reference
-        if reference is None or reference.sketch is None or self.layout is None:
-            return 0
-        if not self.layout.is_wrong:
-            return 0
-        whole = reference.sketch
-        sketches = [whole if row.sketch is None else row.sketch for row in self.rows]
-        distances = [float(np.linalg.norm(sketch - whole)) for sketch in sketches]
-        return int(np.argmax(distances)) if self.layout.wrong is not None else 0
+        return 0 if self.layout is None else self.layout.wrong or 0
 
 
 def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]:
@@ -120,6 +123,7 @@ def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]
         _forget_order(judged, count)
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
+    _accept_larger_gradients(judged, count)
     _accept_fused_parts(judged, count)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
@@ -131,6 +135,8 @@ def _judge(place: TensorPlace, count: int) -> JudgedPlace:
     if place.reference is None:
         return JudgedPlace(place, holders(place.ranks[0], place.ranks), None)
     rows = holders(place.reference, place.ranks)
+    if is_padded(place.reference, rows):
+        return JudgedPlace(place, *recognize_padded(place.reference, rows, count), is_padded=True)
     if is_on_mesh(place.reference, rows, count):
         return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
     return JudgedPlace(place, rows, recognize(place.reference, rows))
@@ -151,6 +157,39 @@ def _forget_order(judged: Sequence[JudgedPlace], count: int) -> None:
         is_part = layout is not None and layout.kind == "parts" and layout.is_wrong
         if reference is not None and is_part and entry.place.key[-2] in _ACTIVATION_PHASES:
             entry.rows, entry.layout = recognize_on_mesh(reference, entry.rows, count)
+
+
+def _accept_larger_gradients(judged: Sequence[JudgedPlace], count: int) -> None:
+    """Accept gradients inside modules of single ranks, such as experts, of a mean over own tokens.
+
+    Each rank averages the loss over its part of the batch: that of two ranks is twice as large. An
+    expert has the tokens of both, and the gradients of its parameters are divided afterwards.
+    """
+    replicas = max((_cuts_of_input(entry) for entry in judged), default=1)
+    if replicas == 1:
+        return
+    for entry in judged:
+        *_, tensor, _, _, _, phase, _ = entry.place.key
+        reference, layout = entry.place.reference, entry.layout
+        if phase != "backward" or tensor.startswith(PARAMETER_GRADIENT) or len(entry.rows) > 1:
+            continue
+        if reference is None or layout is None or not layout.is_wrong or count == 1:
+            continue
+        sketch = entry.rows[0].sketch
+        if sketch is None or reference.sketch is None or layout.kind != "whole":
+            continue
+        error = relative_distance(sketch / replicas, reference.sketch, reference.l2)
+        if error <= layout.limit:
+            entry.layout = replace(layout, error=error, scale=1 / replicas, wrong=None)
+
+
+def _cuts_of_input(entry: JudgedPlace) -> int:
+    """Return into how many parts the ranks cut an input of the whole model, 1 for other tensors."""
+    _, module, tensor, *_ = entry.place.key
+    reference, layout = entry.place.reference, entry.layout
+    if module or not tensor.startswith("in") or reference is None or layout is None:
+        return 1
+    return reference.numel // (entry.rows[0].numel or 1) if layout.kind == "parts" else 1
 
 
 def _have_same_inputs(judged: Sequence[JudgedPlace]) -> bool:

@@ -98,9 +98,13 @@ def _numbers_of(own: str, whole: str) -> list[tuple[str, str, str]]:
 
 
 def _most_voted(votes: Counter[tuple[str, str]]) -> dict[str, str]:
-    """Return the number in the whole of each own number; two never share one."""
+    """Return the number in the whole of each own number; two never share one.
+
+    A list keeps its order, so that layers that a rank runs in another order are wrong.
+    """
     chosen: dict[str, str] = {}
     for (own, number), _ in votes.most_common():
         if own not in chosen and number not in chosen.values():
             chosen[own] = number
-    return chosen
+    in_order = sorted(chosen.values(), key=int)
+    return dict(zip(sorted(chosen, key=int), in_order, strict=True))

@@ -8,6 +8,7 @@ result as it compares any other recording, and `explain` adds the ranks to what 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ from typing import Any
 from otel_torch.parity.layouts.call_numbers import CallNumbers
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.numbering import Numbering, number_modules
-from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places
+from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
 from otel_torch.parity.layouts.same_batches import have_same_batches
-from otel_torch.parity.layouts.whole_row import row_of_all, row_of_rank
+from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.rows import Row
@@ -72,7 +73,9 @@ def write_one_recording(
             rows = []
             for place in judged:
                 if place.is_in_unknown_parts:
-                    in_parts.append(place.rows[0].row)
+                    # norms of a weight that the reference ties to another, which has them
+                    if place.place.key[-2] != "train":
+                        in_parts.append(place.rows[0].row)
                     continue
                 biases.learn(place)
                 row = _row_of(place, numbers)
@@ -80,7 +83,7 @@ def write_one_recording(
                     incomplete.append(place.place.ranks[0].row)
                     continue
                 rows.append(row)
-                if place.is_wrong and len(one.wrong) < _MOST_WRONG:
+                if place.is_notable and len(one.wrong) < _MOST_WRONG:
                     one.wrong[place.place.key] = describe_wrong(place, biases)
             for row in _in_time(rows):
                 row.pop("part_sketches", None)
@@ -119,9 +122,15 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
         return None
     if layout is None or judged.unreduced:
         return owner
-    if layout.kind == "whole":
+    if judged.is_padded and math.isnan(layout.error):
+        shape = judged.whole_shape
+        return without_numbers(owner) | {"shape": shape, "numel": math.prod(shape)}
+    if layout.kind == "whole" and layout.scale == 1:
         return row_of_rank(owner, judged.rows[judged.worst])
-    return row_of_all(owner, layout, judged.rows, judged.whole_shape)
+    whole = row_of_all(owner, layout, judged.rows, judged.whole_shape)
+    if judged.is_padded:
+        return {name: value for name, value in whole.items() if name not in CHANGED_BY_PADDING}
+    return whole
 
 
 def _in_time(rows: list[Row]) -> list[Row]:

@@ -30,6 +30,8 @@ _EXPLAINED_COARSE = 0.03
 _EXPLAINED_NUMBER = 1e-4  # a loss, or a norm
 # a sum has to explain a wrong tensor that much better than the layout of its shape
 _SHAPE_DECIDES = 0.7
+# an outlier is at least this many times as far off as any other copy, and this part of the limit
+_APART, _SLIGHTLY_WRONG = 10.0, 0.02
 # cosine of the error with the term of a rank that made it, and with those of the others
 _MADE_IT, _INNOCENT = 0.4, 0.6
 
@@ -93,9 +95,8 @@ def recognize(reference: RankRow, rows: Sequence[RankRow], can_add_up: bool = Tr
     if _kind_by_shape(reference, rows) == "whole":
         errors = [relative_distance(sketch, whole, scale) for sketch in sketches]
         # what all ranks have is whole, even if it is zero and so a sum as well
-        candidates.insert(0, RankLayout("whole", max(errors), limit, agree=agree))
-        if candidates[0].is_wrong and sum(error > limit for error in errors) == 1:
-            candidates[0] = replace(candidates[0], wrong=int(np.argmax(errors)))
+        wrong = _outlier(errors, limit)
+        candidates.insert(0, RankLayout("whole", max(errors), limit, wrong=wrong, agree=agree))
     if not candidates:
         return RankLayout("parts", math.nan, limit, agree=agree, has_sketches=False)
     for layout in candidates:
@@ -107,6 +108,22 @@ def recognize(reference: RankRow, rows: Sequence[RankRow], can_add_up: bool = Tr
     if best.kind == "whole":
         return best
     return replace(best, wrong=_culprit(whole, terms_of(best, rows)))
+
+
+def _outlier(errors: Sequence[float], limit: float) -> int | None:
+    """Return the copy of a whole that is wrong, if a single one is.
+
+    One that is within the limit, but much farther off than all others, is wrong, too: a weight
+    that one rank did not update differs by the size of a step.
+
+    >>> _outlier([1e-8, 4e-4], limit=1e-3), _outlier([1e-6, 3e-6], limit=1e-3)
+    (1, None)
+    """
+    if len(errors) < 2:
+        return 0 if errors[0] > limit else None
+    *_, second, first = sorted(errors)
+    is_apart = first > max(_APART * second, _SLIGHTLY_WRONG * limit)
+    return int(np.argmax(errors)) if second <= limit and (first > limit or is_apart) else None
 
 
 def _wrongness(layout: RankLayout) -> float:

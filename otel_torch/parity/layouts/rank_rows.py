@@ -123,7 +123,7 @@ def _with_spread_gradients(
         return places
     known = {place.key for place in gradients}
     in_pieces = [
-        TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, _without_numbers(row.row))])
+        TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, without_numbers(row.row))])
         for key, row in references.items()
         if key[2].startswith(PARAMETER_GRADIENT) and key not in known
     ]
@@ -131,8 +131,9 @@ def _with_spread_gradients(
     return [*places[:end], *in_pieces, *places[end:]]
 
 
-def _without_numbers(row: Row) -> Row:
-    names = (*_KEY, "class", "shape", "dtype", "numel")
+def without_numbers(row: Row) -> Row:
+    """Return a row that says what a tensor is, and not which numbers it has."""
+    names = (*_KEY, "class", "shape", "dtype", "numel", "order", "parent", "value", "storage")
     return {name: row[name] for name in names if name in row}
 
 

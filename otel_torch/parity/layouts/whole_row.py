@@ -20,6 +20,8 @@ from otel_torch.records import json_safe
 _DESCRIPTION = ("histogram", "shape", "dtype", "shard")
 # what remains right of a sum that is multiplied
 _LINEAR = ("sum", "mean")
+# what zeros beside the numbers of a tensor change
+CHANGED_BY_PADDING = ("min", "max", "std", "zeros")
 _SCALING = (*_LINEAR, "abs_mean", "min", "max", "std", "l2", "rms")
 
 

@@ -10,13 +10,15 @@ import numpy as np
 
 from otel_torch.parity.finding import Cause
 from otel_torch.parity.layouts.judged_places import JudgedPlace
+from otel_torch.parity.layouts.rank_layout import add_up, terms_of
 from otel_torch.parity.layouts.rank_rows import RankRow
 
 # fields that are equal where two ranks hold the same numbers
 _NUMBERS = ("sum", "abs_mean", "min", "max")
 # how exactly sums have to agree: of what is expected, and of rounding
 _EXACT, _ROUNDING = 1e-3, 1e-5
-# how many limits another part is away, at least
+# how much more of the error one part explains than any other, at least, if it alone is wrong
+_ONE_ALONE = 0.5
 
 
 @dataclass(slots=True)
@@ -59,6 +61,9 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
     """Return what is wrong at a place."""
     cause = next((cause for find in _CAUSES if (cause := find(judged, biases))), None)
     rows, layout = judged.rows, judged.layout
+    reordered = _reordered_row(judged)
+    if cause is not None and judged.has_parts_in_other_order and _twins(judged) is None:
+        return WrongPlace(rows[reordered or 0].rank, cause, "")
     if layout is None or judged.unreduced:
         return WrongPlace(rows[0].rank, cause, "")
     if layout.wrong is not None:
@@ -179,9 +184,13 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
         return Cause("another_ranks_part", True, text)
     if not judged.has_parts_in_other_order:
         return None
+    reordered = _reordered_row(judged)
+    if reordered is not None:
+        text = f"rank {judged.rows[reordered].rank} has the numbers of its part in another order"
+        return Cause("another_ranks_part", False, text)
     text = (
-        "the ranks hold each other's parts: together they have the numbers of the reference, but "
-        "in another order"
+        "the ranks hold each other's parts, or their own in another order: together they have the "
+        "numbers of the reference, but in another order"
     )
     return Cause("another_ranks_part", True, text)
 
@@ -189,7 +198,9 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
 def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
     """Ranks differ where each should have the whole."""
     layout, row = judged.layout, judged.rows[0].row
-    if layout is None or layout.kind != "whole" or layout.agree:
+    if layout is None or layout.kind != "whole" or len(judged.rows) < 2:
+        return None
+    if layout.agree and layout.wrong is None:
         return None
     if layout.wrong is None:
         text = "the ranks have different values, where each should have the reference's"
@@ -236,6 +247,28 @@ def _factor(judged: JudgedPlace) -> float:
     factor = float(value @ whole) / (float(whole @ whole) or math.nan)
     rest = float(np.linalg.norm(value - factor * whole))
     return factor if rest <= judged.layout.limit * float(np.linalg.norm(value)) else math.nan
+
+
+def _reordered_row(judged: JudgedPlace) -> int | None:
+    """Return the index of the row whose numbers alone are in another order, None if several are.
+
+    Where only part p is another order of p', the error e = p - p' has e·p = |e|²/2, as the two have
+    one norm, and no product with the other parts. Parts that changed places share it.
+    """
+    layout, reference = judged.layout, judged.place.reference
+    if layout is None or reference is None or not judged.has_parts_in_other_order:
+        return None
+    terms = terms_of(layout, judged.rows)
+    if terms is None or len(terms) < 2 or reference.sketch is None:
+        return None
+    error = add_up(terms) - reference.sketch
+    square = float(error @ error) / 2
+    shares = [float(error @ term) / square for term in terms]
+    longest = max(float(np.linalg.norm(term)) for term in terms)
+    noise = longest * float(np.linalg.norm(error)) / error.size**0.5 / square
+    *_, second, first = sorted(shares)
+    is_alone = first - second > _ONE_ALONE + noise / 2
+    return shares.index(first) if is_alone else None
 
 
 def _twins(judged: JudgedPlace) -> tuple[int, int] | None:

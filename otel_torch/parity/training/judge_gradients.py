@@ -38,8 +38,8 @@ from otel_torch.parity.training.tensors import norm_of
 
 # losses that differ by less are equal, and so are the factors of the terms of a sum
 _SAME_LOSS, _ONE_SCALE = 1e-4, 1e-2
-# how many factors are tried
-_MOST_FACTORS = 8
+# how many factors are tried, and how many right gradients show that there is none
+_MOST_FACTORS, _NOT_CLIPPED = 8, 3
 
 _OTHER_LOSS = (
     "The outputs of the model match, and what the loss makes of them does not: it is computed, "
@@ -116,20 +116,26 @@ def _is_left_to_updates(context: StepContext, pair: GradientPair) -> bool:
 def _common_factor(pairs: Sequence[GradientPair]) -> float | None:
     """Return the factor that explains more gradients than 1 does, None if there is none.
 
-    Clipping by the total norm scales all gradients if a single one is wrong.
+    Clipping by the total norm scales all gradients if a single one is wrong. Where several are
+    right as they are, it did not, and the others are wrong: experts that nobody divided.
     """
     telling = [pair for pair in pairs if pair.is_telling]
 
-    def explained(factor: float) -> int:
-        return sum(pair.divided_by(factor).state == "right" for pair in telling)
+    def explained(factor: float) -> set[int]:
+        return {
+            index for index, pair in enumerate(telling) if pair.divided_by(factor).state == "right"
+        }
 
     candidates: list[float] = []
     for pair in telling:
         factor = pair.factor if pair.state == "wrong" else None
         if factor and not any(_is_near(factor, other) for other in candidates):
             candidates.append(factor)
-    best = max(candidates[:_MOST_FACTORS], key=explained, default=1.0)
-    return best if explained(best) > max(1, explained(1.0)) else None
+    best = max(candidates[:_MOST_FACTORS], key=lambda factor: len(explained(factor)), default=1.0)
+    scaled, unscaled = explained(best), explained(1.0)
+    if len(unscaled - scaled) >= _NOT_CLIPPED:
+        return None
+    return best if len(scaled) > max(1, len(unscaled)) else None
 
 
 def _is_off_by(factor: float, pair: GradientPair) -> bool:

@@ -1,8 +1,9 @@
 """Layouts of models over ranks, clean and with faults, what the first finding says of them, and how
 right that is.
 
-`hand` splits a model by hand, `library` by torch's own means, and `mesh` over two dimensions of
-ranks at once.
+`hand` splits a model by hand, `library` by torch's own means, `mesh` over two dimensions of ranks
+at once, `decoder` grouped queries over tensor and pipeline parallel ranks, and `experts` a mixture
+whose tokens are exchanged.
 """
 
 from __future__ import annotations
@@ -33,14 +34,25 @@ class Program:
     ranks: Callable[[str], int]
 
 
-# options of `split_on_a_mesh.py` that the model in one process does not have
-_MESH = ("tensor", "context", "data", "balanced", "dealt")
+# options of programs on a mesh that the model in one process does not have
+_MESH = ("tensor", "context", "pipeline", "expert", "data", "balanced", "dealt")
 # options of `split_by_library.py` that it has, too
 _IN_ONE_PROCESS = ("stages", "data_wrong_mean")
 
 
 def _kept(options: str, *dropped: str) -> str:
     return " ".join(option for option in options.split() if not option.startswith(dropped))
+
+
+def _on_a_mesh(program: str) -> Program:
+    return Program(
+        PROGRAMS / program,
+        lambda options: "training",
+        lambda options: _kept(options, *_MESH),
+        lambda options: math.prod(
+            int(option.partition("=")[2]) for option in options.split() if "=" in option
+        ),
+    )
 
 
 PROGRAMS_BY_NAME = {
@@ -56,14 +68,9 @@ PROGRAMS_BY_NAME = {
         lambda options: options if options in _IN_ONE_PROCESS else "alone",
         lambda options: 2,
     ),
-    "mesh": Program(
-        PROGRAMS / "split_on_a_mesh.py",
-        lambda options: "training",
-        lambda options: _kept(options, *_MESH),
-        lambda options: math.prod(
-            int(option.partition("=")[2]) for option in options.split() if "=" in option
-        ),
-    ),
+    "mesh": _on_a_mesh("split_on_a_mesh.py"),
+    "decoder": _on_a_mesh("split_a_decoder.py"),
+    "experts": _on_a_mesh("split_experts.py"),
 }
 Layout = tuple[str, str]  # program, options
 
@@ -90,6 +97,16 @@ CLEAN: tuple[Layout, ...] = (
     ("mesh", "context=2 balanced"),
     ("mesh", "context=2 data=2 balanced"),
     ("mesh", "data=2 dealt"),
+    ("decoder", "tensor=2 fused"),
+    ("decoder", "tensor=4"),
+    ("decoder", "tensor=2 padded"),
+    ("decoder", "tensor=2 data=2 padded"),
+    ("decoder", "tensor=2 pipeline=2 clip"),
+    ("decoder", "tensor=2 pipeline=2 fused tied"),
+    ("decoder", "pipeline=2 data=2"),
+    ("experts", "expert=2"),
+    ("experts", "expert=2 shared capacity"),
+    ("experts", "expert=4"),
 )
 
 
@@ -125,6 +142,9 @@ class Expected:
 _DOWN, _PROJ, _UP = "blocks.0.mlp.down", "blocks.0.attention.proj", "blocks.1.mlp.up"
 _Q, _V, _MESH_PROJ = (f"blocks.1.attention.{part}" for part in ("q", "v", "proj"))
 _ROUTER, _MESH_DOWN = "blocks.1.mlp.router", "blocks.1.mlp.down"
+_ATTENTION, _GATE = "blocks.1.attention", "blocks.2.mlp.gate"
+_MIXTURE = "blocks.1.mixture"
+_EXPERTS = f"{_MIXTURE}.experts"
 _POSITIONS = Expected("positions", "in[0]", "forward", 1, "another_ranks_part")
 
 # program, options, fault -> what the first finding says
@@ -195,6 +215,86 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("mesh", "context=2 balanced", "positions_from_0"): _POSITIONS,
     ("mesh", "context=2 balanced", "blocks.1.attention:local_mask"): Expected(
         _MESH_PROJ, "in[0]", "forward", None, None, "place"
+    ),
+    ("decoder", "tensor=2 pipeline=2", "blocks.3.mlp.down:missing"): Expected(
+        "blocks.3.mlp.down", "out", "forward", 2, "partial_sum"
+    ),
+    ("decoder", "tensor=2 fused", "kv_exchanged"): Expected(
+        f"{_ATTENTION}.qkv", "out", "forward", 1, "reordered"
+    ),
+    ("decoder", "tensor=2 pipeline=2 fused", "kv_exchanged"): Expected(
+        f"{_ATTENTION}.proj", "in[0]", "forward", None, None, "near"
+    ),
+    ("decoder", "tensor=2 fused", "qkv_blocks"): Expected(
+        f"{_ATTENTION}.qkv", "out", "forward", 0, "another_ranks_part"
+    ),
+    ("decoder", "tensor=4", "kv_heads"): Expected(
+        "blocks.0.attention.proj", "in[0]", "forward", None, None, "near"
+    ),
+    ("decoder", "tensor=2", "gate_exchanged"): Expected(
+        _GATE, "out", "forward", 0, "another_ranks_part"
+    ),
+    ("decoder", "tensor=2 pipeline=2", "gate_exchanged"): Expected(
+        "blocks.2.mlp.down", "in[0]", "forward", None, None, "near"
+    ),
+    ("decoder", "pipeline=2", "layers_swapped"): Expected(
+        "blocks.2.norm1", "out", "forward", 1, None
+    ),
+    ("decoder", "pipeline=2", "layer_offset"): Expected(
+        "blocks.0.norm1", "out", "forward", 1, None, "near"
+    ),
+    ("decoder", "tensor=2", "offset"): Expected("embed", "out", "forward", 0, None),
+    ("decoder", "pipeline=2", "microbatch_twice"): Expected("", "in[0]", "forward", 0, None),
+    ("decoder", "pipeline=2 tied", "tied_unreduced"): Expected(
+        "embed", "param_grad.weight", "backward", 0, "untied"
+    ),
+    ("decoder", "pipeline=2 data=2", "undivided"): Expected(
+        "", "param_grad", "backward", None, "scaled"
+    ),
+    ("decoder", "tensor=2 data=2", "another_group"): Expected(
+        "", "param_grad", "backward", None, None, "place"
+    ),
+    ("decoder", "data=2", "unreduced"): Expected(
+        "blocks.1.norm2", "param_grad.weight", "backward", 0, "partial_sum"
+    ),
+    ("decoder", "pipeline=2 clip", "local_clip"): Expected(
+        "", "param_grad", "backward", None, "scaled"
+    ),
+    ("decoder", "tensor=2", "stale_norm"): Expected(
+        "blocks.1.norm1", "param.weight", "update", 1, "frozen"
+    ),
+    ("decoder", "tensor=2 padded", "padding"): Expected(
+        "head", "param_grad.weight", "backward", None, None, "near"
+    ),
+    ("experts", "expert=2", "expert_weights"): Expected(
+        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+    ),
+    ("experts", "expert=2", "expert_offset"): Expected(
+        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+    ),
+    ("experts", "expert=2", "unnormalized"): Expected(
+        _MIXTURE, "out[0]", "forward", None, None, "place"
+    ),
+    ("experts", "expert=2", "weights_of_ranks"): Expected(
+        _MIXTURE, "out[0]", "forward", None, None, "place"
+    ),
+    ("experts", "expert=2", "not_sorted_back"): Expected(
+        _MIXTURE, "out[0]", "forward", None, None, "place"
+    ),
+    ("experts", "expert=2 capacity", "local_capacity"): Expected(
+        f"{_EXPERTS}.0", "in[0]", "forward", 0, None
+    ),
+    ("experts", "expert=2", "local_load"): Expected(
+        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+    ),
+    ("experts", "expert=2", "auxiliary_per_rank"): Expected(
+        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+    ),
+    ("experts", "expert=2", "experts_averaged"): Expected(
+        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "untied", "place"
+    ),
+    ("experts", "expert=2", "experts_undivided"): Expected(
+        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "scaled"
     ),
 }
 
