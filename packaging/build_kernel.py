@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "otel_torch/statistics"
-SOURCES = ("kernel.c", "tensor.c")
+SOURCES = ("kernel.c", "avx2.c", "tensor.c")
 NAME = "kernel.dylib" if sys.platform == "darwin" else "kernel.so"
 # no flag that makes numbers differ between processors or ignores NaN
 FLAGS = ["-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]

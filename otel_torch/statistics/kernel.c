@@ -66,6 +66,22 @@ typedef struct {
     atomic_int_fast64_t next;
 } Task;
 
+/* The sums of every sixteenth element. */
+typedef struct {
+    float low[LANES], high[LANES];
+    int32_t zeros[LANES];
+    double sum[LANES], squares[LANES], magnitudes[LANES];
+} Lanes;
+
+#if defined(__x86_64__) && !defined(ONE_TARGET)
+#define HAS_AVX2 /* in avx2.c */
+int avx2_is_usable(void);
+void avx2_add_float32(const void *source, int64_t count, Lanes *lanes);
+void avx2_add_bfloat16(const void *source, int64_t count, Lanes *lanes);
+int avx2_fold_float32(const void *source, const uint8_t *sign, double *columns, const char *next, int64_t size);
+int avx2_fold_bfloat16(const void *source, const uint8_t *sign, double *columns, const char *next, int64_t size);
+#endif
+
 INSIDE double as_double(uint64_t bits) {
     double number;
     memcpy(&number, &bits, sizeof number);
@@ -112,17 +128,19 @@ INSIDE float from_float16(uint16_t half) {
             copy[index] = wide;                                                                                            \
     } while (0)
 
-/* Defines NAME(source, count, copy, sums): add `count` elements to `sums`, and copy them to `copy` if it is not NULL. */
+/* Defines NAME(source, count, copy, begun, sums): add `count` elements to `sums`, and copy them to `copy` if it is not NULL.
+ * `begun`: the lanes, if all groups of LANES elements have been added to them, else NULL. */
 #define DEFINE_TAKE(NAME, NUMBER, COUNT, STORED, FROM)                                                                     \
-    INSIDE void NAME(const void *restrict source, int64_t count, double *restrict copy, Sums *sums) {                      \
+    INSIDE void NAME(const void *restrict source, int64_t count, double *restrict copy, const Lanes *begun, Sums *sums) {  \
         NUMBER low[LANES], high[LANES];                                                                                    \
         COUNT zeros[LANES];                                                                                                \
         double sum[LANES], squares[LANES], magnitudes[LANES];                                                              \
         for (int lane = 0; lane < LANES; lane++) {                                                                         \
-            low[lane] = INFINITY, high[lane] = -INFINITY, zeros[lane] = 0;                                                 \
-            sum[lane] = squares[lane] = magnitudes[lane] = 0;                                                              \
+            low[lane] = begun ? begun->low[lane] : INFINITY, high[lane] = begun ? begun->high[lane] : -INFINITY;           \
+            zeros[lane] = begun ? begun->zeros[lane] : 0, sum[lane] = begun ? begun->sum[lane] : 0;                        \
+            squares[lane] = begun ? begun->squares[lane] : 0, magnitudes[lane] = begun ? begun->magnitudes[lane] : 0;      \
         }                                                                                                                  \
-        int64_t index = 0;                                                                                                 \
+        int64_t index = begun ? count / LANES * LANES : 0;                                                                 \
         for (; index + LANES <= count; index += LANES)                                                                     \
             for (int lane = 0; lane < LANES; lane++)                                                                       \
                 ADD(NUMBER, STORED, FROM, index + lane, lane);                                                             \
@@ -179,17 +197,48 @@ INSIDE void widen(const void *restrict source, int32_t code, int64_t count, doub
 
 /* Adds a chunk to the sums. Returns its elements as doubles if `needed`, perhaps in `scratch`. */
 INSIDE const double *take(const void *source, int32_t code, int64_t count, double *scratch, int needed, Sums *sums) {
-#define TAKE(NAME) (needed ? NAME(source, count, scratch, sums) : NAME(source, count, NULL, sums))
+#define TAKE(NAME) (needed ? NAME(source, count, scratch, NULL, sums) : NAME(source, count, NULL, NULL, sums))
     switch (code) {
     case FLOAT32: TAKE(take_float32); return scratch;
     case FLOAT16: TAKE(take_float16); return scratch;
     case BFLOAT16: TAKE(take_bfloat16); return scratch;
-    case FLOAT64: take_float64(source, count, NULL, sums); return source;
+    case FLOAT64: take_float64(source, count, NULL, NULL, sums); return source;
     default:
         widen(source, code, count, scratch);
-        take_float64(scratch, count, NULL, sums);
+        take_float64(scratch, count, NULL, NULL, sums);
         return scratch;
     }
+}
+
+/* Whether avx2.c reads this dtype faster than the variant for this processor: AVX-512 has registers for all lanes. */
+INSIDE int is_for_avx2(int32_t code) {
+#if defined(HAS_AVX2)
+    return (code == FLOAT32 || code == BFLOAT16) && avx2_is_usable() && !__builtin_cpu_supports("avx512f");
+#else
+    (void)code;
+    return 0;
+#endif
+}
+
+/* Adds a chunk to the sums by avx2.c. */
+INSIDE void take_by_avx2(const void *source, int32_t code, int64_t count, Sums *sums) {
+#if defined(HAS_AVX2)
+    Lanes lanes;
+    for (int lane = 0; lane < LANES; lane++) {
+        lanes.low[lane] = INFINITY, lanes.high[lane] = -INFINITY, lanes.zeros[lane] = 0;
+        lanes.sum[lane] = lanes.squares[lane] = lanes.magnitudes[lane] = 0;
+    }
+    int64_t whole = count / LANES * LANES;
+    if (code == FLOAT32) {
+        avx2_add_float32(source, whole, &lanes);
+        take_float32(source, count, NULL, &lanes, sums);
+    } else {
+        avx2_add_bfloat16(source, whole, &lanes);
+        take_bfloat16(source, count, NULL, &lanes, sums);
+    }
+#else
+    (void)source, (void)code, (void)count, (void)sums;
+#endif
 }
 
 /* Prefetches memory, so that it arrives while the current chunk is processed. */
@@ -251,6 +300,26 @@ INSIDE void fold(const double *restrict numbers, int64_t offset, int64_t count, 
             columns[column + index] += signed_element(numbers, sign, index);
         numbers += length, sign += length, offset += length, count -= length;
     }
+}
+
+/* Adds a whole chunk of fp32 or bf16 to the columns of its piece by avx2.c. */
+INSIDE void fold_by_avx2(const void *source, int32_t code, int64_t offset, double *columns, const char *next, int64_t size) {
+#if defined(HAS_AVX2)
+    const uint8_t *sign = signs + offset;
+    int column = code == FLOAT32 ? avx2_fold_float32(source, sign, columns, next, size)
+                                 : avx2_fold_bfloat16(source, sign, columns, next, size);
+    for (; column < FOLD; column++) {
+        double number[CHUNK_ROWS];
+        for (int row = 0; row < CHUNK_ROWS; row++) {
+            int index = column + row * FOLD;
+            double element = code == FLOAT32 ? ((const float *)source)[index] : from_bfloat16(((const uint16_t *)source)[index]);
+            number[row] = as_double(bits_of(element) ^ (uint64_t)sign[index] << 56);
+        }
+        columns[column] += (number[0] + number[1]) + (number[2] + number[3]);
+    }
+#else
+    (void)source, (void)code, (void)offset, (void)columns, (void)next, (void)size;
+#endif
 }
 
 /* Adds the columns of a piece, rotated by its shift and with its sign. */
@@ -352,15 +421,23 @@ static void measure_piece(const Task *task, int64_t position, int64_t end, Parti
     double scratch[CHUNK], columns[FOLD];
     const int32_t wanted = task->wanted, code = task->code;
     const int64_t piece = position / PIECE, size = code < BYTES ? SIZES[code] : 1;
+    const int by_avx2 = !(wanted & WANT_HISTOGRAM) && is_for_avx2(code); /* which returns no doubles to count */
     if (wanted & WANT_SKETCH)
         memset(columns, 0, sizeof columns);
     while (position < end) {
         int64_t offset = position - piece * PIECE, length = CHUNK - offset % CHUNK;
         length = length < end - position ? length : end - position;
         const void *source = task->data + (position - task->start) * size;
-        const double *numbers = take(source, code, length, scratch, wanted & (WANT_HISTOGRAM | WANT_SKETCH), &partial->sums);
         const char *next = (const char *)source + length * size;
         int64_t ahead = position + length < end ? CHUNK * size : 0;
+        position += length;
+        if (by_avx2 && (length == CHUNK || !(wanted & WANT_SKETCH))) {
+            take_by_avx2(source, code, length, &partial->sums);
+            if (wanted & WANT_SKETCH)
+                fold_by_avx2(source, code, offset, columns, next, ahead);
+            continue;
+        }
+        const double *numbers = take(source, code, length, scratch, wanted & (WANT_HISTOGRAM | WANT_SKETCH), &partial->sums);
         if (wanted & WANT_HISTOGRAM) {
             if (!(wanted & WANT_SKETCH))
                 fetch(next, ahead);
@@ -368,7 +445,6 @@ static void measure_piece(const Task *task, int64_t position, int64_t end, Parti
         }
         if (wanted & WANT_SKETCH)
             fold(numbers, offset, length, columns, next, ahead);
-        position += length;
     }
     if (wanted & WANT_SKETCH)
         rotate(columns, task->shifts[piece], partial->folded);
