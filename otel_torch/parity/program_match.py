@@ -20,7 +20,7 @@ from otel_torch.parity.sides import Sides
 from otel_torch.parity.tolerance import Tolerance
 from otel_torch.parity.values import Comparer
 
-# two models that share a smaller part of their parameters, by elements, are unrelated
+# two models that share a smaller part of their parameters are unrelated
 _UNRELATED = 0.1
 
 
@@ -196,9 +196,14 @@ def _is_shared(pair: ParameterPair) -> bool:
 
 
 def _share(recording: LoadedRecording, shared: set[int]) -> float:
-    """Return the fraction of a recording's weights, by elements, that both models have."""
+    """Return the fraction of a recording's weights that both models have.
+
+    By elements or by number, whichever is more: an engine packs the weights of its experts away,
+    which are nearly all elements of a model.
+    """
     weights = [p for p in recording.parameters if not p.is_buffer and p.numel > 0]
-    total = sum(weight.numel for weight in weights)
-    if not total:
+    if not weights:
         return 1.0
-    return sum(weight.numel for weight in weights if id(weight) in shared) / total
+    both = [weight for weight in weights if id(weight) in shared]
+    by_elements = sum(weight.numel for weight in both) / sum(weight.numel for weight in weights)
+    return max(by_elements, len(both) / len(weights))

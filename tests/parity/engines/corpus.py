@@ -1,0 +1,130 @@
+"""Clean pairs and faults in an engine, and what the first finding should say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tests.parity.engines import faults
+from tests.parity.engines.faults import Plant
+
+
+class Engine(NamedTuple):
+    """A family as one engine computes it."""
+
+    family: str
+    dtype: str = "float32"
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return " ".join([self.family, self.dtype, *(["compiled"] if self.compiled else [])])
+
+
+CLEAN = (
+    *(Engine(family) for family in ("llama", "llama-tied", "llama-biases", "llama-prefix")),
+    *(Engine(family) for family in ("mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe")),
+    *(Engine(family, "bfloat16") for family in ("llama", "qwen3", "mixtral")),
+    *(Engine(family, compiled=True) for family in ("llama", "qwen3", "mixtral")),
+)
+
+# the words that say at which tokens a fault shows
+EVERY, ROTATED = "Every token is wrong.", "It begins with token 1 of request 0."
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in an engine, and what is right to say of it.
+
+    Attributes:
+        plant: Changes vLLM's model.
+        module: The first module that is wrong, in the engine.
+        says: Words of the explanation: the token at which it begins, or what the fault is.
+        side: Of the module: its input if the code that calls it is at fault.
+        near: A module before or after that is named instead.
+    """
+
+    family: str
+    plant: Plant
+    module: str
+    says: tuple[str, ...] = ()
+    side: str = "output"
+    near: str = ""
+
+
+_LAYER = "model.layers.1"
+_ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
+_QKV, _ATTN, _O = (f"{_ATTENTION}.{name}" for name in ("qkv_proj", "attn", "o_proj"))
+_ROTARY, _FIRST_ROTARY = f"{_ATTENTION}.rotary_emb", "model.layers.0.self_attn.rotary_emb"
+_NORM = f"{_LAYER}.post_attention_layernorm"
+_ORDER = "the right numbers in another order"
+_LEFT_OUT = "The port leaves out"
+
+
+def _factor(value: float) -> str:
+    return f"the reference's times {value}"
+
+
+FAULTS: Mapping[str, Fault] = {
+    "embedding_scaled": Fault(
+        "llama", faults.change_output("model.embed_tokens", faults.times(1.01)),
+        "model.embed_tokens", (_factor(1.01),),
+    ),
+    "epsilon_of_all_norms": Fault("llama", faults.set_every_epsilon, "model.layers.0.input_layernorm", (EVERY,)),
+    "epsilon_of_one_norm": Fault("llama", faults.set_epsilon(_NORM), _NORM, (EVERY,)),
+    "epsilon_of_last_norm": Fault("llama", faults.set_epsilon("model.norm"), "model.norm", (EVERY,)),
+    "norm_left_out": Fault("llama", faults.leave_out_norm("model.layers.2.input_layernorm"), "model.layers.2.input_layernorm"),
+    "last_norm_left_out": Fault("llama", faults.leave_out_last_norm, "model.norm"),
+    "residual_after_norm": Fault("llama", faults.keep_residual_after_norm, _NORM),
+    "residual_twice": Fault("llama", faults.add_residual_twice, _NORM, side="input"),
+    "norm_weight_plus_one": Fault("llama", faults.add_one_to_norm_weight, _NORM, (EVERY,)),
+    "query_heads_exchanged": Fault("llama", faults.exchange_query_heads, _QKV, (_ORDER,)),
+    "keys_and_values_exchanged": Fault("llama", faults.exchange_keys_and_values, _QKV, (_ORDER,)),
+    "low_rank_update": Fault("llama", faults.add_low_rank_update, _QKV, (EVERY,)),
+    "theta": Fault("llama", faults.change_rotation(base=9000.0), _FIRST_ROTARY, (ROTATED,)),
+    "linear_scaling": Fault("llama", faults.scale_positions, _FIRST_ROTARY, (ROTATED,)),
+    "partial_rotation": Fault("llama", faults.change_rotation(rotary_dim=16), _FIRST_ROTARY, (ROTATED,)),
+    "interleaved_rotation": Fault("llama", faults.rotate_interleaved, _FIRST_ROTARY, (ROTATED,)),
+    "rotation_of_one_layer_shifted": Fault("llama", faults.shift_rotation_of_one_layer, _ROTARY, (EVERY,)),
+    "positions_shifted_in_decoding": Fault(
+        "llama", faults.change_positions(faults.shift_in_decoding), _FIRST_ROTARY, ("token 10",)
+    ),
+    "positions_restart_at_chunk": Fault(
+        "llama", faults.change_positions(faults.restart_at_chunk), _FIRST_ROTARY, ("token 8",)
+    ),
+    "embedding_of_one_token": Fault("llama", faults.take_another_token, "model.embed_tokens", ("token 3",)),
+    "one_token_fed_wrongly": Fault("llama", faults.feed_another_token, "model.embed_tokens", ("token 3",), side="input"),
+    "softmax_scale": Fault("llama", faults.set_attention("scale", lambda scale: scale * 1.1), _ATTN, (ROTATED,)),
+    "soft_cap": Fault("llama", faults.set_attention("logits_soft_cap", lambda cap: 2.0), _ATTN, (ROTATED,)),
+    "sink": Fault("llama", faults.add_sinks, _ATTN, (EVERY,)),
+    "window_in_one_layer": Fault("llama", faults.set_attention("sliding_window", lambda window: 4), _ATTN, ("token 4",)),
+    "values_scaled": Fault("llama", faults.change_cache_update(lambda k, v, s: (k, v * 1.02, s)), _ATTN, (_factor(1.02),)),
+    "keys_scaled": Fault("llama", faults.change_cache_update(lambda k, v, s: (k * 1.1, v, s)), _ATTN, (ROTATED,)),
+    "last_of_chunk_lost": Fault("llama", faults.change_cache_update(faults.lose_last_of_chunk), _ATTN, ("token 7",)),
+    "slot_of_one_request": Fault("llama", faults.change_cache_update(faults.shift_slot_of_one_request), _ATTN, ("token 3 of request 1",)),
+    "cache_lost_in_decoding": Fault("llama", faults.lose_cache_in_decoding, _ATTN, ("token 11",)),
+    "blocks_of_another_request": Fault("llama", faults.change_attention(faults.read_blocks_of_another), _ATTN, ("token 3 of request 1",)),
+    "key_heads_tiled": Fault("llama", faults.change_attention(faults.tile_key_heads), _ATTN, (EVERY,)),
+    "o_proj_shifted": Fault("llama", faults.change_output(_O, lambda output: output + 0.01), _O, (EVERY,)),
+    "down_proj_scaled": Fault("llama", faults.change_output(f"{_MLP}.down_proj", faults.times(1.01)), f"{_MLP}.down_proj", (_factor(1.01),)),
+    "activation_scaled": Fault("llama", faults.change_output(f"{_MLP}.act_fn", faults.times(1.01)), f"{_MLP}.act_fn", (_factor(1.01),)),
+    "gate_and_up_exchanged": Fault("llama", faults.exchange_gate_and_up, f"{_MLP}.gate_up_proj", (_ORDER,), near=f"{_MLP}.act_fn"),
+    "logits_scaled": Fault("llama", faults.change_output("logits_processor", faults.times(1.05)), "logits_processor", (_factor(1.05),)),
+    "logits_capped": Fault("llama", faults.change_output("logits_processor", lambda logits: (logits / 5).tanh() * 5), "logits_processor", (EVERY,)),
+    "logits_of_another_word": Fault("llama", faults.change_output("logits_processor", lambda logits: logits.roll(1, -1)), "logits_processor"),
+    "logits_padded": Fault("llama-tied", faults.change_output("logits_processor", faults.pad_vocabulary), "logits_processor", ("6 channels more than the reference's 250",)),
+    "down_proj_without_bias": Fault("llama-biases", faults.drop_bias(f"{_MLP}.down_proj"), f"{_MLP}.down_proj"),
+    "gate_up_proj_without_bias": Fault("llama-biases", faults.drop_bias(f"{_MLP}.gate_up_proj"), f"{_MLP}.gate_up_proj"),
+    "query_bias_dropped": Fault("qwen2", faults.drop_bias_of("q"), _QKV, (EVERY,)),
+    "key_bias_dropped": Fault("qwen2", faults.drop_bias_of("k"), _QKV, (EVERY,)),
+    "shared_block_corrupted": Fault("llama-prefix", faults.corrupt_shared_block, _ATTN, ("token 32 of request 1",)),
+    "window_off_by_one": Fault("mistral", faults.set_attention("sliding_window", lambda window: window + 1), _ATTN, ("token 4",)),
+    "window_dropped": Fault("mistral", faults.set_attention("sliding_window", lambda window: -1), _ATTN, ("token 4",)),
+    "query_norm_missing": Fault("qwen3", faults.remove_query_norm(slice(1, 2)), f"{_ATTENTION}.q_norm", (_LEFT_OUT,)),
+    "all_query_norms_missing": Fault("qwen3", faults.remove_query_norm(slice(None)), "model.layers.0.self_attn.q_norm", (_LEFT_OUT,)),
+    "query_norm_without_effect": Fault("qwen3", faults.return_input_of_query_norm, f"{_ATTENTION}.q_norm"),
+    "router_experts_exchanged": Fault("mixtral", faults.exchange_experts, f"{_LAYER}.block_sparse_moe.gate"),
+    "one_expert_scaled": Fault("mixtral", faults.change_routing(faults.scale_one_expert), f"{_LAYER}.block_sparse_moe.experts"),
+    "weights_of_experts_not_renormalized": Fault("mixtral", faults.renormalize(False), f"{_LAYER}.block_sparse_moe.experts", (EVERY,)),
+    "weights_of_experts_renormalized": Fault("qwen3-moe", faults.renormalize(True), f"{_MLP}.experts", (EVERY,)),
+}  # fmt: skip

@@ -1,0 +1,140 @@
+"""The models that both programs compute: tiny, with random weights, and what is asked of them.
+
+Heads have 32 channels, the fewest that vLLM's attention on a CPU takes. Attention scores, norms
+and biases are as large as those of trained models, so that a fault in them shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+Prompts = Sequence[Sequence[int]]
+
+CHUNK = 8  # tokens in one forward of the engine
+NEW_TOKENS = 6
+# 33 tokens with the new ones, of which the engine computes 30; the first prompt takes two chunks
+PROMPTS: Prompts = ((3, 14, 15, 92, 65, 35, 89, 79, 32, 38), (46, 26, 43), (38, 32))
+# the beginning of both fills a block of the engine's cache
+_BLOCK = 32
+_SHARED = tuple(range(40, 40 + _BLOCK))
+PROMPTS_OF_ONE_PREFIX: Prompts = ((*_SHARED, 5, 6, 7), (*_SHARED, 8, 9))
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model and the requests that it serves.
+
+    Attributes:
+        architecture: The prefix of its classes in transformers, such as `Llama`.
+        settings: Of its configuration, beside the sizes.
+        engine: Arguments of vLLM's `LLM`.
+        in_turn: Whether a request begins once the one before it has ended.
+    """
+
+    architecture: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Prompts = PROMPTS
+    in_turn: bool = False
+
+
+FAMILIES = {
+    "llama": Family("Llama"),
+    "llama-tied": Family("Llama", {"tie_word_embeddings": True, "vocab_size": 250}),
+    "llama-biases": Family("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-prefix": Family(
+        "Llama",
+        engine={"enable_prefix_caching": True, "block_size": _BLOCK},
+        prompts=PROMPTS_OF_ONE_PREFIX,
+        in_turn=True,
+    ),
+    "mistral": Family("Mistral", {"sliding_window": 4}),
+    "qwen2": Family("Qwen2"),
+    "qwen3": Family("Qwen3", {"tie_word_embeddings": True}),
+    "mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": Family(
+        "Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    ),
+}
+
+
+def save_checkpoint(family: Family, folder: Path) -> None:
+    """Save a model of a family with random weights, in float32."""
+    config = getattr(transformers, f"{family.architecture}Config")
+    model_class = getattr(transformers, f"{family.architecture}ForCausalLM")
+    torch.manual_seed(0)
+    model = model_class(config(**{**_SIZES, **family.settings}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+
+
+def serve(family: Family, engine: Any) -> list[list[int]]:
+    """Have the engine serve the prompts; return the tokens of each request, the new ones last."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False
+    )
+    batches = [[prompt] for prompt in family.prompts] if family.in_turn else [family.prompts]
+    outputs = [
+        output
+        for batch in batches
+        for output in engine.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in batch], params, use_tqdm=False
+        )
+    ]
+    return [
+        [*prompt, *output.outputs[0].token_ids]
+        for prompt, output in zip(family.prompts, outputs, strict=True)
+    ]
+
+
+def load_engine(family: Family, checkpoint: Path, dtype: str, compiled: bool) -> Any:
+    """Return vLLM with a checkpoint, in this process."""
+    from vllm import LLM
+
+    return LLM(
+        model=str(checkpoint),
+        dtype=dtype,
+        enforce_eager=not compiled,
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=CHUNK,
+        disable_log_stats=True,
+        **{"enable_prefix_caching": False, **family.engine},
+    )
+
+
+def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the tokens in one forward of transformers, padded on the right."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    length = max(map(len, tokens))
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
+    with torch.no_grad():
+        model(ids, attention_mask=mask)

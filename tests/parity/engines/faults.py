@@ -1,0 +1,444 @@
+"""The faults that are planted in vLLM, each a function of its model.
+
+Most replace a `forward`, or what the attention of a layer computes with. vLLM packs the weights of
+its projections away, so that a wrong weight is planted as what it does to the output.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.parity.engines.families import CHUNK
+
+Plant = Callable[[nn.Module], None]
+LAYER = 1
+_LAYER = f"model.layers.{LAYER}"
+_SELF_ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
+
+
+def _layer(model: Any) -> Any:
+    return model.model.layers[LAYER]
+
+
+def _attention(model: Any) -> Any:
+    return _layer(model).self_attn
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Have a module compute `forward(original, *arguments)`."""
+    module.forward = partial(forward, module.forward)
+
+
+def change_output(path: str, change: Callable[[Tensor], Tensor]) -> Plant:
+    """Return a plant that changes the output of a module, of several the first."""
+
+    def plant(model: nn.Module) -> None:
+        def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            if isinstance(output, tuple):
+                return change(output[0]), *output[1:]
+            return change(output)
+
+        replace_forward(model.get_submodule(path), forward)
+
+    return plant
+
+
+def times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor * factor
+
+
+def _exchange(tensor: Tensor, first: int, second: int, third: int) -> Tensor:
+    """Exchange the channels from `first` to `second` with those up to `third`."""
+    before, left, right, after = tensor.tensor_split((first, second, third), dim=-1)
+    return torch.cat([before, right, left, after], dim=-1)
+
+
+# ---- norms
+
+
+def set_epsilon(path: str) -> Plant:
+    """Return a plant that gives one norm an epsilon of 0.01."""
+
+    def plant(model: nn.Module) -> None:
+        model.get_submodule(path).variance_epsilon = 1e-2
+
+    return plant
+
+
+def set_every_epsilon(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("norm"):
+            module.variance_epsilon = 1e-2
+
+
+def leave_out_norm(path: str) -> Plant:
+    """Return a plant that has a norm add the residual only."""
+
+    def plant(model: nn.Module) -> None:
+        def forward(original: Any, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+            return hidden, hidden + residual
+
+        replace_forward(model.get_submodule(path), forward)
+
+    return plant
+
+
+def leave_out_last_norm(model: Any) -> None:
+    model.model.norm.forward = lambda hidden, residual: (hidden + residual, residual)
+
+
+def keep_residual_after_norm(model: nn.Module) -> None:
+    def forward(original: Any, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        normed, _ = original(hidden, residual)
+        return normed, normed.clone()
+
+    replace_forward(_layer(model).post_attention_layernorm, forward)
+
+
+def add_one_to_norm_weight(model: nn.Module) -> None:
+    """Compute as Gemma does, which multiplies by the weight and one."""
+    norm = _layer(model).post_attention_layernorm
+
+    def forward(original: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        normed, residual = original(*args)
+        return normed / norm.weight * (1 + norm.weight), residual
+
+    replace_forward(norm, forward)
+
+
+def add_residual_twice(model: nn.Module) -> None:
+    layer = _layer(model)
+
+    def forward(original: Any, positions: Tensor, hidden: Tensor, residual: Tensor) -> Any:
+        hidden, residual = layer.input_layernorm(hidden, residual)
+        hidden = layer.self_attn(positions=positions, hidden_states=hidden)
+        hidden, residual = layer.post_attention_layernorm(hidden + residual, residual)
+        return layer.mlp(hidden), residual
+
+    replace_forward(layer, forward)
+
+
+def remove_query_norm(layers: slice) -> Plant:
+    def plant(model: Any) -> None:
+        for layer in model.model.layers[layers]:
+            del layer.self_attn.q_norm
+            layer.self_attn.q_norm = lambda query: query
+
+    return plant
+
+
+def return_input_of_query_norm(model: nn.Module) -> None:
+    _attention(model).q_norm.forward = lambda query: query
+
+
+# ---- projections
+
+
+def exchange_query_heads(model: nn.Module) -> None:
+    head = _attention(model).head_dim
+    change_output(f"{_SELF_ATTENTION}.qkv_proj", lambda qkv: _exchange(qkv, 0, head, 2 * head))(
+        model
+    )
+
+
+def exchange_keys_and_values(model: nn.Module) -> None:
+    queries, keys = _attention(model).q_size, _attention(model).kv_size
+    places = queries, queries + keys, queries + 2 * keys
+    change_output(f"{_SELF_ATTENTION}.qkv_proj", lambda qkv: _exchange(qkv, *places))(model)
+
+
+def drop_bias(path: str) -> Plant:
+    def plant(model: nn.Module) -> None:
+        bias = model.get_submodule(path).bias
+        change_output(path, lambda output: output - bias)(model)
+
+    return plant
+
+
+def drop_bias_of(part: str) -> Plant:
+    def plant(model: nn.Module) -> None:
+        attention = _attention(model)
+        sizes = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
+        kept = torch.cat([torch.full((size,), float(name == part)) for name, size in sizes.items()])
+        bias = attention.qkv_proj.bias * kept
+        change_output(f"{_SELF_ATTENTION}.qkv_proj", lambda output: output - bias)(model)
+
+    return plant
+
+
+def add_low_rank_update(model: nn.Module) -> None:
+    """Add an adapter of rank 2 to the queries, as if another request's were left in."""
+    attention = _attention(model)
+    generator = torch.Generator().manual_seed(1)
+    down = torch.randn(128, 2, generator=generator) * 0.05
+    up = torch.randn(2, attention.q_size, generator=generator) * 0.05
+
+    def forward(original: Any, hidden: Tensor) -> Any:
+        output, bias = original(hidden)
+        output[..., : attention.q_size] += hidden @ down @ up
+        return output, bias
+
+    replace_forward(attention.qkv_proj, forward)
+
+
+def exchange_gate_and_up(model: nn.Module) -> None:
+    def change(output: Tensor) -> Tensor:
+        width = output.shape[-1] // 2
+        return _exchange(output, 0, width, 2 * width)
+
+    change_output(f"{_MLP}.gate_up_proj", change)(model)
+
+
+# ---- positions
+
+
+def change_rotation(**settings: Any) -> Plant:
+    """Return a plant that computes the table of all layers anew with other settings."""
+
+    def plant(model: nn.Module) -> None:
+        rotary = _attention(model).rotary_emb
+        for name, value in settings.items():
+            setattr(rotary, name, value)
+        rotary.cos_sin_cache = rotary._compute_cos_sin_cache()
+
+    return plant
+
+
+def scale_positions(model: nn.Module) -> None:
+    rotary = _attention(model).rotary_emb
+    inverse_frequencies = rotary._compute_inv_freq(rotary.base)
+    rotary._compute_inv_freq = lambda base: inverse_frequencies / 2
+    rotary.cos_sin_cache = rotary._compute_cos_sin_cache()
+
+
+def shift_rotation_of_one_layer(model: nn.Module) -> None:
+    attention = _attention(model)
+    attention.rotary_emb = copy.deepcopy(attention.rotary_emb)
+    attention.rotary_emb.cos_sin_cache = attention.rotary_emb.cos_sin_cache.roll(-1, 0)
+
+
+def rotate_interleaved(model: nn.Module) -> None:
+    _attention(model).rotary_emb.is_neox_style = False
+
+
+def change_positions(change: Callable[[Tensor], Tensor]) -> Plant:
+    def plant(model: nn.Module) -> None:
+        def forward(
+            original: Any, input_ids: Any, positions: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            return original(input_ids, change(positions), *args, **kwargs)
+
+        replace_forward(model, forward)
+
+    return plant
+
+
+def shift_in_decoding(positions: Tensor) -> Tensor:
+    """Shift those of a forward with one token of each request."""
+    return positions + 1 if len(positions) <= 3 else positions
+
+
+def restart_at_chunk(positions: Tensor) -> Tensor:
+    """Restart those of a prompt's second chunk."""
+    return (
+        positions.where(positions < CHUNK, positions - CHUNK) if len(positions) > 3 else positions
+    )
+
+
+# ---- tokens
+
+
+def take_another_token(model: Any) -> None:
+    def forward(original: Any, ids: Tensor) -> Tensor:
+        return original(ids.where(ids != 92, 93))
+
+    replace_forward(model.model.embed_tokens, forward)
+
+
+def feed_another_token(model: nn.Module) -> None:
+    def forward(original: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(input_ids.where(input_ids != 92, 93), *args, **kwargs)
+
+    replace_forward(model, forward)
+
+
+# ---- logits
+
+
+def pad_vocabulary(logits: Tensor) -> Tensor:
+    return torch.cat([logits, logits[..., :6]], dim=-1)
+
+
+# ---- attention
+
+
+def set_attention(name: str, change: Callable[[Any], Any]) -> Plant:
+    """Return a plant that changes a setting of one layer's attention."""
+
+    def plant(model: nn.Module) -> None:
+        implementation = _attention(model).attn.impl
+        setattr(implementation, name, change(getattr(implementation, name)))
+
+    return plant
+
+
+def add_sinks(model: nn.Module) -> None:
+    """Give each head a score for no token, as gpt-oss does."""
+    attention = _attention(model).attn.impl
+    attention.sinks = torch.zeros(attention.num_heads)
+
+
+def change_cache_update(change: Callable[[Tensor, Tensor, Tensor], Any]) -> Plant:
+    """Return a plant that writes other (keys, values, slots) into the cache of one layer."""
+
+    def plant(model: nn.Module) -> None:
+        implementation = _attention(model).attn.impl
+        original = implementation.do_kv_cache_update
+
+        def update(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
+            keys, values, slots = change(keys, values, slots)
+            original(layer, keys, values, cache, slots)
+
+        implementation.do_kv_cache_update = update
+
+    return plant
+
+
+def lose_last_of_chunk(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
+    if len(slots) < CHUNK:
+        return keys, values, slots
+    keys, values = keys.clone(), values.clone()
+    keys[-1], values[-1] = 0, 0
+    return keys, values, slots
+
+
+def shift_slot_of_one_request(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
+    """Write the new token of the second request over its last one."""
+    if len(slots) == 3:
+        slots = slots.clone()
+        slots[1] -= 1
+    return keys, values, slots
+
+
+def lose_cache_in_decoding(model: nn.Module) -> None:
+    """Forget what earlier decoding steps wrote: their slots are zeroed."""
+    attention = _attention(model).attn
+    written: list[Tensor] = []
+
+    def change(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
+        if len(slots) <= 3:
+            cache = attention.kv_cache
+            block = cache.size(2)
+            view = cache.view(cache.size(0), cache.size(1), block * 2, -1)
+            for earlier in written:
+                view[earlier // block] = 0
+            written.append(slots.clone())
+        return keys, values, slots
+
+    change_cache_update(change)(model)
+
+
+def change_attention(change: Callable[..., Any]) -> Plant:
+    """Return a plant that has one layer compute `change(original, query, metadata, output)`."""
+
+    def plant(model: nn.Module) -> None:
+        implementation = _attention(model).attn.impl
+        original = implementation.forward
+
+        def forward(layer: Any, query: Tensor, key: Tensor, value: Tensor, cache: Tensor,
+                    metadata: Any, output: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
+            def compute(query: Tensor, metadata: Any, output: Tensor) -> Tensor:
+                return original(layer, query, key, value, cache, metadata, output, *args, **kwargs)
+
+            return change(compute, query, metadata, output)
+
+        implementation.forward = forward
+
+    return plant
+
+
+def read_blocks_of_another(compute: Any, query: Tensor, metadata: Any, output: Tensor) -> Tensor:
+    """Have the second request read the blocks of the first one while decoding."""
+    if metadata is None or len(metadata.block_table) < 2 or len(query) > 3:
+        return compute(query, metadata, output)
+    other = copy.copy(metadata)
+    other.block_table = metadata.block_table.clone()
+    other.block_table[1] = other.block_table[0]
+    return compute(query, other, output)
+
+
+def tile_key_heads(compute: Any, query: Tensor, metadata: Any, output: Tensor) -> Tensor:
+    """Have query head i read key head i % 2 where it should read i // 2."""
+    order = torch.tensor([0, 2, 1, 3])
+    result = compute(query[:, order].contiguous(), metadata, torch.empty_like(output))
+    return output.copy_(result.view(output.shape)[:, order])
+
+
+def corrupt_shared_block(model: nn.Module) -> None:
+    """Change the keys of a block that a second request finds in the cache."""
+    attention = _attention(model).attn
+
+    def change(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
+        if len(slots) == 2:  # the rest of the second prompt
+            attention.kv_cache[:] = attention.kv_cache * 0.9
+        return keys, values, slots
+
+    change_cache_update(change)(model)
+
+
+# ---- mixtures of experts
+
+
+def _experts(model: nn.Module) -> Any:
+    layer = _layer(model)
+    return getattr(layer, "block_sparse_moe", None) or layer.mlp
+
+
+def change_routing(change: Callable[[Tensor, Tensor], Tensor]) -> Plant:
+    """Return a plant that has the experts of one layer use other weights: (weights, ids) -> weights."""
+
+    def plant(model: Any) -> None:
+        from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+        original, calls = cpu_moe.CPUUnquantizedExperts.apply, iter(range(1 << 30))
+        layers = len(model.model.layers)
+
+        def apply(self: Any, *args: Any, **kwargs: Any) -> None:
+            if next(calls) % layers == LAYER:
+                kwargs["topk_weights"] = change(kwargs["topk_weights"], kwargs["topk_ids"])
+            original(self, *args, **kwargs)
+
+        cpu_moe.CPUUnquantizedExperts.apply = apply
+
+    return plant
+
+
+def scale_one_expert(weights: Tensor, ids: Tensor) -> Tensor:
+    """Scale the second matrix of expert 2 by 1.1."""
+    return weights * torch.where(ids == 2, 1.1, 1.0)
+
+
+def exchange_experts(model: nn.Module) -> None:
+    """Exchange the first two experts in what the router returns."""
+
+    def forward(original: Any, hidden: Tensor) -> Any:
+        scores, bias = original(hidden)
+        return _exchange(scores, 0, 1, 2), bias
+
+    replace_forward(_experts(model).gate, forward)
+
+
+def renormalize(enabled: bool) -> Plant:
+    """Return a plant that sets whether the weights of a token's experts add up to 1."""
+
+    def plant(model: nn.Module) -> None:
+        _experts(model).experts.router.renormalize = enabled
+
+    return plant
