@@ -583,6 +583,36 @@ def test_models_that_have_nothing_in_common_are_incomparable(
     assert report.verdict == "incomparable" and report.reason
 
 
+class PackedExperts(nn.Module):
+    """Two norms around a weight with most of the model's elements, which may be stored packed."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+        weight = torch.randn(40, 8, generator=torch.Generator().manual_seed(2))
+        if packed:
+            self.packed = nn.Parameter(weight.flip(0).mul(2))
+        else:
+            self.weight = nn.Parameter(weight)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight = self.packed.div(2).flip(0) if hasattr(self, "packed") else self.weight
+        hidden = self.first(hidden)
+        return self.second(hidden @ weight.T @ weight)
+
+
+def test_models_are_related_although_most_elements_are_packed_away(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
+    reference_file, port_file = (
+        record(tmp_path / f"{packed}.jsonl", PackedExperts(packed), inputs)
+        for packed in (False, True)
+    )
+    report = otel_torch.diff(reference_file, port_file)
+    assert report.verdict == "match"
+    assert {pair.module for pair in report.compared} >= {"first", "second"}
+
+
 def test_without_sketches_statistics_decide_and_it_is_said(
     tmp_path: Path, inputs: torch.Tensor
 ) -> None:
