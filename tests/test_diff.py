@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -583,13 +584,28 @@ def test_models_that_have_nothing_in_common_are_incomparable(
     assert report.verdict == "incomparable" and report.reason
 
 
+def test_equal_norms_before_training_do_not_relate_two_models(
+    tmp_path: Path, inputs: torch.Tensor
+) -> None:
+    def model(*names: str) -> nn.Module:
+        modules = nn.Linear(8, 64, bias=False), nn.LayerNorm(64), nn.Linear(64, 64, bias=False)
+        return nn.Sequential(OrderedDict(zip(names, modules, strict=True)))
+
+    reference_file = record(tmp_path / "reference.jsonl", model("first", "norm", "last"), inputs)
+    port_file = record(tmp_path / "port.jsonl", model("enter", "scale", "leave"), inputs)
+    assert otel_torch.diff(reference_file, port_file).verdict == "incomparable"
+
+
 class PackedExperts(nn.Module):
     """Two norms around a weight with most of the model's elements, which may be stored packed."""
 
     def __init__(self, packed: bool) -> None:
         super().__init__()
+        generator = torch.Generator().manual_seed(2)
         self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
-        weight = torch.randn(40, 8, generator=torch.Generator().manual_seed(2))
+        for norm in (self.first, self.second):
+            nn.init.normal_(norm.weight, generator=generator)
+        weight = torch.randn(40, 8, generator=generator)
         if packed:
             self.packed = nn.Parameter(weight.flip(0).mul(2))
         else:

@@ -199,11 +199,14 @@ def _share(recording: LoadedRecording, shared: set[int]) -> float:
     """Return the fraction of a recording's weights that both models have.
 
     By elements or by number, whichever is more: an engine packs the weights of its experts away,
-    which are nearly all elements of a model.
+    which are nearly all elements of a model. Constants are not counted by number: unrelated models
+    have the same norms and biases before they are trained.
     """
     weights = [p for p in recording.parameters if not p.is_buffer and p.numel > 0]
     if not weights:
         return 1.0
-    both = [weight for weight in weights if id(weight) in shared]
-    by_elements = sum(weight.numel for weight in both) / sum(weight.numel for weight in weights)
-    return max(by_elements, len(both) / len(weights))
+    shared_numel = sum(weight.numel for weight in weights if id(weight) in shared)
+    by_elements = shared_numel / sum(weight.numel for weight in weights)
+    varied = [weight for weight in weights if weight.row.get("min") != weight.row.get("max")]
+    by_number = sum(id(weight) in shared for weight in varied) / len(varied) if varied else 0.0
+    return max(by_elements, by_number)
