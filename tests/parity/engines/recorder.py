@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from tests.parity.engines.families import (
 )
 
 _Result = TypeVar("_Result")
+# a fork that waits for a thread it does not have ends after this time
+_TIMEOUT_S = 600
 
 
 def compare(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]:
@@ -50,6 +53,7 @@ def _in_child(function: Callable[..., _Result], *arguments: Any) -> _Result:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(_TIMEOUT_S)
         try:
             with open(writer, "wb") as pipe:
                 pickle.dump(function(*arguments), pipe)
