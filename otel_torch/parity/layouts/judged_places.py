@@ -51,7 +51,7 @@ class JudgedPlace:
 
     @property
     def is_notable(self) -> bool:
-        """Whether the ranks do not hold what the reference has, or one of them slightly not."""
+        """Whether ranks do not hold what the reference has, a single one even if only slightly."""
         return self.is_wrong or (self.layout is not None and self.layout.wrong is not None)
 
     @property
@@ -65,12 +65,11 @@ class JudgedPlace:
         layout, reference = self.layout, self.place.reference
         if layout is None or reference is None or layout.kind != "parts":
             return False
-        # otherwise a rank's part is nothing like that of another
         return layout.error >= _FAR * layout.limit and is_reordered(reference, self.rows)
 
     @property
     def is_in_unknown_parts(self) -> bool:
-        """Whether the ranks hold different numbers that no reference tells how to join."""
+        """Whether the ranks hold different numbers, and no reference says how to join them."""
         first = self.rows[0]
         return self.layout is None and any(
             row.sketch is not None

@@ -40,7 +40,8 @@ _MESH = ("tensor", "context", "pipeline", "expert", "data", "balanced", "dealt")
 _IN_ONE_PROCESS = ("stages", "data_wrong_mean")
 
 
-def _kept(options: str, *dropped: str) -> str:
+def _without(options: str, *dropped: str) -> str:
+    """Return the options, except those that begin with one of these words."""
     return " ".join(option for option in options.split() if not option.startswith(dropped))
 
 
@@ -48,7 +49,7 @@ def _on_a_mesh(program: str) -> Program:
     return Program(
         PROGRAMS / program,
         lambda options: "training",
-        lambda options: _kept(options, *_MESH),
+        lambda options: _without(options, *_MESH),
         lambda options: math.prod(
             int(option.partition("=")[2]) for option in options.split() if "=" in option
         ),
@@ -72,9 +73,9 @@ PROGRAMS_BY_NAME = {
     "decoder": _on_a_mesh("split_a_decoder.py"),
     "experts": _on_a_mesh("split_experts.py"),
 }
-Layout = tuple[str, str]  # program, options
 
-CLEAN: tuple[Layout, ...] = (
+# program, options
+CLEAN: tuple[tuple[str, str], ...] = (
     ("hand", ""),
     ("hand", "experts"),
     ("hand", "dropout"),

@@ -18,7 +18,7 @@ OUTCOMES = ("exact", "place", "near", "wrong", "missed", "silent", "false")
 
 
 def outcome(report: Report, expected: Expected | None) -> str:
-    """Return how right the first finding is; a layout of which nothing is expected is clean."""
+    """Return how right the first finding is; `expected` is None for a clean layout."""
     if expected is None:
         is_silent = report.verdict == "match" and not (report.introduced or report.warnings)
         return "silent" if is_silent else "false"
