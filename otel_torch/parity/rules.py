@@ -26,7 +26,9 @@ Flags = NDArray[np.bool_]
 
 # order-independent statistics, in the order of the arrays
 ORDER_BLIND = ("abs_mean", "mean", "std", "rms", "sum", "l2")
-_ABS_MEAN, _RMS, _SUM, _L2 = (ORDER_BLIND.index(name) for name in ("abs_mean", "rms", "sum", "l2"))
+_ABS_MEAN, _MEAN, _RMS, _SUM, _L2 = (
+    ORDER_BLIND.index(name) for name in ("abs_mean", "mean", "rms", "sum", "l2")
+)
 
 # how far error may grow downstream without recorded noise, as a multiple of the largest legal
 # error upstream
@@ -71,7 +73,7 @@ def statistics_errors(reference: Floats, port: Floats, numel: Floats) -> Floats:
     Args:
         reference: Shape (len(ORDER_BLIND), pairs); further rows are ignored.
         port: Likewise.
-        numel: Elements of each tensor, shape (pairs,).
+        numel: Elements of each tensor, shape (pairs,), -1 where unknown.
 
     Returns:
         Shape (pairs,): NaN where the two have no finite statistic in common.
@@ -80,11 +82,18 @@ def statistics_errors(reference: Floats, port: Floats, numel: Floats) -> Floats:
     >>> off = column + np.array([[0.1], [0], [0], [0], [0], [0]])
     >>> statistics_errors(column, off, np.array([4.0])).round(4)
     array([0.0909])
+
+    FastVideo's own trace has no sizes: a sum of rounding errors is as large as the tensor is.
+
+    >>> column = np.array([[0.25], [0.1], [np.nan], [np.nan], [5000.0], [np.nan]])
+    >>> off = column + np.array([[0], [0], [0], [0], [1e-3], [0]])
+    >>> statistics_errors(column, off, np.array([-1.0])).round(10)
+    array([8.e-08])
     """
     count = len(ORDER_BLIND)
     reference, port = reference[:count], port[:count]
     units = np.ones(reference.shape)
-    units[_SUM] = np.maximum(numel, 1)
+    units[_SUM] = _sizes(reference, numel)
     units[_L2] = np.sqrt(units[_SUM])
     magnitudes = np.abs(np.concatenate([side[[_ABS_MEAN, _RMS]] for side in (reference, port)]))
     scale = np.where(np.isfinite(magnitudes), magnitudes, 0.0).max(axis=0)
@@ -95,6 +104,14 @@ def statistics_errors(reference: Floats, port: Floats, numel: Floats) -> Floats:
     is_known = np.isfinite(reference) & np.isfinite(port)
     largest = np.where(is_known, errors, -1.0).max(axis=0)
     return np.where(largest < 0, np.nan, largest)
+
+
+@np.errstate(all="ignore")
+def _sizes(statistics: Floats, numel: Floats) -> Floats:
+    """Return the elements of each tensor, 1 at least; where unknown, what its sum implies."""
+    ratios = np.abs(statistics[_SUM] / statistics[[_ABS_MEAN, _MEAN]])
+    implied = np.where(np.isfinite(ratios), ratios, 1.0).max(axis=0)
+    return np.maximum(np.where(numel < 0, implied, numel), 1.0)
 
 
 @np.errstate(all="ignore")
