@@ -10,8 +10,9 @@ SEED ?=
 ATTACK ?=
 # only the files with long tests, so that pytest collects no others
 LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboard)' tests --include='test_*.py')
-# tests that only read recordings or documentation do not depend on the versions of torch and the SDK
-VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,chrome_trace.py dashboards.py diff.py diff_*.py docs.py growth.py show*.py))
+# tests that only read recordings, code or documentation do not depend on the versions of torch and the SDK
+VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,architecture.py chrome_trace.py dashboards.py diff.py diff_*.py docs.py \
+  growth.py notebooks.py patience.py read_ahead.py show*.py wrong_input.py))
 # two workers, whole files each: most tests start programs and wait for them
 PYTEST := -m pytest -n 2 --dist loadfile
 # the tensors are tiny: more threads only compete for the cores
@@ -21,8 +22,10 @@ export TOKENIZERS_PARALLELISM := false
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 # tests import the package in a thousand programs: compile it in the first of them only
 unexport PYTHONDONTWRITEBYTECODE
+# a module is compiled where it is first imported: pip would compile 20,000, most of them never imported
+export PIP_COMPILE := 0
 
-.PHONY: help quickstart wheel test test-fastvideo test-frameworks test-engines test-oldest e2e chaos bench lint format docs notebooks site dashboards pictures clean
+.PHONY: help quickstart install wheel test test-fastvideo test-frameworks test-engines test-oldest backends e2e chaos bench lint format docs notebooks site dashboards pictures clean
 help:
 	@echo "make quickstart      install into $(VENV), record an unmodified script, show the recording"
 	@echo "make test            run the tests; PYTEST_ARGS='tests/test_cli.py -x' selects, FRESH_INTERPRETERS=1 forks none"
@@ -30,6 +33,8 @@ help:
 	@echo "make test-frameworks run the tests of other training frameworks: Trainer, Lightning, DeepSpeed, timm …"
 	@echo "make test-engines    run the tests of vLLM on a CPU against transformers, in $(ENGINE) (0.6 GB more)"
 	@echo "make test-oldest     run the tests on the oldest supported torch, in $(OLDEST) (7 GB more)"
+	@echo "make install         install what several targets need at once: EXTRAS='lint site test'"
+	@echo "make backends        build what make e2e tests against, and nothing else"
 	@echo "make e2e             build Collector, Prometheus, Jaeger and Loki with Go (once: 15 minutes, 8 GB) and test against them"
 	@echo "make chaos           attack recorded programs and the commands at random; SECONDS=600 SEED=1 ATTACK=kill select"
 	@echo "make bench           measure what recording costs and update docs/performance.md; BENCH=diff selects"
@@ -56,6 +61,14 @@ INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
 	$(call install,$(VENV),constraints.txt,-e '.[$*]')
 	@touch $@
+
+# each installation of its own takes a quarter of a minute, whatever there is to install
+EXTRAS ?= test
+space := $(subst ,, )
+comma := ,
+install: $(VENV)/made
+	$(call install,$(VENV),constraints.txt,-e '.[$(subst $(space),$(comma),$(strip $(EXTRAS)))]')
+	@touch $(EXTRAS:%=$(VENV)/installed-%)
 
 $(VENV)/installed-fastvideo: $(VENV)/installed-test
 	$(call install,$(VENV),constraints.txt,-e '.[fastvideo]')
@@ -106,8 +119,10 @@ test-engines: $(ENGINE)/installed
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
 
-e2e: $(VENV)/installed-fastvideo
+backends: $(VENV)/made
 	$(VENV)/bin/python -m tests.e2e.build
+
+e2e: $(VENV)/installed-fastvideo backends
 	OTEL_TORCH_E2E_REQUIRED=1 $(VENV)/bin/python $(PYTEST) -v -m "e2e or browser" tests/e2e tests/pages $(PYTEST_ARGS)
 
 chaos: $(VENV)/installed-test

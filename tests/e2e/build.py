@@ -130,9 +130,9 @@ def _run_go(go: str, program: Program, path: Path) -> None:
         module = Path(scratch) / "module"
         shutil.copytree(program.folder, module)
         made = Path(scratch) / program.name
-        # without debug data, which takes a tenth of the time
+        # without debug data, which takes a tenth of the time, and without inlining, which takes a quarter
         options = ["-mod=readonly", "-buildvcs=false", "-trimpath", "-tags", program.tags]
-        options += ["-gcflags=all=-dwarf=false", "-ldflags=-s -w"]
+        options += ["-gcflags=all=-dwarf=false -l", "-ldflags=-s -w"]
         command = [go, "build", *options, "-o", str(made), program.package]
         # static, so that no C compiler is needed; and a compiler that seldom collects garbage, as
         # its processes are short-lived. Everything else about Go is this machine's own business
