@@ -13,8 +13,9 @@ LONG = tests/fastvideo tests/parity $(shell grep -rlE 'mark\.(fastvideo|scoreboa
 # tests that only read recordings, code or documentation do not depend on the versions of torch and the SDK
 VERSIONLESS = tests/parity $(wildcard $(addprefix tests/test_,architecture.py chrome_trace.py dashboards.py diff.py diff_*.py docs.py \
   growth.py notebooks.py patience.py read_ahead.py show*.py wrong_input.py))
-# two workers, whole files each: most tests start programs and wait for them
-PYTEST := -m pytest -n 2 --dist loadfile
+# three workers on two cores, whole files each: many tests start programs and wait for them
+WORKERS ?= 3
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile
 # the tensors are tiny: more threads only compete for the cores
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false

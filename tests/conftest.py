@@ -12,11 +12,34 @@ import pytest
 from tests.interpreters import heed_signals
 
 if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+
     from otel_torch.parity.finding import Report
+
+# files that share fixtures which take half a minute each: one worker runs all of them
+TOGETHER = dict.fromkeys(
+    (f"tests/fastvideo/test_{name}.py" for name in ("delivery", "generation", "workers")),
+    "runs of FastVideo",
+)
 
 
 def pytest_configure() -> None:
     heed_signals()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Give whole files to the workers, as `--dist loadfile` does, and those of `TOGETHER` at once."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid)
+            return TOGETHER.get(scope, scope)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

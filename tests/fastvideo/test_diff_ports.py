@@ -84,7 +84,7 @@ def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             )
     try:
         for name, child in children:
-            assert child.wait(timeout=600) == 0, (folder / f"{name}.err").read_text()[-3000:]
+            assert child.wait(timeout=1800) == 0, (folder / f"{name}.err").read_text()[-3000:]
     finally:
         for _, child in children:
             child.kill()

@@ -29,7 +29,7 @@ def report() -> dict[str, dict[str, Any]]:
         pytest.skip("fastvideo is not installed; `make test-fastvideo` does")
     command = [sys.executable, str(HERE / "report.py"), "--json"]
     environ = {**os.environ, "OTEL_TORCH_ENABLED": "0"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
