@@ -115,7 +115,7 @@ test-frameworks: $(VENV)/installed-frameworks
 	$(VENV)/bin/python $(PYTEST) -m frameworks tests/frameworks $(PYTEST_ARGS)
 
 test-engines: $(ENGINE)/installed
-	$(ENGINE)/bin/python -m pytest -m engines tests/parity/test_engines.py $(PYTEST_ARGS)
+	$(ENGINE)/bin/python -m pytest -n 2 -m engines tests/parity/test_engines.py $(PYTEST_ARGS)
 
 test-oldest: $(OLDEST)/installed-test
 	$(OLDEST)/bin/python $(PYTEST) -m "not fastvideo and not frameworks and not engines and not scoreboard and not e2e and not browser" $(VERSIONLESS:%=--ignore=%) $(PYTEST_ARGS)
