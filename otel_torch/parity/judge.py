@@ -43,6 +43,7 @@ from otel_torch.parity.missing_modules import first_missing
 from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_at_the_end
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.tokens.exchanged_parts import find_exchanged_parts
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation, shapes_match
 
@@ -52,6 +53,14 @@ _FORGIVEN, _MOST_FAULTS = 20.0, 20
 _JUMP = 5.0
 # up to this size a first error may be legal: half of bf16's rounding
 _MAY_BE_LEGAL = 2e-3
+# rules that find a fault before the first wrong pair
+_EARLIER = (
+    find_absent,
+    find_misordered_parts,
+    find_exchanged_parts,
+    find_unlike_siblings,
+    find_reordered,
+)
 
 
 def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgment:
@@ -186,7 +195,7 @@ def _first_fault(
     if first is None:
         return None
     if search_earlier:
-        for find in (find_absent, find_misordered_parts, find_unlike_siblings, find_reordered):
+        for find in _EARLIER:
             fault = find(evidence, first)
             if fault is not None:
                 return fault

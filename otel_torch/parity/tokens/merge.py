@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.final_outputs import find_final_outputs
 from otel_torch.parity.tokens.merged_tensor import Flags, Indices, MergedTensor, Sketches, TensorKey
 from otel_torch.parity.tokens.modules_by_rows import pair_by_rows
 from otel_torch.parity.tokens.requests import TokenForward, TokenPlace
@@ -115,12 +116,14 @@ class MergedForward:
             covered[path] = covered[path] & tensor.present if path in covered else tensor.present
         return covered
 
-    def as_forward(self, coverage: dict[ModulePath, Flags], kinds: RowKinds) -> ForwardRows:
-        """Return it as a forward, whose tensors have the tokens of `coverage`."""
+    def as_forward(
+        self, coverage: dict[ModulePath, Flags], final: dict[TensorKey, Flags], kinds: RowKinds
+    ) -> ForwardRows:
+        """Return it as a forward, whose tensors have the tokens of `final`, else of `coverage`."""
         numbers: dict[object, int] = {}
         rows = []
-        for (model, module, _, _), tensor in self.tensors.items():
-            covered = coverage[model, module]
+        for key, tensor in self.tensors.items():
+            covered = final.get(key, coverage[key[:2]])
             if covered.any():
                 value = numbers.setdefault((*tensor.values, covered.tobytes()), len(numbers))
                 rows.append(_merged_row(tensor, covered, value))
@@ -149,7 +152,10 @@ def _new(row: Row, offset: int, by_token: tuple[Sketches, Flags], tokens: int) -
 
 
 def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
-    """Return a record of the tokens of `covered`; `tokens` are their numbers."""
+    """Return a record of the tokens of `covered`.
+
+    Its `tokens` are their numbers, its `squares` their sums of squares.
+    """
     sketches = tensor.sketches[covered]
     projections = np.ascontiguousarray(sketches[:, :, :-1])
     row = {name: tensor.row[name] for name in _KEPT if name in tensor.row}
@@ -161,6 +167,7 @@ def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
         "numel": len(sketches) * tensor.width,
         "nonfinite": int(not np.isfinite(sketches).all()),
         "l2": math.sqrt(float(sketches[:, :, -1].astype(np.float64).sum())),
+        "squares": tensor.squares[covered].tolist(),
         "sketch": base64.b64encode(projections.astype("<f4").tobytes()).decode(),
         "tokens": np.flatnonzero(covered).tolist(),
     }
@@ -227,10 +234,11 @@ def merge_forwards(
             both: Flags = np.all(covered, axis=0)
             coverage.reference.update(dict.fromkeys(reference, both))
             coverage.port.update(dict.fromkeys(port, both))
+    final = find_final_outputs(sides.map(lambda side: side.tensors), modules, coverage)
     return Sides(
         *(
-            side.as_forward(covered, side_kinds)
-            for side, covered, side_kinds in zip(sides, coverage, kinds, strict=True)
+            side.as_forward(*arguments)
+            for side, arguments in zip(sides, zip(coverage, final, kinds, strict=True), strict=True)
         )
     )
 

@@ -6,14 +6,15 @@ another module than the one that owns their weight:
     reference                 port               because
     layers.0.o_proj           h.0.o_proj         one name in paired containers, equal widths
     q_proj, k_proj, v_proj    qkv_proj           in paired containers; their widths add up
-    lm_head                   logits_processor   the port never calls its lm_head; equal input
+    lm_head                   logits_processor   the port never calls its lm_head, or has none
+                                                 (its head is tied); equal input
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,11 @@ def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: Module
     pairs.wholes |= _find_fused(free.reference, free.port, pairs.matched)
     free = _free(functions, pairs)
     for module, match in list(pairs.matched.items()):
+        if module in called.reference and match not in called.port:
+            around = _called_around(module, match, called.port, pairs)
+            if around is not None:
+                pairs.matched[module] = around
+                continue
         if module in functions.reference and match not in called.port:
             stand_in = _stand_in(functions.reference[module], free.port)
             if stand_in is not None:
@@ -71,6 +77,7 @@ def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: Module
             if stand_in is not None:
                 del pairs.matched[module]
                 pairs.matched[stand_in] = match
+    pairs.matched |= _find_users_of_tied_weights(functions, pairs)
 
 
 def _functions(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
@@ -158,7 +165,9 @@ def _adds_up(whole: _Module, parts: list[_Module]) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _stand_in(module: _Module, candidates: _Modules) -> ModulePath | None:
+def _stand_in(
+    module: _Module, candidates: _Modules, by_widths_alone: bool = True
+) -> ModulePath | None:
     """Return the module that computes in place of another, if exactly one may.
 
     It has the same widths and input, else one of both; a vocabulary may have been padded.
@@ -169,8 +178,50 @@ def _stand_in(module: _Module, candidates: _Modules) -> ModulePath | None:
         for path, rival in candidates.items()
         if _is_same(module.inputs[0], rival.inputs[0]) and rival.widths >= module.widths
     }
-    best = fitting & same or fitting or same
+    best = fitting & same or (by_widths_alone and fitting) or same
     return best.pop() if len(best) == 1 else None
+
+
+def _called_around(
+    module: ModulePath, match: ModulePath, called: Set[ModulePath], pairs: ModulePairs
+) -> ModulePath | None:
+    """Return the module around an uncalled owner of weights that computes with them, if any.
+
+    It is called, corresponds to no other module, and has the name of the reference's module in its
+    container: the experts of an engine are one operation, which calls no module for them.
+    """
+    names = counterpart((module[0], _parent(module)), pairs.matched), module[1].rpartition(".")[2]
+    (model, container), name = names
+    path = model, f"{container}.{name}" if container else name
+    contains_owner = path[0] == match[0] and path[1] in enclosing_names(match[1])
+    return path if contains_owner and path in called and path not in pairs.paired.port else None
+
+
+def _find_users_of_tied_weights(
+    functions: Sides[_Modules], pairs: ModulePairs
+) -> dict[ModulePath, ModulePath]:
+    """Return the owners whose weight the other side's module takes from elsewhere.
+
+    A head that is tied to the embedding may own its weight in one program only. The other's module
+    has no weight, and the same input.
+    """
+    free = _free(functions, pairs)
+    found: dict[ModulePath, ModulePath] = {}
+    for path in sorted(free.reference.keys() & pairs.owners.reference):
+        users = _without(free.port, pairs.owners.port | set(found.values()))
+        user = _stand_in(free.reference[path], users, by_widths_alone=False)
+        if user is not None:
+            found[path] = user
+    for path in sorted(free.port.keys() & pairs.owners.port):
+        users = _without(free.reference, pairs.owners.reference | found.keys())
+        user = _stand_in(free.port[path], users, by_widths_alone=False)
+        if user is not None:
+            found[user] = path
+    return found
+
+
+def _without(modules: _Modules, left_out: Set[ModulePath]) -> _Modules:
+    return {path: module for path, module in modules.items() if path not in left_out}
 
 
 def _is_same(tensor: MergedTensor, rival: MergedTensor) -> bool:
