@@ -6,13 +6,14 @@ and biases are as large as those of trained models, so that a fault in them show
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 Prompts = Sequence[Sequence[int]]
 
@@ -39,6 +40,18 @@ _SIZES: dict[str, Any] = {
 }
 
 
+def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the tokens in one forward of transformers, padded on the right."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    length = max(map(len, tokens))
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
+    with torch.no_grad():
+        model(ids, attention_mask=mask)
+
+
 @dataclass(frozen=True)
 class Family:
     """A model and the requests that it serves.
@@ -48,6 +61,8 @@ class Family:
         settings: Of its configuration, beside the sizes.
         engine: Arguments of vLLM's `LLM`.
         in_turn: Whether a request begins once the one before it has ended.
+        chunk: How many tokens the engine computes in one forward.
+        reference: Has transformers compute tokens: (checkpoint, dtype, tokens of each request).
     """
 
     architecture: str
@@ -55,6 +70,8 @@ class Family:
     engine: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts = PROMPTS
     in_turn: bool = False
+    chunk: int = CHUNK
+    reference: Callable[[Path, str, list[list[int]]], None] = forward_once
 
 
 FAMILIES = {
@@ -80,12 +97,12 @@ FAMILIES = {
 def save_checkpoint(family: Family, folder: Path) -> None:
     """Save a model of a family with random weights, in float32."""
     config = getattr(transformers, f"{family.architecture}Config")
-    model_class = getattr(transformers, f"{family.architecture}ForCausalLM")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config]
     torch.manual_seed(0)
     model = model_class(config(**{**_SIZES, **family.settings}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or "ln_" in name or name.endswith("bias"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
 
@@ -122,19 +139,7 @@ def load_engine(family: Family, checkpoint: Path, dtype: str, compiled: bool) ->
         skip_tokenizer_init=True,
         max_model_len=128,
         max_num_seqs=4,
-        max_num_batched_tokens=CHUNK,
+        max_num_batched_tokens=family.chunk,
         disable_log_stats=True,
         **{"enable_prefix_caching": False, **family.engine},
     )
-
-
-def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
-    """Compute the tokens in one forward of transformers, padded on the right."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=getattr(torch, dtype)
-    ).eval()
-    length = max(map(len, tokens))
-    ids = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
-    with torch.no_grad():
-        model(ids, attention_mask=mask)
