@@ -128,6 +128,12 @@ def test_other_batches_of_the_same_tokens_match(reference: Path, tmp_path: Path,
     assert {"lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.down_proj"} <= outputs
 
 
+def test_isolation_is_refused_where_batches_differ(reference: Path, tmp_path: Path) -> None:
+    port = record(tmp_path / "port.jsonl", prefill_and_decode, make())
+    with pytest.raises(ValueError, match="batch their tokens differently: leave out"):
+        diff(reference, port, save_isolation=tmp_path)
+
+
 def make_with_masks_of_numbers() -> Any:
     """Make a model whose attention takes such masks and has weights of its own."""
     return make(GptOssForCausalLM, GptOssConfig, num_local_experts=4, attn_implementation="eager")
