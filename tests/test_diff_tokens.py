@@ -17,6 +17,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -178,6 +180,30 @@ def test_windows_of_tokens_are_not_taken_for_the_last_tokens(tmp_path: Path) -> 
     projection.register_forward_hook(lambda module, args, output: output * 1.05)
     wrong = diff(reference, record(tmp_path / "wrong.jsonl", prefill_and_decode, model))
     assert [finding.module for finding in wrong.introduced] == ["model.layers.0.self_attn.o_b_proj"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_as_many_heads_as_tokens_are_not_taken_for_tokens(tmp_path: Path, fault: bool) -> None:
+    """The norms of heads see [requests, heads, tokens, channels]: four heads, and four tokens."""
+
+    def four_tokens(model: nn.Module) -> None:
+        model(IDS[:, :4], use_cache=False)
+
+    def in_two_chunks(model: nn.Module) -> None:
+        out = model(IDS[:, :1], use_cache=True)
+        model(IDS[:, 1:4], past_key_values=out.past_key_values, use_cache=True)
+
+    model = make(HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config)
+    reference = record(tmp_path / "reference.jsonl", four_tokens, model)
+    if fault:
+        model.model.layers[1].self_attn.query_layernorm.variance_epsilon = 1e-2
+    report = diff(reference, record(tmp_path / "port.jsonl", in_two_chunks, model))
+    norm = "model.layers.1.self_attn.query_layernorm"
+    assert norm in {pair.module for pair in report.compared}
+    assert report.verdict == ("diverged" if fault else "match")
+    if fault:
+        assert report.first is not None
+        assert (report.first.module, report.first.side) == (norm, "output")
 
 
 def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> None:
