@@ -442,9 +442,16 @@ def normed_residual(engine: PackedEngine) -> None:
     norm.forward = lambda *inputs: (forward(*inputs)[0],) * 2  # type: ignore[method-assign]
 
 
+def layers_exchanged(engine: PackedEngine) -> None:
+    """Run the last layer before the first one, each under its own name."""
+    first, last = (layer.forward for layer in engine.layers)
+    engine.layers[0].forward, engine.layers[1].forward = last, first
+
+
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
+        (layers_exchanged, "layers.1.input_layernorm", "these modules run in another order"),
         (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
         (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
         (engine_loses_the_cache, "layers.1.self_attn.attn", "Only token 9 of request 1"),

@@ -37,6 +37,7 @@ from otel_torch.parity.earlier_faults import (
     find_unlike_siblings,
 )
 from otel_torch.parity.evidence import Evidence
+from otel_torch.parity.exchanged_modules import find_exchanged_modules
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
 from otel_torch.parity.harmless import is_harmless
 from otel_torch.parity.missing_modules import first_missing
@@ -56,6 +57,7 @@ _MAY_BE_LEGAL = 2e-3
 # rules that find a fault before the first wrong pair
 _EARLIER = (
     find_absent,
+    find_exchanged_modules,
     find_misordered_parts,
     find_exchanged_parts,
     find_unlike_siblings,

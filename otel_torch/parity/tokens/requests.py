@@ -66,7 +66,7 @@ class MatchedToken(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _ServedRequest:
     """A request of one run.
 
     updates: how often optimizers had stepped when it began. tokens: by position, with their places.
@@ -152,15 +152,15 @@ def know_updates(*sides: Sequence[TokenForward]) -> bool:
     return all(any(forward.updates for forward in side) for side in sides)
 
 
-def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
+def _find_requests(forwards: Sequence[TokenForward]) -> list[_ServedRequest]:
     """Collect the tokens of each request over all forwards.
 
     A request is a new one, also in the same row of a batch, when the module that began the last one
     is at position 0 again. Another module goes on with it: the one that computes its logits. What
     follows an update is left out: its parameters are not those of the beginning.
     """
-    requests: list[_Request] = []
-    running: dict[int, _Request] = {}
+    requests: list[_ServedRequest] = []
+    running: dict[int, _ServedRequest] = {}
     begun_by: dict[int, str] = {}
     for index, forward in enumerate(forwards):
         module = forward.rows.record(0).module
@@ -171,7 +171,7 @@ def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
                 continue
             begins_anew = position == 0 and begun_by.get(number) == module
             if number not in running or begins_anew:
-                running[number], begun_by[number] = _Request(forward.updates), module
+                running[number], begun_by[number] = _ServedRequest(forward.updates), module
                 requests.append(running[number])
             if running[number].updates != forward.updates:
                 continue
@@ -181,7 +181,7 @@ def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
     return requests
 
 
-def _common_positions(reference: _Request, port: _Request) -> list[int]:
+def _common_positions(reference: _ServedRequest, port: _ServedRequest) -> list[int]:
     """Return the positions up to the first token that differs."""
     positions = []
     for position in sorted(reference.tokens.keys() & port.tokens.keys()):
