@@ -21,9 +21,12 @@ from transformers import (
     HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from otel_torch import bootstrap
 from otel_torch.parity.diff import diff
@@ -128,6 +131,33 @@ def test_other_batches_of_the_same_tokens_match(reference: Path, tmp_path: Path,
     assert "20 tokens of 2 requests" in report.warnings[0]
     outputs = {pair.module for pair in report.compared if pair.side == "output"}
     assert {"lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.down_proj"} <= outputs
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_a_scale_may_be_that_of_the_queries_or_of_the_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """OPT scales its queries, and engines the scores: the attention's output says who is right."""
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0}
+    reference, port = (make(OPTForCausalLM, OPTConfig, **sizes) for _ in range(2))
+    scale = factor * port.model.decoder.layers[0].self_attn.scaling
+
+    def scale_scores(*args: Any, scaling: float, **kwargs: Any) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, scaling=scale, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "scores", scale_scores)
+    for layer in port.model.decoder.layers:
+        layer.self_attn.scaling = 1.0
+    port.config._attn_implementation = "scores"
+    report = diff(
+        record(tmp_path / "reference.jsonl", whole, reference),
+        record(tmp_path / "port.jsonl", prefill_and_decode, port),
+    )
+    if factor == 1.0:
+        assert report.verdict == "match", report
+    else:
+        assert report.first is not None
+        assert "layers.0.self_attn" in str(report.first.module)
 
 
 def test_isolation_is_refused_where_batches_differ(reference: Path, tmp_path: Path) -> None:

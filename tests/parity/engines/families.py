@@ -52,6 +52,19 @@ def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
         model(ids, attention_mask=mask)
 
 
+def generate(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the prompts padded on the left, and then one token of each request at a time."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    prompts = [row[:-NEW_TOKENS] for row in tokens]
+    length = max(map(len, prompts))
+    ids = torch.tensor([[0] * (length - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in prompts])
+    lengths = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
+
+
 @dataclass(frozen=True)
 class Family:
     """A model and the requests that it serves.
@@ -90,6 +103,34 @@ FAMILIES = {
     "mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3-moe": Family(
         "Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    ),
+    "llama-generated": Family("Llama", reference=generate),
+    "gemma2": Family(
+        "Gemma2",
+        {
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 40,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "granite": Family(
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "cohere": Family("Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5}),
+    "gpt2": Family(
+        "GPT2", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 192}
+    ),
+    "opt": Family("OPT", {"ffn_dim": 192, "word_embed_proj_dim": 128, "pad_token_id": 1}),
+    "gpt-oss": Family(
+        "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}
     ),
 }
 
