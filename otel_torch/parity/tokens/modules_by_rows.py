@@ -165,9 +165,7 @@ def _adds_up(whole: _Module, parts: list[_Module]) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _stand_in(
-    module: _Module, candidates: _Modules, by_widths_alone: bool = True
-) -> ModulePath | None:
+def _stand_in(module: _Module, candidates: _Modules) -> ModulePath | None:
     """Return the module that computes in place of another, if exactly one may.
 
     It has the same widths and input, else one of both; a vocabulary may have been padded.
@@ -178,7 +176,7 @@ def _stand_in(
         for path, rival in candidates.items()
         if _is_same(module.inputs[0], rival.inputs[0]) and rival.widths >= module.widths
     }
-    best = fitting & same or (by_widths_alone and fitting) or same
+    best = fitting & same or fitting or same
     return best.pop() if len(best) == 1 else None
 
 
@@ -203,25 +201,40 @@ def _find_users_of_tied_weights(
     """Return the owners whose weight the other side's module takes from elsewhere.
 
     A head that is tied to the embedding may own its weight in one program only. The other's module
-    has no weight, and the same input.
+    has no weight and calls no module, and has the same input and widths.
     """
-    free = _free(functions, pairs)
+    free, owners = _free(functions, pairs), pairs.owners
+    users = Sides(_leaves(free.reference, owners.reference), _leaves(free.port, owners.port))
     found: dict[ModulePath, ModulePath] = {}
-    for path in sorted(free.reference.keys() & pairs.owners.reference):
-        users = _without(free.port, pairs.owners.port | set(found.values()))
-        user = _stand_in(free.reference[path], users, by_widths_alone=False)
-        if user is not None:
+    for path in sorted(free.reference.keys() & owners.reference):
+        user = _only_alike(free.reference[path], users.port)
+        if user is not None and user not in found.values():
             found[path] = user
-    for path in sorted(free.port.keys() & pairs.owners.port):
-        users = _without(free.reference, pairs.owners.reference | found.keys())
-        user = _stand_in(free.port[path], users, by_widths_alone=False)
-        if user is not None:
+    for path in sorted(free.port.keys() & owners.port):
+        user = _only_alike(free.port[path], users.reference)
+        if user is not None and user not in found:
             found[user] = path
     return found
 
 
-def _without(modules: _Modules, left_out: Set[ModulePath]) -> _Modules:
-    return {path: module for path, module in modules.items() if path not in left_out}
+def _leaves(modules: _Modules, owners: Set[ModulePath]) -> _Modules:
+    """Return the modules that own no weight and contain no owner of one."""
+    containers = {(model, name) for model, module in owners for name in enclosing_names(module)}
+    return {
+        path: module
+        for path, module in modules.items()
+        if path not in owners and path not in containers
+    }
+
+
+def _only_alike(module: _Module, candidates: _Modules) -> ModulePath | None:
+    """Return the only candidate with the same input and widths, None without one."""
+    alike = [
+        path
+        for path, rival in candidates.items()
+        if rival.widths == module.widths and _is_same(module.inputs[0], rival.inputs[0])
+    ]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _is_same(tensor: MergedTensor, rival: MergedTensor) -> bool:
