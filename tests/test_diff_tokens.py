@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,18 @@ from transformers import (
     DeepseekV4ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from otel_torch import bootstrap
 from otel_torch.parity.diff import diff
@@ -43,7 +51,7 @@ IDS = torch.randint(3, 96, (2, 10), generator=torch.Generator().manual_seed(1))
 Run = Callable[[nn.Module], None]
 
 
-def make(kind: type = Qwen3ForCausalLM, config: type = Qwen3Config, **settings: Any) -> Any:
+def make(kind: Any = Qwen3ForCausalLM, config: Any = Qwen3Config, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     model = kind(config(**SIZES | settings)).eval()
     with torch.no_grad():
@@ -125,6 +133,39 @@ def test_other_batches_of_the_same_tokens_match(reference: Path, tmp_path: Path,
     assert {"lm_head", "model.layers.1.self_attn", "model.layers.1.mlp.down_proj"} <= outputs
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_a_scale_may_be_that_of_the_queries_or_of_the_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """OPT scales its queries, and engines the scores: the attention's output says who is right."""
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0}
+    reference, port = (make(OPTForCausalLM, OPTConfig, **sizes) for _ in range(2))
+    scale = factor * port.model.decoder.layers[0].self_attn.scaling
+
+    def scale_scores(*args: Any, scaling: float, **kwargs: Any) -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, scaling=scale, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "scores", scale_scores)
+    for layer in port.model.decoder.layers:
+        layer.self_attn.scaling = 1.0
+    port.config._attn_implementation = "scores"
+    report = diff(
+        record(tmp_path / "reference.jsonl", whole, reference),
+        record(tmp_path / "port.jsonl", prefill_and_decode, port),
+    )
+    if factor == 1.0:
+        assert report.verdict == "match", report
+    else:
+        assert report.first is not None
+        assert "layers.0.self_attn" in str(report.first.module)
+
+
+def test_isolation_is_refused_where_batches_differ(reference: Path, tmp_path: Path) -> None:
+    port = record(tmp_path / "port.jsonl", prefill_and_decode, make())
+    with pytest.raises(ValueError, match="batch their tokens differently: leave out"):
+        diff(reference, port, save_isolation=tmp_path)
+
+
 def make_with_masks_of_numbers() -> Any:
     """Make a model whose attention takes such masks and has weights of its own."""
     return make(GptOssForCausalLM, GptOssConfig, num_local_experts=4, attn_implementation="eager")
@@ -169,6 +210,30 @@ def test_windows_of_tokens_are_not_taken_for_the_last_tokens(tmp_path: Path) -> 
     projection.register_forward_hook(lambda module, args, output: output * 1.05)
     wrong = diff(reference, record(tmp_path / "wrong.jsonl", prefill_and_decode, model))
     assert [finding.module for finding in wrong.introduced] == ["model.layers.0.self_attn.o_b_proj"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_as_many_heads_as_tokens_are_not_taken_for_tokens(tmp_path: Path, fault: bool) -> None:
+    """The norms of heads see [requests, heads, tokens, channels]: four heads, and four tokens."""
+
+    def four_tokens(model: nn.Module) -> None:
+        model(IDS[:, :4], use_cache=False)
+
+    def in_two_chunks(model: nn.Module) -> None:
+        out = model(IDS[:, :1], use_cache=True)
+        model(IDS[:, 1:4], past_key_values=out.past_key_values, use_cache=True)
+
+    model = make(HunYuanDenseV1ForCausalLM, HunYuanDenseV1Config)
+    reference = record(tmp_path / "reference.jsonl", four_tokens, model)
+    if fault:
+        model.model.layers[1].self_attn.query_layernorm.variance_epsilon = 1e-2
+    report = diff(reference, record(tmp_path / "port.jsonl", in_two_chunks, model))
+    norm = "model.layers.1.self_attn.query_layernorm"
+    assert norm in {pair.module for pair in report.compared}
+    assert report.verdict == ("diverged" if fault else "match")
+    if fault:
+        assert report.first is not None
+        assert (report.first.module, report.first.side) == (norm, "output")
 
 
 def test_a_prefix_that_the_engine_has_cached_is_not_compared(tmp_path: Path) -> None:
@@ -357,7 +422,7 @@ def compare_engine(
     tmp_path: Path,
     fault: Callable[[Any], None],
     kind: type[PackedEngine] = PackedEngine,
-    model: tuple[type, type] = (LlamaForCausalLM, LlamaConfig),
+    model: tuple[Any, Any] = (LlamaForCausalLM, LlamaConfig),
 ) -> Report:
     reference = make(*model)
     engine = kind(reference)
@@ -407,9 +472,16 @@ def normed_residual(engine: PackedEngine) -> None:
     norm.forward = lambda *inputs: (forward(*inputs)[0],) * 2  # type: ignore[method-assign]
 
 
+def layers_exchanged(engine: PackedEngine) -> None:
+    """Run the last layer before the first one, each under its own name."""
+    first, last = (layer.forward for layer in engine.layers)
+    engine.layers[0].forward, engine.layers[1].forward = last, first
+
+
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
+        (layers_exchanged, "layers.1.input_layernorm", "these modules run in another order"),
         (engine_theta, "layers.1.self_attn.rotary_emb", "token 1 of request 0"),
         (engine_eps, "layers.1.post_attention_layernorm", "Every token"),
         (engine_loses_the_cache, "layers.1.self_attn.attn", "Only token 9 of request 1"),
@@ -469,6 +541,38 @@ def keys_and_values_exchanged(engine: Any) -> None:
     attention.qkv_proj.packed[0] = torch.cat((queries, values, keys), 1)
 
 
+def exchange_gate_and_up(engine: Any, layer: int) -> None:
+    projection = engine.layers[layer].mlp.gate_up_proj
+    projection.packed[0] = torch.cat(projection.packed[0].chunk(2, 1)[::-1], 1)
+
+
+def gate_and_up_exchanged(engine: Any) -> None:
+    exchange_gate_and_up(engine, 1)
+
+
+def gates_and_ups_exchanged(engine: Any) -> None:
+    for layer in range(2):
+        exchange_gate_and_up(engine, layer)
+
+
+def takes_up_first(engine: Any) -> None:
+    gates_and_ups_exchanged(engine)
+    for layer in engine.layers:
+        layer.mlp.act_fn.takes_up_first = True
+
+
+def takes_up_first_and_scales(engine: Any) -> None:
+    takes_up_first(engine)
+    engine.layers[1].mlp.act_fn.scale = 1.1
+
+
+def gate_up_of_one_token(engine: Any) -> None:
+    """Scale what a fused projection returns where a forward has one token."""
+    projection = engine.layers[1].mlp.gate_up_proj
+    forward = projection.forward
+    projection.forward = lambda hidden: forward(hidden) * (1 + (len(hidden) == 1))
+
+
 def padded_vocabulary(engine: Any) -> None:
     engine.logits_processor.paddings = 6
 
@@ -482,6 +586,10 @@ def padded_vocabulary(engine: Any) -> None:
         (scaled_logits, "logits_processor", "Every token"),
         (padded_vocabulary, "logits_processor", "6 channels more"),
         (decode_only, "layers.1.mlp.down_proj", "Only token 9 of request 1"),
+        (gate_up_of_one_token, "layers.1.mlp.gate_up_proj", "Only token 9 of request 1"),
+        (gate_and_up_exchanged, "layers.1.mlp.gate_up_proj", "another order"),
+        (gates_and_ups_exchanged, "layers.0.mlp.gate_up_proj", "another order"),
+        (takes_up_first_and_scales, "layers.1.mlp.act_fn", "Every token"),
     ],
 )
 def test_a_fault_is_named_where_modules_have_no_weights(
@@ -495,6 +603,37 @@ def test_a_fault_is_named_where_modules_have_no_weights(
     assert first is not None
     assert first.port_module == module
     assert words in first.explanation
+
+
+def test_parts_in_an_order_of_the_engine_match(tmp_path: Path, engine_tokens: None) -> None:
+    assert compare_engine(tmp_path, takes_up_first, ServingEngine).verdict == "match"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_logits_are_compared_after_what_the_model_does_to_them(
+    tmp_path: Path, engine_tokens: None, scale: float, tied: bool
+) -> None:
+    """The model halves them; its head alone agrees with an engine that does not."""
+
+    class TiedEngine(ServingEngine):
+        def __init__(self, model: Any) -> None:
+            super().__init__(model)
+            if tied:
+                self.lm_head = self.embed_tokens
+
+    def set_scale(engine: Any) -> None:
+        engine.logits_processor.scale = scale
+
+    settings = {"logits_scaling": 2.0, "attention_multiplier": 8**-0.5}
+    kinds = GraniteForCausalLM, partial(GraniteConfig, tie_word_embeddings=tied, **settings)
+    report = compare_engine(tmp_path, set_scale, TiedEngine, kinds)
+    if scale == 0.5:
+        assert (report.verdict, report.harmless) == ("match", [])
+    else:
+        assert report.first is not None
+        assert report.first.port_module == "logits_processor"
+        assert "times 2" in report.first.explanation
 
 
 # -- a module that the engine does not have
@@ -610,3 +749,43 @@ def test_log_probabilities_of_an_engine_are_those_of_its_logits(
     assert scaled.port_module == "logits_processor"
     # the engine computes the logits of each forward's last tokens only
     assert scaled.tokens + scaled.unknown < 18
+
+
+# -- a trainer and its rollout engine in one process
+
+
+def rollout(engine: nn.Module, ids: Tensor) -> None:
+    with torch.no_grad():
+        out = engine(ids[:, :6], use_cache=True)
+        engine(ids[:, 6:], past_key_values=out.past_key_values, use_cache=True)
+
+
+def train(trainer: Any, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
+    trainer(ids, use_cache=False, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_equal_requests_before_and_after_an_update_are_told_apart(
+    tmp_path: Path, synchronised: bool
+) -> None:
+    """The engine serves IDS before and after an update, the trainer computes them after it only."""
+    trainer, engine = make(), make()
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.5)
+    assert bootstrap.start(jsonl=str(tmp_path / "run.jsonl"), capture="tokens")
+    try:
+        others = IDS.flip(1)
+        for rollouts, batch in (((IDS, others), others), ((IDS,), IDS)):
+            if synchronised:
+                engine.load_state_dict(trainer.state_dict())
+            for ids in rollouts:
+                rollout(engine, ids)
+            train(trainer, optimizer, batch)
+    finally:
+        bootstrap.stop()
+    models = "Qwen3ForCausalLM#2", "Qwen3ForCausalLM"
+    report = diff(tmp_path / "run.jsonl", tmp_path / "run.jsonl", models=models)
+    assert "40 tokens of 4 requests" in report.warnings[0]
+    assert not any("record one step" in warning for warning in report.warnings)
+    assert report.verdict == ("match" if synchronised else "diverged"), report

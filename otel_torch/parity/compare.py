@@ -63,6 +63,7 @@ from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.temporary_files import compare_temporary_files
+from otel_torch.parity.tokens.final_outputs import pair_final_outputs
 from otel_torch.parity.tokens.handed_on_parts import pair_handed_on_parts
 from otel_torch.parity.tokens.log_probabilities import name_contribution
 from otel_torch.parity.tokens.pair_by_tokens import pair_by_tokens
@@ -404,6 +405,7 @@ class _Comparison:
         alignment = align(*programs, self._match.modules, comparer)
         if tokens := self._findings.tokens.get(reference.model):
             pair_handed_on_parts(alignment, tokens)
+            pair_final_outputs(alignment)
         if log_probabilities := self._log_probabilities.get(reference.model):
             name_contribution(log_probabilities, alignment.pairs)
         missing = self._missing_modules(programs)

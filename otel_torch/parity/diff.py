@@ -105,6 +105,11 @@ def diff(
         warm_ups=warm_ups,
         quantized=quantized,
     )
+    if report.by_tokens and save_isolation is not None:
+        raise ValueError(
+            "an isolated run replaces whole tensors, and these programs batch their tokens "
+            "differently: leave out --save-isolation, or record both with equal batches"
+        )
     if pairing is not None and save_isolation is not None:
         pairing.pairing().save(save_isolation)
     if golden is not None and report.verdict != "incomparable":

@@ -6,6 +6,7 @@ from otel_torch.parity.align import Alignment
 from otel_torch.parity.call_graph import TensorValue
 from otel_torch.parity.evidence import is_informative
 from otel_torch.parity.faults import Fault, Location
+from otel_torch.parity.parameter_names import pattern
 
 _DIFFERENCES = {
     "value": "differs",
@@ -26,6 +27,11 @@ def explain(fault: Fault, alignment: Alignment) -> str:
     if port is None:
         return f"A value {difference}."
     name = _module_name(port)
+    if _is_exchanged(reference, port, alignment):
+        return (
+            f"The port calls {name} with what the reference gives {_module_name(reference)}: these "
+            "modules run in another order."
+        )
     if port.side == "input":
         reason = (
             f"The input of {name} {difference}, and no module made it: the code before {name} "
@@ -36,6 +42,16 @@ def explain(fault: Fault, alignment: Alignment) -> str:
     if reference is None or (reference.side, reference.module) == (port.side, port.module):
         return reason
     return f"{reason} In the reference, this value is {_tensor_name(reference)}."
+
+
+def _is_exchanged(reference: Location | None, port: Location, alignment: Alignment) -> bool:
+    """Return whether a module receives what the same module of another block should."""
+    if reference is None or not reference.side == port.side == "input":
+        return False
+    match = None if reference.call is None else alignment.partner.get(reference.call)
+    if match is None or port.call is None or match is port.call:
+        return False
+    return match.module != port.module[1] and pattern(match.module) == pattern(port.module[1])
 
 
 def has_known_inputs(fault: Fault, alignment: Alignment) -> bool:

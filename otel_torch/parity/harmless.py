@@ -37,8 +37,9 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
 def _has_right_use(evidence: Evidence, pair: TensorPair) -> bool:
     """Return whether a module that receives the wrong value returns only right outputs.
 
-    A norm also hides a wrong scale, so a scaled value never counts as used rightly. Of a value that
-    is right elsewhere, only the uses inside this call count.
+    A norm also hides a wrong scale, so a scaled value counts as used rightly only beside other
+    inputs, which are right: an attention takes the scale that its queries lack. Of a value that is
+    right elsewhere, only the uses inside this call count.
     """
     for role in pair.port:
         is_misplaced = role.side == "input" and role.value in evidence.right
@@ -48,14 +49,33 @@ def _has_right_use(evidence: Evidence, pair: TensorPair) -> bool:
                 continue
             if is_misplaced and role.call not in (use.call, *enclosing_calls(use.call)):
                 continue
-            outputs = [  # the value itself may be handed on
-                output
-                for output in evidence.output_pairs(use.call)
-                if output.port[0].value is not role.value
-            ]
-            if outputs and all(output.is_right for output in outputs) and not _is_scaled(pair):
+            if not _returns_right_values(evidence, use):
+                continue
+            if not _is_scaled(pair) or _has_other_right_inputs(evidence, use):
                 return True
     return False
+
+
+def _returns_right_values(evidence: Evidence, use: Role) -> bool:
+    """Return whether all outputs of a call are right: in their pairs, without any as later inputs.
+
+    The value that the call received does not count: it may be handed on.
+    """
+    pairs = [p for p in evidence.output_pairs(use.call) if p.port[0].value is not use.value]
+    if pairs:
+        return all(pair.is_right for pair in pairs)
+    if evidence.output_pairs(use.call) or use.call.children:
+        return False
+    outputs = [output for output in use.call.outputs if is_informative(output)]
+    return bool(outputs) and all(
+        output.value in evidence.right and output.value is not use.value for output in outputs
+    )
+
+
+def _has_other_right_inputs(evidence: Evidence, use: Role) -> bool:
+    others = [given for given in use.call.inputs if given.value is not use.value]
+    computed = [given for given in others if is_informative(given)]
+    return bool(computed) and all(map(evidence.is_right_role, computed))
 
 
 def _makes_module_wrong(evidence: Evidence, pair: TensorPair) -> bool:

@@ -37,12 +37,14 @@ from otel_torch.parity.earlier_faults import (
     find_unlike_siblings,
 )
 from otel_torch.parity.evidence import Evidence
+from otel_torch.parity.exchanged_modules import find_exchanged_modules
 from otel_torch.parity.faults import Fault, Judgment, MissingModule
 from otel_torch.parity.harmless import is_harmless
 from otel_torch.parity.missing_modules import first_missing
 from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_at_the_end
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
+from otel_torch.parity.tokens.exchanged_parts import find_exchanged_parts
 from otel_torch.parity.tolerance import END_FACTOR
 from otel_torch.parity.values import Relation, shapes_match
 
@@ -52,6 +54,15 @@ _FORGIVEN, _MOST_FAULTS = 20.0, 20
 _JUMP = 5.0
 # up to this size a first error may be legal: half of bf16's rounding
 _MAY_BE_LEGAL = 2e-3
+# rules that find a fault before the first wrong pair
+_EARLIER = (
+    find_absent,
+    find_exchanged_modules,
+    find_misordered_parts,
+    find_exchanged_parts,
+    find_unlike_siblings,
+    find_reordered,
+)
 
 
 def judge(alignment: Alignment, missing: Sequence[MissingModule] = ()) -> Judgment:
@@ -186,7 +197,7 @@ def _first_fault(
     if first is None:
         return None
     if search_earlier:
-        for find in (find_absent, find_misordered_parts, find_unlike_siblings, find_reordered):
+        for find in _EARLIER:
             fault = find(evidence, first)
             if fault is not None:
                 return fault

@@ -203,11 +203,16 @@ def _pair_only_roles(pairing: _RolePairing) -> None:
 
 
 def _pair_only_computed(pairing: _RolePairing) -> None:
-    """Pair the only computed tensors of two owners, or outputs of leaves, whatever their shapes."""
+    """Pair the only computed tensors of two owners, or outputs of leaves, whatever their shapes.
+
+    Merged tensors have the same tokens, so that an input of another width is another argument.
+    """
     reference, port = computed_roles(pairing.reference), computed_roles(pairing.port)
     if len(reference) != 1 or len(port) != 1:
         return
     roles = reference[0], port[0]
+    if all(role.side == "input" and "tokens" in role.row for role in roles):
+        return
     are_leaves = all(role.side == "output" and not role.call.children for role in roles)
     if pairing.basis == "owner" or (pairing.basis == "outermost" and are_leaves):
         pairing.take(*roles)

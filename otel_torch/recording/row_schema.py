@@ -89,6 +89,7 @@ class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     hashes: bytes | None = None
     positions: Integers = None
     requests: Integers = None
+    updates: Count = None
 
 
 class FiniteRow(RowRecord, gc=False, rename={"cls": "class"}):

@@ -31,6 +31,7 @@ from otel_torch.sources.forwards import ForwardContext, Inputs
 from otel_torch.sources.models import Model
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import MeasuredTensor, RecordedCall
+from otel_torch.sources.updates import OptimizerStep
 from otel_torch.sources.values import argument_names
 from otel_torch.sources.warm_ups import PHASE
 from otel_torch.statistics.graph_capture import is_capturing
@@ -68,8 +69,13 @@ class TokenObserver:
 
     def __init__(self, session: Session, selection: ModuleSelection, events: RunEvents) -> None:
         self._session, self._selection = session, selection
+        self._updates = 0  # of all optimizers: after one, an equal request gives other numbers
+        events.optimizer_stepped.append(self._on_update)
         events.forward_began.append(self._on_forward)
         events.output_recorded.append(self._on_outputs)
+
+    def _on_update(self, step: OptimizerStep) -> None:
+        self._updates += 1
 
     def _on_forward(self, model: Model, context: ForwardContext, inputs: Inputs) -> None:
         is_wanted = context.recording and self._selection.has_model(model.name)
@@ -90,6 +96,7 @@ class TokenObserver:
             _as_tensor(tokens.positions),
             _as_tensor(tokens.requests),
             hashed=not self._session.settings.token_ids,
+            updates=self._updates,
         )
         if measurement is None:
             return

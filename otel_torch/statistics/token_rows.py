@@ -2,7 +2,7 @@
 
 A row holds one column after another, of `length` numbers each:
 
-    ids in 3 parts | positions | requests       whichever are known
+    ids in 3 parts | positions | requests       whichever are known, then one number: the updates
     ids in 3 parts | log-probabilities          of the likeliest next ids, row after row
 
 An id is hashed with splitmix64 (https://prng.di.unimi.it/splitmix64.c) unless it may be recorded.
@@ -28,6 +28,7 @@ from otel_torch.torch_private import unobserved
 # as signed integers
 _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _MIX, _LAST_MIX = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_UPDATES = "updates"
 # a padding has no request and no position
 NO_TOKEN = -1
 # how many next ids are recorded for each row of logits
@@ -36,7 +37,12 @@ LIKELIEST = 32
 
 @unobserved
 def measure_tokens(
-    ids: Tensor | None, positions: Tensor | None, requests: Tensor | None, *, hashed: bool
+    ids: Tensor | None,
+    positions: Tensor | None,
+    requests: Tensor | None,
+    *,
+    hashed: bool,
+    updates: int = 0,
 ) -> Measurement | None:
     """Return the row of up to `ROWS_MAX` tokens without waiting for their device.
 
@@ -45,6 +51,7 @@ def measure_tokens(
     Args:
         ids, positions, requests: integers, one for each token, in any shape; None if unknown.
         hashed: whether to record a hash of each id.
+        updates: how often optimizers of the process have stepped.
     """
     known = {"ids": ids, "positions": positions, "requests": requests}
     columns = {name: values for name, values in known.items() if values is not None}
@@ -61,6 +68,9 @@ def measure_tokens(
         else:
             parts.append(numbers)
     names = tuple("hashes" if name == "ids" and hashed else name for name in columns)
+    if updates:
+        names = *names, _UPDATES
+        parts.append(torch.full((1,), updates, device=leading.device))
     count, shape, dtype = leading.numel(), list(leading.shape), str(leading.dtype)
     return Measurement(_joined(parts), names, count, count, shape, dtype)
 
@@ -115,10 +125,13 @@ def _shift_right(numbers: Tensor, places: int) -> Tensor:
 def token_statistics(row: Sequence[float], measurement: Measurement) -> dict[str, Statistic]:
     """Return what a recording says of the tokens."""
     names = measurement.columns
+    stats: dict[str, Statistic] = {"shape": measurement.shape or []}
+    if _UPDATES in names:
+        *row, updates = row
+        names, stats[_UPDATES] = names[:-1], int(updates)
     widths = [HASH_PARTS if name in ("ids", "hashes") else 1 for name in names]
     length = len(row) // sum(widths)
     columns = [row[start : start + length] for start in range(0, len(row), length)]
-    stats: dict[str, Statistic] = {"shape": measurement.shape or []}
     for name, width in zip(names, widths, strict=True):
         parts, columns = columns[:width], columns[width:]
         if name == "hashes":

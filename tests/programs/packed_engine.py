@@ -103,6 +103,23 @@ class PackedAttention(nn.Module):
         return self.o_proj(self.attn(q, k, v, positions, requests))
 
 
+class SiluAndMul(nn.Module):
+    """Takes both halves at once.
+
+    takes_up_first: whether the second half is the gate.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes_up_first, self.scale = False, 1.0
+
+    def forward(self, halves: Tensor) -> Tensor:
+        gate, up = halves.chunk(2, -1)
+        if self.takes_up_first:
+            gate, up = up, gate
+        return self.scale * nn.functional.silu(gate) * up
+
+
 class PackedMLP(nn.Module):
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
@@ -111,10 +128,10 @@ class PackedMLP(nn.Module):
         self.gate_up_proj.weight = nn.Parameter(weight)
         self.down_proj = nn.Linear(*mlp.down_proj.weight.shape[::-1], bias=False)
         self.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach().clone())
+        self.act_fn = SiluAndMul()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(hidden).chunk(2, -1)
-        return self.down_proj(nn.functional.silu(gate) * up)
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))
 
 
 class PackedLayer(nn.Module):

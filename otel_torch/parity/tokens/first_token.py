@@ -43,7 +43,12 @@ def _wrong_tokens(errors: Mapping[int, float], limit: float) -> dict[int, bool]:
 
 
 def errors_by_token(pair: TensorPair) -> dict[int, float]:
-    """Return the relative L2 error of each token of a pair, by number; empty if not known."""
+    """Return the relative L2 error of each token of a pair, by number; empty if not known.
+
+    Of a fused tensor and its parts, it is the error of the squares, which add up in any order.
+    """
+    if pair.basis == "fused" and not pair.is_single:
+        return _errors_of_squares(pair)
     reference, port = summed_sketch(pair.reference), summed_sketch(pair.port)
     numbers = pair.reference[0].row.get("tokens")
     if numbers is None or reference is None or port is None or reference.shape != port.shape:
@@ -52,6 +57,20 @@ def errors_by_token(pair: TensorPair) -> dict[int, float]:
     with np.errstate(all="ignore"):  # rows may be infinite
         distance = np.linalg.norm(rows - port_rows, axis=1)
         errors = np.where(distance == 0, 0.0, distance / np.linalg.norm(rows, axis=1))
+    return dict(zip(numbers, errors.tolist(), strict=True))
+
+
+def _errors_of_squares(pair: TensorPair) -> dict[int, float]:
+    sides = [
+        [role.row.get("squares", ()) for role in roles] for roles in (pair.reference, pair.port)
+    ]
+    numbers = pair.reference[0].row.get("tokens", ())
+    if {len(squares) for side in sides for squares in side} != {len(numbers)}:
+        return {}
+    reference, port = (np.sum(side, axis=0) for side in sides)
+    with np.errstate(all="ignore"):  # rows may be infinite
+        distance = np.abs(reference - port)
+        errors = np.where(distance == 0, 0.0, distance / reference)
     return dict(zip(numbers, errors.tolist(), strict=True))
 
 
@@ -66,6 +85,9 @@ def _describe(tokens: Sequence[MatchedToken], wrong: NDArray[np.bool_]) -> str:
     'Only token 1 of request 2 is wrong.'
     >>> _describe(tokens, np.array([True, True, True]))
     'Every token is wrong.'
+    >>> tokens = [MatchedToken(2, position, Sides(None, None)) for position in range(4)]
+    >>> _describe(tokens, np.array([False, True, False, True]))
+    'It begins with token 1 of request 2; some later ones are right.'
     """
     first = tokens[int(np.argmax(wrong))]
     name = f"token {first.position} of request {first.request}"
@@ -73,9 +95,11 @@ def _describe(tokens: Sequence[MatchedToken], wrong: NDArray[np.bool_]) -> str:
         return "Every token is wrong."
     if wrong.sum() == 1:
         return f"Only {name} is wrong."
-    of_request = [
+    later = [
         bool(flag)
         for token, flag in zip(tokens, wrong, strict=True)
-        if token.request == first.request and token.position >= first.position
+        if token.request == first.request and token.position > first.position
     ]
-    return f"It begins with {name}" + ("." if all(of_request) else "; later ones are right.")
+    if all(later):
+        return f"It begins with {name}."
+    return f"It begins with {name}; {'some ' if any(later) else ''}later ones are right."

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.modules import ModulePairs, ModulePath
 from otel_torch.parity.sides import Sides
+from otel_torch.parity.tokens.final_outputs import find_final_outputs
 from otel_torch.parity.tokens.merged_tensor import Flags, Indices, MergedTensor, Sketches, TensorKey
 from otel_torch.parity.tokens.modules_by_rows import pair_by_rows
 from otel_torch.parity.tokens.requests import TokenForward, TokenPlace
@@ -92,7 +93,14 @@ class MergedForward:
             if numbers.shape[1:] != merged.sketches.shape[1:]:
                 continue
             known = is_known[rows_of_tokens]
-            merged.fill(index, tokens[known], numbers[rows_of_tokens[known]])
+            swapped = _swap_heads_and_tokens(numbers, row["shape"], forward.grid)
+            chosen = rows_of_tokens[known]
+            merged.fill(
+                index,
+                tokens[known],
+                numbers[chosen],
+                None if swapped is None else swapped[chosen],
+            )
             merged.values.append((index, row.get("value", id(row))))
             merged.lengths.add((row["shape"][-1], forward.grid[-1]))
         self._end = max(self._end, max(events, default=0) + (0 if is_first else offset))
@@ -115,12 +123,14 @@ class MergedForward:
             covered[path] = covered[path] & tensor.present if path in covered else tensor.present
         return covered
 
-    def as_forward(self, coverage: dict[ModulePath, Flags], kinds: RowKinds) -> ForwardRows:
-        """Return it as a forward, whose tensors have the tokens of `coverage`."""
+    def as_forward(
+        self, coverage: dict[ModulePath, Flags], final: dict[TensorKey, Flags], kinds: RowKinds
+    ) -> ForwardRows:
+        """Return it as a forward, whose tensors have the tokens of `final`, else of `coverage`."""
         numbers: dict[object, int] = {}
         rows = []
-        for (model, module, _, _), tensor in self.tensors.items():
-            covered = coverage[model, module]
+        for key, tensor in self.tensors.items():
+            covered = final.get(key, coverage[key[:2]])
             if covered.any():
                 value = numbers.setdefault((*tensor.values, covered.tobytes()), len(numbers))
                 rows.append(_merged_row(tensor, covered, value))
@@ -149,7 +159,10 @@ def _new(row: Row, offset: int, by_token: tuple[Sketches, Flags], tokens: int) -
 
 
 def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
-    """Return a record of the tokens of `covered`; `tokens` are their numbers."""
+    """Return a record of the tokens of `covered`.
+
+    Its `tokens` are their numbers, its `squares` their sums of squares.
+    """
     sketches = tensor.sketches[covered]
     projections = np.ascontiguousarray(sketches[:, :, :-1])
     row = {name: tensor.row[name] for name in _KEPT if name in tensor.row}
@@ -161,6 +174,7 @@ def _merged_row(tensor: MergedTensor, covered: Flags, value: int) -> Row:
         "numel": len(sketches) * tensor.width,
         "nonfinite": int(not np.isfinite(sketches).all()),
         "l2": math.sqrt(float(sketches[:, :, -1].astype(np.float64).sum())),
+        "squares": tensor.squares[covered].tolist(),
         "sketch": base64.b64encode(projections.astype("<f4").tobytes()).decode(),
         "tokens": np.flatnonzero(covered).tolist(),
     }
@@ -205,6 +219,19 @@ def arrange(
     return None
 
 
+def _swap_heads_and_tokens(
+    numbers: Sketches, shape: Sequence[int], grid: tuple[int, ...]
+) -> Sketches | None:
+    """Return the sketches by token if heads come first, None if the shape shows that they do not.
+
+    A tensor with as many heads as tokens may have them in either order.
+    """
+    if len(grid) != 2 or tuple(shape[:-1]) != (*grid, grid[1]):
+        return None
+    swapped = numbers.reshape(*grid, grid[1], ROW_NUMBERS).swapaxes(1, 2)
+    return swapped.reshape(numbers.shape)
+
+
 def merge_forwards(
     forwards: Sides[list[TokenForward]],
     places: Sides[list[list[TokenPlace]]],
@@ -217,6 +244,7 @@ def merge_forwards(
         modules: Pairs that only the rows of the tokens show are added.
     """
     sides = Sides(*(MergedForward(*side) for side in zip(forwards, places, strict=True)))
+    _order_heads(sides.map(lambda side: side.tensors), modules)
     _leave_out_keys(sides.map(lambda side: side.tensors), modules)
     pair_by_rows(sides.map(lambda side: side.tensors), modules)
     coverage = sides.map(MergedForward.coverage)
@@ -227,12 +255,22 @@ def merge_forwards(
             both: Flags = np.all(covered, axis=0)
             coverage.reference.update(dict.fromkeys(reference, both))
             coverage.port.update(dict.fromkeys(port, both))
+    final = find_final_outputs(sides.map(lambda side: side.tensors), modules, coverage)
     return Sides(
         *(
-            side.as_forward(covered, side_kinds)
-            for side, covered, side_kinds in zip(sides, coverage, kinds, strict=True)
+            side.as_forward(*arguments)
+            for side, arguments in zip(sides, zip(coverage, final, kinds, strict=True), strict=True)
         )
     )
+
+
+def _order_heads(tensors: Sides[dict[TensorKey, MergedTensor]], modules: ModulePairs) -> None:
+    for key, tensor in tensors.reference.items():
+        path = modules.matched.get(key[:2])
+        match = None if path is None else tensors.port.get((*path, *key[2:]))
+        if match is not None:
+            tensor.order_like(match)
+            match.order_like(tensor)
 
 
 def _leave_out_keys(tensors: Sides[dict[TensorKey, MergedTensor]], modules: ModulePairs) -> None:

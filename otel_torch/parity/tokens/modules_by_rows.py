@@ -6,14 +6,15 @@ another module than the one that owns their weight:
     reference                 port               because
     layers.0.o_proj           h.0.o_proj         one name in paired containers, equal widths
     q_proj, k_proj, v_proj    qkv_proj           in paired containers; their widths add up
-    lm_head                   logits_processor   the port never calls its lm_head; equal input
+    lm_head                   logits_processor   the port never calls its lm_head, or has none
+                                                 (its head is tied); equal input
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,11 @@ def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: Module
     pairs.wholes |= _find_fused(free.reference, free.port, pairs.matched)
     free = _free(functions, pairs)
     for module, match in list(pairs.matched.items()):
+        if module in called.reference and match not in called.port:
+            around = _called_around(module, match, called.port, pairs)
+            if around is not None:
+                pairs.matched[module] = around
+                continue
         if module in functions.reference and match not in called.port:
             stand_in = _stand_in(functions.reference[module], free.port)
             if stand_in is not None:
@@ -71,6 +77,7 @@ def pair_by_rows(tensors: Sides[Mapping[TensorKey, MergedTensor]], pairs: Module
             if stand_in is not None:
                 del pairs.matched[module]
                 pairs.matched[stand_in] = match
+    pairs.matched |= _find_users_of_tied_weights(functions, pairs)
 
 
 def _functions(tensors: Mapping[TensorKey, MergedTensor]) -> _Modules:
@@ -171,6 +178,63 @@ def _stand_in(module: _Module, candidates: _Modules) -> ModulePath | None:
     }
     best = fitting & same or fitting or same
     return best.pop() if len(best) == 1 else None
+
+
+def _called_around(
+    module: ModulePath, match: ModulePath, called: Set[ModulePath], pairs: ModulePairs
+) -> ModulePath | None:
+    """Return the module around an uncalled owner of weights that computes with them, if any.
+
+    It is called, corresponds to no other module, and has the name of the reference's module in its
+    container: the experts of an engine are one operation, which calls no module for them.
+    """
+    names = counterpart((module[0], _parent(module)), pairs.matched), module[1].rpartition(".")[2]
+    (model, container), name = names
+    path = model, f"{container}.{name}" if container else name
+    contains_owner = path[0] == match[0] and path[1] in enclosing_names(match[1])
+    return path if contains_owner and path in called and path not in pairs.paired.port else None
+
+
+def _find_users_of_tied_weights(
+    functions: Sides[_Modules], pairs: ModulePairs
+) -> dict[ModulePath, ModulePath]:
+    """Return the owners whose weight the other side's module takes from elsewhere.
+
+    A head that is tied to the embedding may own its weight in one program only. The other's module
+    has no weight and calls no module, and has the same input and widths.
+    """
+    free, owners = _free(functions, pairs), pairs.owners
+    users = Sides(_leaves(free.reference, owners.reference), _leaves(free.port, owners.port))
+    found: dict[ModulePath, ModulePath] = {}
+    for path in sorted(free.reference.keys() & owners.reference):
+        user = _only_alike(free.reference[path], users.port)
+        if user is not None and user not in found.values():
+            found[path] = user
+    for path in sorted(free.port.keys() & owners.port):
+        user = _only_alike(free.port[path], users.reference)
+        if user is not None and user not in found:
+            found[user] = path
+    return found
+
+
+def _leaves(modules: _Modules, owners: Set[ModulePath]) -> _Modules:
+    """Return the modules that own no weight and contain no owner of one."""
+    containers = {(model, name) for model, module in owners for name in enclosing_names(module)}
+    return {
+        path: module
+        for path, module in modules.items()
+        if path not in owners and path not in containers
+    }
+
+
+def _only_alike(module: _Module, candidates: _Modules) -> ModulePath | None:
+    """Return the only candidate with the same input and widths, None without one."""
+    alike = [
+        path
+        for path, rival in candidates.items()
+        if rival.widths == module.widths and _is_same(module.inputs[0], rival.inputs[0])
+    ]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _is_same(tensor: MergedTensor, rival: MergedTensor) -> bool:

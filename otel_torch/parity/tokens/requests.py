@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ class TokenForward:
     """A forward whose tokens are known.
 
     grid: shape of its ids. hashes, positions, requests: one entry per token; -1 for a padding.
+    updates: how often optimizers of its process had stepped.
     """
 
     rows: ForwardRows
@@ -37,6 +38,7 @@ class TokenForward:
     hashes: NDArray[np.uint64]
     positions: NDArray[np.int64]
     requests: NDArray[np.int64]
+    updates: int
 
     @property
     def batch(self) -> tuple[object, ...]:
@@ -63,8 +65,15 @@ class MatchedToken(NamedTuple):
     places: Sides[list[TokenPlace]]
 
 
-# by position
-_Request = dict[int, tuple[int, list[TokenPlace]]]
+@dataclass(slots=True, eq=False)
+class _ServedRequest:
+    """A request of one run.
+
+    updates: how often optimizers had stepped when it began. tokens: by position, with their places.
+    """
+
+    updates: int
+    tokens: dict[int, tuple[int, list[TokenPlace]]] = field(default_factory=dict)
 
 
 def read_tokens(forward: ForwardRows) -> TokenForward | None:
@@ -81,7 +90,8 @@ def read_tokens(forward: ForwardRows) -> TokenForward | None:
     requests = row.get("requests")
     if requests is None:  # a request begins where the positions do not go on
         requests = np.cumsum(np.diff(where, prepend=where[:1] - 1) != 1)
-    return TokenForward(forward, grid, hashes, where, np.array(requests, dtype=np.int64))
+    numbers = np.array(requests, dtype=np.int64)
+    return TokenForward(forward, grid, hashes, where, numbers, row.get("updates") or 0)
 
 
 def hashes_of(row: Row) -> NDArray[np.uint64] | None:
@@ -108,13 +118,16 @@ def match_tokens(
 ) -> list[MatchedToken]:
     """Return the tokens that both runs computed, in the order of the reference.
 
-    A request has one partner: that with which it has the longest beginning in common.
+    A request has one partner: that with which it has the longest beginning in common. If both runs
+    know of updates, it is one that began after as many.
     """
     reference, port = _find_requests(reference_forwards), _find_requests(port_forwards)
+    by_updates = know_updates(reference_forwards, port_forwards)
     common = [
         (_common_positions(request, other), index, other_index)
         for index, request in enumerate(reference)
         for other_index, other in enumerate(port)
+        if not by_updates or request.updates == other.updates
     ]
     common.sort(key=lambda entry: (-len(entry[0]), entry[1], entry[2]))
     partners: dict[int, tuple[int, list[int]]] = {}
@@ -127,21 +140,27 @@ def match_tokens(
         MatchedToken(
             index,
             position,
-            Sides(reference[index][position][1], port[other_index][position][1]),
+            Sides(reference[index].tokens[position][1], port[other_index].tokens[position][1]),
         )
         for index, (other_index, positions) in sorted(partners.items())
         for position in positions
     ]
 
 
-def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
+def know_updates(*sides: Sequence[TokenForward]) -> bool:
+    """Return whether all runs have forwards after an update that they know of."""
+    return all(any(forward.updates for forward in side) for side in sides)
+
+
+def _find_requests(forwards: Sequence[TokenForward]) -> list[_ServedRequest]:
     """Collect the tokens of each request over all forwards.
 
     A request is a new one, also in the same row of a batch, when the module that began the last one
-    is at position 0 again. Another module goes on with it: the one that computes its logits.
+    is at position 0 again. Another module goes on with it: the one that computes its logits. What
+    follows an update is left out: its parameters are not those of the beginning.
     """
-    requests: list[_Request] = []
-    running: dict[int, _Request] = {}
+    requests: list[_ServedRequest] = []
+    running: dict[int, _ServedRequest] = {}
     begun_by: dict[int, str] = {}
     for index, forward in enumerate(forwards):
         module = forward.rows.record(0).module
@@ -152,19 +171,21 @@ def _find_requests(forwards: Sequence[TokenForward]) -> list[_Request]:
                 continue
             begins_anew = position == 0 and begun_by.get(number) == module
             if number not in running or begins_anew:
-                running[number], begun_by[number] = {}, module
+                running[number], begun_by[number] = _ServedRequest(forward.updates), module
                 requests.append(running[number])
-            known, places = running[number].get(position, (None, []))
-            place = TokenPlace(index, row)
-            running[number][position] = token, [*places, place] if known == token else [place]
+            if running[number].updates != forward.updates:
+                continue
+            tokens, place = running[number].tokens, TokenPlace(index, row)
+            known, places = tokens.get(position, (None, []))
+            tokens[position] = token, [*places, place] if known == token else [place]
     return requests
 
 
-def _common_positions(reference: _Request, port: _Request) -> list[int]:
+def _common_positions(reference: _ServedRequest, port: _ServedRequest) -> list[int]:
     """Return the positions up to the first token that differs."""
     positions = []
-    for position in sorted(reference.keys() & port.keys()):
-        if reference[position][0] != port[position][0]:
+    for position in sorted(reference.tokens.keys() & port.tokens.keys()):
+        if reference.tokens[position][0] != port.tokens[position][0]:
             break
         positions.append(position)
     return positions

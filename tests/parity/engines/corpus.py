@@ -24,12 +24,14 @@ class Engine(NamedTuple):
 CLEAN = (
     *(Engine(family) for family in ("llama", "llama-tied", "llama-biases", "llama-prefix")),
     *(Engine(family) for family in ("mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe")),
+    *(Engine(family) for family in ("gemma2", "granite", "cohere", "gpt2", "opt", "gpt-oss")),
+    Engine("llama-generated"),
     *(Engine(family, "bfloat16") for family in ("llama", "qwen3", "mixtral")),
     *(Engine(family, compiled=True) for family in ("llama", "qwen3", "mixtral")),
 )
 
 # the words that say at which tokens a fault shows
-EVERY, ROTATED = "Every token is wrong.", "It begins with token 1 of request 0."
+EVERY, ROTATED = "Every token is wrong.", "It begins with token 1 of request 0"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Fault:
 _LAYER = "model.layers.1"
 _ATTENTION, _MLP = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
 _QKV, _ATTN, _O = (f"{_ATTENTION}.{name}" for name in ("qkv_proj", "attn", "o_proj"))
+_FIRST_ATTN = "model.layers.0.self_attn.attn"
 _ROTARY, _FIRST_ROTARY = f"{_ATTENTION}.rotary_emb", "model.layers.0.self_attn.rotary_emb"
 _NORM = f"{_LAYER}.post_attention_layernorm"
 _ORDER = "the right numbers in another order"
@@ -108,7 +111,11 @@ FAULTS: Mapping[str, Fault] = {
     "o_proj_shifted": Fault("llama", faults.change_output(_O, lambda output: output + 0.01), _O, (EVERY,)),
     "down_proj_scaled": Fault("llama", faults.change_output(f"{_MLP}.down_proj", faults.times(1.01)), f"{_MLP}.down_proj", (_factor(1.01),)),
     "activation_scaled": Fault("llama", faults.change_output(f"{_MLP}.act_fn", faults.times(1.01)), f"{_MLP}.act_fn", (_factor(1.01),)),
-    "gate_and_up_exchanged": Fault("llama", faults.exchange_gate_and_up, f"{_MLP}.gate_up_proj", (_ORDER,), near=f"{_MLP}.act_fn"),
+    "gate_and_up_exchanged": Fault("llama", faults.exchange_gate_and_up, f"{_MLP}.gate_up_proj", (_ORDER,)),
+    "update_of_one_request": Fault("llama", faults.update_one_request, _QKV, ("token 3 of request 1",)),
+    "qkv_by_groups": Fault("llama", faults.order_by_groups, _QKV, (_ORDER,)),
+    "o_proj_of_another_layer": Fault("llama", faults.borrow_forward(_O, "model.layers.2.self_attn.o_proj"), _O, (EVERY,)),
+    "layers_exchanged": Fault("llama", faults.exchange_forwards(_LAYER, "model.layers.2"), "model.layers.2.input_layernorm", ("run in another order",), side="input"),
     "logits_scaled": Fault("llama", faults.change_output("logits_processor", faults.times(1.05)), "logits_processor", (_factor(1.05),)),
     "logits_capped": Fault("llama", faults.change_output("logits_processor", lambda logits: (logits / 5).tanh() * 5), "logits_processor", (EVERY,)),
     "logits_of_another_word": Fault("llama", faults.change_output("logits_processor", lambda logits: logits.roll(1, -1)), "logits_processor"),
@@ -127,4 +134,20 @@ FAULTS: Mapping[str, Fault] = {
     "one_expert_scaled": Fault("mixtral", faults.change_routing(faults.scale_one_expert), f"{_LAYER}.block_sparse_moe.experts"),
     "weights_of_experts_not_renormalized": Fault("mixtral", faults.renormalize(False), f"{_LAYER}.block_sparse_moe.experts", (EVERY,)),
     "weights_of_experts_renormalized": Fault("qwen3-moe", faults.renormalize(True), f"{_MLP}.experts", (EVERY,)),
+    "softmax_scale_left_padded": Fault("llama-generated", faults.set_attention("scale", lambda scale: scale * 1.1), _ATTN, (ROTATED,)),
+    "scores_not_capped": Fault("gemma2", faults.set_every_attention("logits_soft_cap", 0), _FIRST_ATTN, (ROTATED,)),
+    "another_query_scale": Fault("gemma2", faults.set_every_attention("scale", 32**-0.5), _FIRST_ATTN, (ROTATED,)),
+    "embedding_not_scaled": Fault("gemma2", faults.drop_embedding_scale, "model.embed_tokens", (_factor(0.08839),)),
+    "window_in_a_full_layer": Fault("gemma2", faults.set_attention("sliding_window", lambda window: 4), _ATTN, ("token 4",)),
+    "norm_after_mlp_left_out": Fault("gemma2", faults.leave_out(f"{_LAYER}.post_feedforward_layernorm"), f"{_LAYER}.post_feedforward_layernorm"),
+    "logits_not_capped": Fault("gemma2", faults.set_attribute("logits_processor", "soft_cap", None), "logits_processor", (EVERY,)),
+    "residual_not_scaled": Fault("granite", faults.set_attribute(_LAYER, "residual_multiplier", 1.0), _NORM, (EVERY,), side="input"),
+    "logits_not_divided": Fault("granite", faults.set_attribute("logits_processor", "scale", 1.0), "logits_processor", (_factor(2),)),
+    "logits_not_scaled": Fault("cohere", faults.set_attribute("logits_processor", "scale", 1.0), "logits_processor", (_factor(2),)),
+    "mlp_after_attention": Fault("cohere", faults.compute_in_sequence, f"{_LAYER}.mlp", (EVERY,), side="input"),
+    "c_attn_without_bias": Fault("gpt2", faults.drop_bias("transformer.h.1.attn.c_attn"), "transformer.h.1.attn.c_attn", (EVERY,)),
+    "layer_left_out": Fault("gpt2", faults.leave_out("transformer.h.1"), "transformer.h.1"),
+    "learned_positions_shifted": Fault("opt", faults.set_attribute("model.decoder.embed_positions", "offset", 0), "model.decoder.embed_positions", (EVERY,)),
+    "fc1_without_bias": Fault("opt", faults.drop_bias("model.decoder.layers.1.fc1"), "model.decoder.layers.1.fc1", (EVERY,)),
+    "one_expert_scaled_gpt_oss": Fault("gpt-oss", faults.change_routing(faults.scale_one_expert), f"{_MLP}.experts"),
 }  # fmt: skip

@@ -6,13 +6,14 @@ and biases are as large as those of trained models, so that a fault in them show
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 Prompts = Sequence[Sequence[int]]
 
@@ -39,6 +40,31 @@ _SIZES: dict[str, Any] = {
 }
 
 
+def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the tokens in one forward of transformers, padded on the right."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    length = max(map(len, tokens))
+    ids = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
+    with torch.no_grad():
+        model(ids, attention_mask=mask)
+
+
+def generate(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the prompts padded on the left, and then one token of each request at a time."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    prompts = [row[:-NEW_TOKENS] for row in tokens]
+    length = max(map(len, prompts))
+    ids = torch.tensor([[0] * (length - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in prompts])
+    lengths = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
+    model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
+
+
 @dataclass(frozen=True)
 class Family:
     """A model and the requests that it serves.
@@ -48,6 +74,8 @@ class Family:
         settings: Of its configuration, beside the sizes.
         engine: Arguments of vLLM's `LLM`.
         in_turn: Whether a request begins once the one before it has ended.
+        chunk: How many tokens the engine computes in one forward.
+        reference: Has transformers compute tokens: (checkpoint, dtype, tokens of each request).
     """
 
     architecture: str
@@ -55,6 +83,8 @@ class Family:
     engine: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts = PROMPTS
     in_turn: bool = False
+    chunk: int = CHUNK
+    reference: Callable[[Path, str, list[list[int]]], None] = forward_once
 
 
 FAMILIES = {
@@ -74,18 +104,46 @@ FAMILIES = {
     "qwen3-moe": Family(
         "Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     ),
+    "llama-generated": Family("Llama", reference=generate),
+    "gemma2": Family(
+        "Gemma2",
+        {
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 40,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "granite": Family(
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "cohere": Family("Cohere", {"tie_word_embeddings": True, "logit_scale": 0.5}),
+    "gpt2": Family(
+        "GPT2", {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 192}
+    ),
+    "opt": Family("OPT", {"ffn_dim": 192, "word_embed_proj_dim": 128, "pad_token_id": 1}),
+    "gpt-oss": Family(
+        "GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4}
+    ),
 }
 
 
 def save_checkpoint(family: Family, folder: Path) -> None:
     """Save a model of a family with random weights, in float32."""
     config = getattr(transformers, f"{family.architecture}Config")
-    model_class = getattr(transformers, f"{family.architecture}ForCausalLM")
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config]
     torch.manual_seed(0)
     model = model_class(config(**{**_SIZES, **family.settings}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or "ln_" in name or name.endswith("bias"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
 
@@ -122,19 +180,7 @@ def load_engine(family: Family, checkpoint: Path, dtype: str, compiled: bool) ->
         skip_tokenizer_init=True,
         max_model_len=128,
         max_num_seqs=4,
-        max_num_batched_tokens=CHUNK,
+        max_num_batched_tokens=family.chunk,
         disable_log_stats=True,
         **{"enable_prefix_caching": False, **family.engine},
     )
-
-
-def forward_once(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
-    """Compute the tokens in one forward of transformers, padded on the right."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=getattr(torch, dtype)
-    ).eval()
-    length = max(map(len, tokens))
-    ids = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
-    with torch.no_grad():
-        model(ids, attention_mask=mask)

@@ -196,6 +196,33 @@ def exchange_gate_and_up(model: nn.Module) -> None:
     change_output(f"{_MLP}.gate_up_proj", change)(model)
 
 
+def update_one_request(model: nn.Module) -> None:
+    """Apply an adapter to one request only, while decoding."""
+    attention = _attention(model)
+    generator = torch.Generator().manual_seed(1)
+    down = torch.randn(128, 2, generator=generator) * 0.1
+    up = torch.randn(2, attention.q_size, generator=generator) * 0.1
+
+    def forward(original: Any, hidden: Tensor) -> Any:
+        output, bias = original(hidden)
+        if len(hidden) == 3:
+            output[1, : attention.q_size] += hidden[1] @ down @ up
+        return output, bias
+
+    replace_forward(attention.qkv_proj, forward)
+
+
+def order_by_groups(model: nn.Module) -> None:
+    """Have the keys and values of a group of heads follow its queries."""
+
+    def change(qkv: Tensor) -> Tensor:
+        queries, keys, values = (part.chunk(2, -1) for part in qkv.split((128, 64, 64), -1))
+        groups = zip(queries, keys, values, strict=True)
+        return torch.cat([part for group in groups for part in group], -1)
+
+    change_output(f"{_SELF_ATTENTION}.qkv_proj", change)(model)
+
+
 # ---- positions
 
 
@@ -250,6 +277,71 @@ def restart_at_chunk(positions: Tensor) -> Tensor:
     return (
         positions.where(positions < CHUNK, positions - CHUNK) if len(positions) > 3 else positions
     )
+
+
+# ---- layers
+
+
+def exchange_forwards(path: str, other: str) -> Plant:
+    """Return a plant that runs two modules in each other's place, each under its own name."""
+
+    def plant(model: nn.Module) -> None:
+        first, second = model.get_submodule(path), model.get_submodule(other)
+        first.forward, second.forward = second.forward, first.forward
+
+    return plant
+
+
+def borrow_forward(path: str, other: str) -> Plant:
+    """Return a plant that has one module compute what another one would."""
+
+    def plant(model: nn.Module) -> None:
+        model.get_submodule(path).forward = model.get_submodule(other).forward
+
+    return plant
+
+
+def leave_out(path: str) -> Plant:
+    """Return a plant that has a module return its first input."""
+
+    def plant(model: nn.Module) -> None:
+        replace_forward(model.get_submodule(path), lambda original, hidden, *args: hidden)
+
+    return plant
+
+
+def set_attribute(path: str, name: str, value: Any) -> Plant:
+    def plant(model: nn.Module) -> None:
+        setattr(model.get_submodule(path), name, value)
+
+    return plant
+
+
+def set_every_attention(name: str, value: Any) -> Plant:
+    """Return a plant that changes a setting of the attention of all layers."""
+
+    def plant(model: nn.Module) -> None:
+        for module in model.modules():
+            if hasattr(getattr(module, "impl", None), name):
+                setattr(module.impl, name, value)
+
+    return plant
+
+
+def drop_embedding_scale(model: Any) -> None:
+    model.model.embed_input_ids = lambda ids: model.model.embed_tokens(ids)
+
+
+def compute_in_sequence(model: nn.Module) -> None:
+    """Add the attention before the MLP of a layer that computes both from one input."""
+    layer = _layer(model)
+
+    def forward(original: Any, positions: Tensor, hidden: Tensor, residual: Any) -> Any:
+        hidden, residual = layer.input_layernorm(hidden, hidden)
+        attended = layer.self_attn(positions=positions, hidden_states=hidden)
+        return residual + attended + layer.mlp(hidden + attended), residual
+
+    replace_forward(layer, forward)
 
 
 # ---- tokens

@@ -2,12 +2,14 @@
 
 Importing vLLM takes half a minute and loading a model five seconds, serving three requests less
 than one. So this process imports it once, and forks: one child loads a family, and each fault is
-planted in a child of that one, which ends with it. There is nothing to undo. The variables of
-`environment` must be set before torch is imported.
+planted in a child of that one, which ends with it. There is nothing to undo. transformers runs in
+a child of this process, because vLLM changes the classes of a model that it takes from there. The
+variables of `environment` must be set before torch is imported.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import shutil
@@ -23,8 +25,6 @@ from otel_torch.parity.finding import Report
 from tests.parity.engines.corpus import FAULTS, Engine
 from tests.parity.engines.families import (
     FAMILIES,
-    Family,
-    forward_once,
     load_engine,
     save_checkpoint,
     serve,
@@ -33,6 +33,14 @@ from tests.parity.engines.families import (
 _Result = TypeVar("_Result")
 # a fork that waits for a thread it does not have ends after this time
 _TIMEOUT_S = 600
+# what vLLM imports only while it loads a model
+_IMPORTED_LATE = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.mixtral",
+)
 
 
 def compare(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]:
@@ -40,12 +48,23 @@ def compare(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]
 
     Raises: RuntimeError, if a program ends without a result.
     """
+    for module in _IMPORTED_LATE:
+        importlib.import_module(module)
     family, checkpoint = FAMILIES[engine.family], folder / engine.family
     if not checkpoint.exists():
         save_checkpoint(family, checkpoint)
+    runs = folder / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    for fault in faults:
+        (runs / fault).mkdir(parents=True, exist_ok=True)
     if engine.compiled:  # recording must begin before vLLM compiles
-        return [_in_child(_compare, folder, engine, fault, None) for fault in faults]
-    return _in_child(_compare_all, folder, engine, faults)
+        served = [_in_child(_serve, runs, checkpoint, engine, fault, None) for fault in faults]
+    else:
+        served = _in_child(_serve_all, runs, checkpoint, engine, faults)
+    return [
+        _in_child(_compare, runs / fault, checkpoint, engine, tokens)
+        for fault, tokens in zip(faults, served, strict=True)
+    ]
 
 
 def _in_child(function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -71,28 +90,20 @@ def _in_child(function: Callable[..., _Result], *arguments: Any) -> _Result:
     return result
 
 
-def _compare_all(folder: Path, engine: Engine, faults: Sequence[str]) -> list[Report]:
-    loaded = load_engine(FAMILIES[engine.family], folder / engine.family, engine.dtype, False)
-    return [_in_child(_compare, folder, engine, fault, loaded) for fault in faults]
-
-
-def _compare(folder: Path, engine: Engine, fault: str, loaded: Any) -> Report:
-    """Record the engine and then transformers with its tokens, and compare them."""
-    family, checkpoint = FAMILIES[engine.family], folder / engine.family
-    runs = folder / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir()
-    tokens = _in_child(_serve, runs, family, checkpoint, engine, fault, loaded)
-    _in_child(_record_reference, runs, checkpoint, engine.dtype, tokens)
-    return diff(runs / "reference.jsonl", runs / "engine.jsonl")
+def _serve_all(
+    runs: Path, checkpoint: Path, engine: Engine, faults: Sequence[str]
+) -> list[list[list[int]]]:
+    loaded = load_engine(FAMILIES[engine.family], checkpoint, engine.dtype, False)
+    return [_in_child(_serve, runs, checkpoint, engine, fault, loaded) for fault in faults]
 
 
 def _serve(
-    runs: Path, family: Family, checkpoint: Path, engine: Engine, fault: str, loaded: Any
+    runs: Path, checkpoint: Path, engine: Engine, fault: str, loaded: Any
 ) -> list[list[int]]:
+    family = FAMILIES[engine.family]
     if loaded is not None and fault:
         loaded.apply_model(FAULTS[fault].plant)
-    bootstrap.start(jsonl=str(runs / "engine.jsonl"), capture="tokens")
+    bootstrap.start(jsonl=str(runs / fault / "engine.jsonl"), capture="tokens")
     try:
         if loaded is None:
             loaded = load_engine(family, checkpoint, engine.dtype, engine.compiled)
@@ -101,9 +112,11 @@ def _serve(
         bootstrap.stop()
 
 
-def _record_reference(runs: Path, checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
-    bootstrap.start(jsonl=str(runs / "reference.jsonl"), capture="tokens")
+def _compare(run: Path, checkpoint: Path, engine: Engine, tokens: list[list[int]]) -> Report:
+    """Record transformers with the engine's tokens, and compare both."""
+    bootstrap.start(jsonl=str(run / "reference.jsonl"), capture="tokens")
     try:
-        forward_once(checkpoint, dtype, tokens)
+        FAMILIES[engine.family].reference(checkpoint, engine.dtype, tokens)
     finally:
         bootstrap.stop()
+    return diff(run / "reference.jsonl", run / "engine.jsonl")
