@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class JudgedPlace:
         unreduced: The value is used as if it were whole, but each rank has only its term.
         same_inputs: It is a loss, and each rank computed it of the whole batch.
         is_padded: The parts have elements that the whole lacks.
+        rank_scales: Rank -> what it has multiplied this and its other gradients by, where the
+            ranks differ.
     """
 
     place: TensorPlace
@@ -48,6 +50,7 @@ class JudgedPlace:
     unreduced: bool = False
     same_inputs: bool = False
     is_padded: bool = False
+    rank_scales: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_notable(self) -> bool:

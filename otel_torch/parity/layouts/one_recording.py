@@ -11,11 +11,12 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
+from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.numbering import Numbering, number_modules
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
@@ -64,6 +65,9 @@ def write_one_recording(
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference if same_batches else None, ranks, numberings):
             judged = judge_places(places, len(ranks))
+            find_unscaled(judged)
+            for key, wrong in describe_all_gradients(judged).items():
+                one.wrong[key] = wrong
             numbers = CallNumbers(
                 [
                     [row for place in places for row in place.ranks if row.rank == rank]
@@ -120,8 +124,10 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
     layout = judged.layout
     if not judged.is_complete:
         return None
-    if layout is None or judged.unreduced:
+    if layout is None:
         return owner
+    if judged.unreduced:
+        return _row_of_terms(judged, owner)
     if judged.is_padded and math.isnan(layout.error):
         shape = judged.whole_shape
         return without_numbers(owner) | {"shape": shape, "numel": math.prod(shape)}
@@ -131,6 +137,19 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
     if judged.is_padded:
         return {name: value for name, value in whole.items() if name not in CHANGED_BY_PADDING}
     return whole
+
+
+def _row_of_terms(judged: JudgedPlace, owner: Row) -> Row:
+    """Return the row of a sum that was not reduced: the first rank's term.
+
+    A rank of a mesh has a part of it; then the terms of some ranks are put together as if they
+    were all of it.
+    """
+    layout, reference, rows = judged.layout, judged.place.reference, judged.rows
+    if layout is None or layout.has_sketches or reference is None or not rows[0].numel:
+        return owner
+    parts = rows[:: max(1, len(rows) * rows[0].numel // (reference.numel or 1))]
+    return row_of_all(owner, replace(layout, kind="parts"), parts, judged.whole_shape)
 
 
 def _in_time(rows: list[Row]) -> list[Row]:

@@ -142,7 +142,7 @@ def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
     """Return the rows that describe the tensor of the reference.
 
     The model's output on the first stage of a pipeline is another tensor than on the last one. Of
-    several copies of a part, one counts.
+    several copies of a part, one counts. A rank may have an empty shard of a flat parameter.
     """
     if all("shard" in row.row for row in rows):
         if any(row.row["shard"]["partial"] for row in rows):
@@ -152,7 +152,7 @@ def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
             by_offset.setdefault(tuple(row.row["shard"]["offset"]), row)
         return list(by_offset.values())
     alike = [row for row in rows if row.shape == reference.shape]
-    return alike or rows
+    return alike or [row for row in rows if row.numel] or rows
 
 
 def terms_of(layout: RankLayout, rows: Sequence[RankRow]) -> list[Sketch] | None:

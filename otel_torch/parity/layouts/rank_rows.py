@@ -17,8 +17,10 @@ import numpy as np
 
 from otel_torch.parity.call_graph import Sketch, decode_sketch
 from otel_torch.parity.layouts.numbering import Numbering
+from otel_torch.parity.layouts.whole_statistics import SCALING, encode_sketch
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
+from otel_torch.records import json_safe
 from otel_torch.statistics.sketch_format import SIZE
 
 PlaceKey = tuple[Any, ...]
@@ -67,6 +69,19 @@ class RankRow:
         if isinstance(l2, int | float):
             return float(l2)
         return 0.0 if self.sketch is None else float(np.linalg.norm(self.sketch))
+
+    def times(self, factor: float) -> RankRow:
+        """Return the row of the tensor times a positive number."""
+        row = dict(self.row)
+        row |= {
+            name: json_safe(row[name] * factor)
+            for name in SCALING
+            if isinstance(row.get(name), float)
+        }
+        sketch = None if self.sketch is None else factor * self.sketch
+        if "sketch" in row and sketch is not None:
+            row["sketch"] = encode_sketch(sketch)
+        return RankRow(self.rank, row, sketch, tuple(factor * part for part in self.as_part))
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +137,13 @@ def _with_spread_gradients(
     if all(len(place.ranks) == count for place in gradients):
         return places
     known = {place.key for place in gradients}
-    in_pieces = [
-        TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, without_numbers(row.row))])
-        for key, row in references.items()
-        if key[2].startswith(PARAMETER_GRADIENT) and key not in known
-    ]
+    in_pieces = []
+    for key, reference in references.items():
+        if key[2].startswith(PARAMETER_GRADIENT) and key not in known:
+            row = without_numbers(reference.row)
+            row.pop("value", None)  # the number of another tensor on the ranks
+            row.pop("storage", None)
+            in_pieces.append(TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, row)]))
     end = places.index(gradients[-1]) + 1
     return [*places[:end], *in_pieces, *places[end:]]
 
@@ -138,6 +155,11 @@ def without_numbers(row: Row) -> Row:
 
 
 def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> list[TensorPlace]:
+    """Return the places of a step, in the order of one process.
+
+    What only a later rank has, as a stage of a pipeline, follows what earlier ones have of its
+    kind: a forward comes before the backward passes.
+    """
     places: dict[PlaceKey, TensorPlace] = {}
     for rows in ranks:
         for row in rows:
@@ -146,7 +168,28 @@ def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> li
             if place is None:
                 place = places[key] = TensorPlace(key, references.get(key), [])
             place.ranks.append(row)
-    return list(places.values())
+    first = ranks[0][0].rank if ranks and ranks[0] else None
+    by_kind: dict[tuple[Any, bool], list[TensorPlace]] = {}
+    for place in places.values():
+        by_kind.setdefault(_kind(place), []).append(place)
+    ordered: list[TensorPlace] = []
+    remaining = {
+        kind: sum(place.ranks[0].rank == first for place in of_kind)
+        for kind, of_kind in by_kind.items()
+    }
+    for place in places.values():
+        if place.ranks[0].rank != first:
+            continue
+        ordered.append(place)
+        kind = _kind(place)
+        remaining[kind] -= 1
+        if not remaining[kind]:
+            ordered += [other for other in by_kind.pop(kind) if other.ranks[0].rank != first]
+    return [*ordered, *(place for of_kind in by_kind.values() for place in of_kind)]
+
+
+def _kind(place: TensorPlace) -> tuple[Any, bool]:
+    return place.key[-2], place.key[2].startswith(PARAMETER_GRADIENT)
 
 
 class _RankSteps:
