@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,6 +40,7 @@ class JudgedPlace:
         unreduced: The value is used as if it were whole, but each rank has only its term.
         same_inputs: It is a loss, and each rank computed it of the whole batch.
         is_padded: The parts have elements that the whole lacks.
+        is_own: Each rank has numbers of its own by design.
         rank_scales: Rank -> what it has multiplied this and its other gradients by, where the
             ranks differ.
     """
@@ -50,11 +51,14 @@ class JudgedPlace:
     unreduced: bool = False
     same_inputs: bool = False
     is_padded: bool = False
+    is_own: bool = False
     rank_scales: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_notable(self) -> bool:
         """Whether ranks do not hold what the reference has, a single one even if only slightly."""
+        if self.is_own:
+            return False
         return self.is_wrong or (self.layout is not None and self.layout.wrong is not None)
 
     @property
@@ -114,11 +118,16 @@ class JudgedPlace:
         return 0 if self.layout is None else self.layout.wrong or 0
 
 
-def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]:
+def judge_places(
+    places: Sequence[TensorPlace],
+    count: int,
+    set_aside: Callable[[Sequence[JudgedPlace]], None] = lambda judged: None,
+) -> list[JudgedPlace]:
     """Return the places of a step with their layouts.
 
     Args:
         count: The number of all ranks.
+        set_aside: Marks the places that hold numbers of each rank's own.
     """
     judged = [_judge(place, count) for place in places]
     if any(map(_is_reordered_input, judged)):
@@ -127,6 +136,7 @@ def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]
         _expect_one_loss(judged)
     _accept_larger_gradients(judged, count)
     _accept_fused_parts(judged, count)
+    set_aside(judged)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
@@ -252,6 +262,8 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
     for entry in places:
         layout = entry.layout
         if layout is None or "shard" in entry.rows[0].row or math.isnan(layout.error):
+            continue
+        if entry.is_own:
             continue
         if entry.place.key[2].startswith(PARAMETER_GRADIENT):
             entry.unreduced = layout.kind == "sum" and not layout.is_wrong

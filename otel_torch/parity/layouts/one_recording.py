@@ -18,10 +18,12 @@ from typing import Any
 from otel_torch.parity.layouts.call_numbers import CallNumbers
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
-from otel_torch.parity.layouts.numbering import Numbering, number_modules
+from otel_torch.parity.layouts.numbering import Numbering, number_ranks
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
 from otel_torch.parity.layouts.same_batches import have_same_batches
+from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
+from otel_torch.parity.layouts.whole_statistics import SCALING
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
 from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.rows import Row
@@ -56,24 +58,19 @@ def write_one_recording(
     Raises:
         RecordingError: A file is not a recording.
     """
-    numberings = {rank: number_modules(reference, path) for rank, path in ranks.items()}
+    numberings = number_ranks(reference, ranks)
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
     in_parts: list[Row] = []
-    biases = Biases()
+    biases, tables = Biases(), ShardedTables()
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference if same_batches else None, ranks, numberings):
-            judged = judge_places(places, len(ranks))
+            judged = judge_places(places, len(ranks), tables.set_aside)
             find_unscaled(judged)
             for key, wrong in describe_all_gradients(judged).items():
                 one.wrong[key] = wrong
-            numbers = CallNumbers(
-                [
-                    [row for place in places for row in place.ranks if row.rank == rank]
-                    for rank in ranks
-                ]
-            )
+            numbers = CallNumbers(row for place in places for row in place.ranks)
             rows = []
             for place in judged:
                 if place.is_in_unknown_parts:
@@ -126,14 +123,20 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
         return None
     if layout is None:
         return owner
-    if judged.unreduced:
-        return _row_of_terms(judged, owner)
-    if judged.is_padded and math.isnan(layout.error):
+    if judged.is_own or (judged.is_padded and math.isnan(layout.error)):
         shape = judged.whole_shape
         return without_numbers(owner) | {"shape": shape, "numel": math.prod(shape)}
+    if judged.unreduced:
+        return _row_of_terms(judged, owner)
     if layout.kind == "whole" and layout.scale == 1:
         return row_of_rank(owner, judged.rows[judged.worst])
     whole = row_of_all(owner, layout, judged.rows, judged.whole_shape)
+    reference = judged.place.reference
+    if reference is not None and not layout.is_wrong and "int" in str(owner.get("dtype")):
+        # integers are compared exactly, and what follows from their parts is rounded
+        whole |= {
+            name: reference.row[name] for name in SCALING if name in {*whole} & {*reference.row}
+        }
     if judged.is_padded:
         return {name: value for name, value in whole.items() if name not in CHANGED_BY_PADDING}
     return whole
@@ -179,7 +182,7 @@ def _write_metadata(
     models: dict[str, Any] = {}
     for rank, entry in metadata.items():
         for model, facts in entry.get("models", {}).items():
-            merged = models.setdefault(model, {**facts, "table": []})
+            merged = models.setdefault(numberings[rank].chunk(model)[0], {**facts, "table": []})
             known = {line["module"]: line for line in merged["table"]}
             for line in facts.get("table", ()):
                 name = numberings[rank].rename(model, line["module"])

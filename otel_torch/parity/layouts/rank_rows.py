@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Sketch, decode_sketch
+from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.layouts.numbering import Numbering
 from otel_torch.parity.layouts.whole_statistics import SCALING, encode_sketch
 from otel_torch.recording.reader import iterate_rows
@@ -38,12 +39,19 @@ class RankRow:
         sketch: Of the row's value, also where an earlier row has it.
         as_part: The sketches of the value as this rank's part, by dimension; empty where the
             process was alone.
+        chunk: Which part of the model on its rank it belongs to, where a rank has several stages.
     """
 
     rank: int
     row: Row
     sketch: Sketch | None = None
     as_part: tuple[Sketch, ...] = ()
+    chunk: int = 0
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """The part of the model that the row belongs to, in the order of the whole."""
+        return self.chunk, self.rank
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -81,7 +89,9 @@ class RankRow:
         sketch = None if self.sketch is None else factor * self.sketch
         if "sketch" in row and sketch is not None:
             row["sketch"] = encode_sketch(sketch)
-        return RankRow(self.rank, row, sketch, tuple(factor * part for part in self.as_part))
+        return RankRow(
+            self.rank, row, sketch, tuple(factor * part for part in self.as_part), self.chunk
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -161,30 +171,31 @@ def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> li
     kind: a forward comes before the backward passes.
     """
     places: dict[PlaceKey, TensorPlace] = {}
-    for rows in ranks:
-        for row in rows:
-            key = place_key(row.row)
-            place = places.get(key)
-            if place is None:
-                place = places[key] = TensorPlace(key, references.get(key), [])
-            place.ranks.append(row)
-    first = ranks[0][0].rank if ranks and ranks[0] else None
+    rows = [row for of_rank in ranks for row in of_rank]
+    rows.sort(key=lambda row: row.chunk)  # the later stages of all ranks come last
+    for row in rows:
+        key = place_key(row.row)
+        place = places.get(key)
+        if place is None:
+            place = places[key] = TensorPlace(key, references.get(key), [])
+        place.ranks.append(row)
+    first = rows[0].stage if rows else None
     by_kind: dict[tuple[Any, bool], list[TensorPlace]] = {}
     for place in places.values():
         by_kind.setdefault(_kind(place), []).append(place)
     ordered: list[TensorPlace] = []
     remaining = {
-        kind: sum(place.ranks[0].rank == first for place in of_kind)
+        kind: sum(place.ranks[0].stage == first for place in of_kind)
         for kind, of_kind in by_kind.items()
     }
     for place in places.values():
-        if place.ranks[0].rank != first:
+        if place.ranks[0].stage != first:
             continue
         ordered.append(place)
         kind = _kind(place)
         remaining[kind] -= 1
         if not remaining[kind]:
-            ordered += [other for other in by_kind.pop(kind) if other.ranks[0].rank != first]
+            ordered += [other for other in by_kind.pop(kind) if other.ranks[0].stage != first]
     return [*ordered, *(place for of_kind in by_kind.values() for place in of_kind)]
 
 
@@ -198,7 +209,8 @@ class _RankSteps:
     def __init__(self, rank: int, path: Path, numbering: Numbering) -> None:
         self._rank, self._numbering = rank, numbering
         self._sketches: dict[Any, tuple[Sketch | None, tuple[Sketch, ...]]] = {}
-        rows = iterate_rows(path)
+        # a framework's own forwards, which each rank runs on dummy inputs of its own
+        rows = (row for row in iterate_rows(path) if row.get("phase") != WARM_UP)
         self._groups = groupby(rows, key=lambda row: (row.get("loop"), row.get("step")))
         self._waiting: dict[Any, list[RankRow]] = {}
 
@@ -224,6 +236,7 @@ class _RankSteps:
 
     def _with_sketches(self, row: Row) -> RankRow:
         row["module"] = self._numbering.rename(row.get("model", ""), row["module"])
+        row["model"], chunk = self._numbering.chunk(row.get("model", ""))
         value, text = row.get("value"), row.pop("part_sketches", None)
         if "sketch" in row:
             parts = decode_sketch(text)
@@ -239,4 +252,4 @@ class _RankSteps:
             sketches = np.array([mean]), ()  # a number is its own sketch
         else:
             sketches = self._sketches.get(value, (None, ()))
-        return RankRow(self._rank, row, *sketches)
+        return RankRow(self._rank, row, *sketches, chunk)

@@ -215,6 +215,18 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
     return Cause("ranks_differ", False, text)
 
 
+def _other_random_numbers(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """The ranks drop other elements of their parts than one process does, and as many."""
+    layout, reference = judged.layout, judged.place.reference
+    row = judged.rows[0].row
+    if layout is None or reference is None or layout.kind != "parts" or judged.unreduced:
+        return None
+    if "Dropout" not in str(row.get("class")) or not row["tensor"].startswith("out"):
+        return None
+    text = "the ranks draw other random numbers for their parts than one process for the whole"
+    return Cause("random_stream", False, text)
+
+
 _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
     _mean_of_means,
     _whole_logits_as_parts,
@@ -223,6 +235,7 @@ _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
     _bias_on_each_rank,
     _another_ranks_part,
     _another_value,
+    _other_random_numbers,
 )
 
 
