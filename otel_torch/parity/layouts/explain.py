@@ -54,10 +54,27 @@ def _wrong_place(finding: Finding, one: OneRecording) -> WrongPlace | None:
             None,
         )
     if finding.phase == "loss":
-        return one.wrong.get((*module, *step, finding.port_call, "train", None))
+        losses = (
+            wrong
+            for key, wrong in one.wrong.items()
+            if (key[:3], key[3:5], key[6]) == (module, step, "train")
+        )
+        return next(losses, None)
+    if finding.phase == "update" and finding.cause is not None and not finding.port_module:
+        return _wrong_settings(step, one)
     if finding.port_side == "parameter" and finding.phase in _FORWARD_PHASES:
         return one.wrong.get((*module, 0, 0, 0, "attach", None))
     return one.wrong.get((*module, *step, finding.port_call, finding.phase, None))
+
+
+def _wrong_settings(step: tuple[int | None, int | None], one: OneRecording) -> WrongPlace | None:
+    """Return what is wrong with the settings of optimizers, which differ between the ranks."""
+    for key, wrong in one.wrong.items():
+        if key[6] == "train" and key[2].endswith("]") and key[3:5] == step:
+            return replace(wrong, cause=None)
+    if one.rank_of_settings is None:
+        return None
+    return WrongPlace(one.rank_of_settings, None, f"Only rank {one.rank_of_settings} is wrong.")
 
 
 def _is_better(cause: object, finding: Finding) -> bool:

@@ -18,14 +18,14 @@ from typing import Any
 from otel_torch.parity.layouts.call_numbers import CallNumbers
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
-from otel_torch.parity.layouts.numbering import Numbering, number_ranks
+from otel_torch.parity.layouts.merged_metadata import write_merged_metadata
+from otel_torch.parity.layouts.numbering import number_ranks
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
 from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
 from otel_torch.parity.layouts.whole_statistics import SCALING
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
-from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
 
@@ -37,10 +37,16 @@ _FORWARD_PHASES = ("forward", "eval")
 
 @dataclass(slots=True)
 class OneRecording:
-    """The recording of all ranks, and what is wrong on which rank."""
+    """The recording of all ranks, and what is wrong on which rank.
+
+    Attributes:
+        rank_of_settings: The first rank whose optimizers have other settings than the reference's,
+            None if all of them have, or none.
+    """
 
     path: Path
     wrong: dict[PlaceKey, WrongPlace] = field(default_factory=dict)
+    rank_of_settings: int | None = None
 
 
 def write_one_recording(
@@ -107,7 +113,7 @@ def write_one_recording(
             f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
             f"{_name_of(in_parts[0])}: {why}"
         )
-    _write_metadata(one.path, ranks, numberings, warn)
+    one.rank_of_settings = write_merged_metadata(one.path, reference, ranks, numberings, warn)
     return one
 
 
@@ -171,25 +177,3 @@ def _in_time(rows: list[Row]) -> list[Row]:
 
 def _time(row: Row) -> Any:
     return row["order"][0 if row["tensor"].startswith("in") else 1]
-
-
-def _write_metadata(
-    path: Path, ranks: dict[int, Path], numberings: dict[int, Numbering], warn: Warn
-) -> None:
-    """Write the metadata of the first rank, with the modules of all."""
-    metadata = {rank: read_metadata(recording, warn) for rank, recording in ranks.items()}
-    first = next(iter(metadata.values()))
-    models: dict[str, Any] = {}
-    for rank, entry in metadata.items():
-        for model, facts in entry.get("models", {}).items():
-            merged = models.setdefault(numberings[rank].chunk(model)[0], {**facts, "table": []})
-            known = {line["module"]: line for line in merged["table"]}
-            for line in facts.get("table", ()):
-                name = numberings[rank].rename(model, line["module"])
-                if name not in known:
-                    merged["table"].append({**line, "module": name})
-                elif line.get("called") is not False:
-                    known[name]["called"] = True
-    ended_cleanly = all(entry.get("ended_cleanly", True) for entry in metadata.values())
-    merged_metadata = {**first, "models": models, "ended_cleanly": ended_cleanly}
-    metadata_path(path).write_text(json.dumps(merged_metadata), encoding="utf-8")
