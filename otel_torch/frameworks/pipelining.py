@@ -1,4 +1,4 @@
-"""Support for `torch.distributed.pipelining`: the forward by which a stage learns shapes is a warm-up.
+"""Support for torch.distributed.pipelining: a forward by which a stage learns shapes is a warm-up.
 
 Before its first step, a stage runs its modules on memory that holds anything, or on a microbatch
 that it runs again.

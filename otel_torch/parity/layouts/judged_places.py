@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from otel_torch.parity.call_graph import enclosing_names
+from otel_torch.parity.diagnosis.linear import fit
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
 from otel_torch.parity.layouts.padded_parts import is_padded, recognize_padded
 from otel_torch.parity.layouts.rank_layout import (
     RankLayout,
+    cuts,
     holders,
     recognize,
     relative_distance,
@@ -28,6 +30,8 @@ _ADDED = 0.02
 _FAR = 20.0
 # relative distance from which on two ranks hold different tensors, and not other roundings
 _DIFFERENT = 1e-2
+# relative difference from which on the ranks' shares of the tokens are unequal
+_OTHER_SHARE = 1e-2
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +43,8 @@ class JudgedPlace:
         layout: None where the reference does not have the place.
         unreduced: The value is used as if it were whole, but each rank has only its term.
         same_inputs: It is a loss, and each rank computed it of the whole batch.
+        has_own_mean: It is a loss, and the gradients that enter the model are the reference's times
+            a number on each rank; None where they do not show it.
         is_padded: The parts have elements that the whole lacks.
         is_own: Each rank has numbers of its own by design.
         rank_scales: Rank -> what it has multiplied this and its other gradients by, where the
@@ -50,6 +56,7 @@ class JudgedPlace:
     layout: RankLayout | None
     unreduced: bool = False
     same_inputs: bool = False
+    has_own_mean: bool | None = None
     is_padded: bool = False
     is_own: bool = False
     rank_scales: dict[int, float] = field(default_factory=dict)
@@ -134,6 +141,7 @@ def judge_places(
         _forget_order(judged, count)
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
+    _compare_loss_with_gradients(judged)
     _accept_larger_gradients(judged, count)
     _accept_fused_parts(judged, count)
     set_aside(judged)
@@ -223,6 +231,45 @@ def _expect_one_loss(judged: Sequence[JudgedPlace]) -> None:
         if entry.place.key[2] == "loss" and reference is not None and entry.is_wrong:
             entry.layout = recognize(reference, entry.rows, can_add_up=False)
             entry.same_inputs = True
+
+
+def _compare_loss_with_gradients(judged: Sequence[JudgedPlace]) -> None:
+    """Find out whether the ranks average a loss each over their own part of the batch.
+
+    Then the gradients of the model's output on a rank are the reference's times one number: that
+    of all tokens over that of its own. Padding that counts has gradients of its own.
+    """
+    for loss in judged:
+        if loss.place.key[2] != "loss" or not loss.is_wrong:
+            continue
+        factors = [
+            of_entry for entry in judged if (of_entry := _factors_on_ranks(entry, loss)) is not None
+        ]
+        if factors:
+            known = [factor for of_entry in factors for factor in of_entry]
+            differ = known and max(known) - min(known) > _OTHER_SHARE * max(known)
+            loss.has_own_mean = all(factors) and bool(differ)
+
+
+def _factors_on_ranks(entry: JudgedPlace, loss: JudgedPlace) -> list[float] | None:
+    """Return by which numbers the ranks' gradients of the model's output make up the reference's.
+
+    Empty if they do not; None if it is another tensor, or the layout does not show it.
+    """
+    model, module, tensor, *step, _, phase, _ = entry.place.key
+    reference, layout = entry.place.reference, entry.layout
+    is_output = not module and tensor.startswith("grad") and phase == "backward"
+    if not is_output or model != loss.place.key[0] or step != list(loss.place.key[3:5]):
+        return None
+    if reference is None or reference.sketch is None or layout is None or layout.kind != "parts":
+        return None
+    limit = 3 * layout.limit * float(np.linalg.norm(reference.sketch))
+    dims = cuts(reference, entry.rows) if len(entry.rows) > 1 else []
+    if not dims:
+        return None
+    fits = [fit(reference.sketch, [row.as_part[dim] for row in entry.rows]) for dim in dims]
+    factors, remainder = min(fits, key=lambda found: found[1])
+    return [float(factor) for factor in factors] if remainder <= limit else []
 
 
 def _accept_fused_parts(places: Sequence[JudgedPlace], count: int) -> None:

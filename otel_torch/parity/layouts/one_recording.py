@@ -25,6 +25,7 @@ from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
 from otel_torch.parity.layouts.whole_statistics import SCALING
+from otel_torch.parity.layouts.wrong_part import find_wrong_part
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
@@ -32,6 +33,8 @@ from otel_torch.records import json_safe
 Warn = Callable[[str], None]
 # wrong places that are kept; the first ones matter
 _MOST_WRONG = 5000
+# wrong places whose rank is searched for in those that follow
+_MOST_SEARCHED = 50
 _FORWARD_PHASES = ("forward", "eval")
 
 
@@ -78,7 +81,7 @@ def write_one_recording(
                 one.wrong[key] = wrong
             numbers = CallNumbers(row for place in places for row in place.ranks)
             rows = []
-            for place in judged:
+            for index, place in enumerate(judged):
                 if place.is_in_unknown_parts:
                     # norms of a weight that the reference ties to another, which has them
                     if place.place.key[-2] != "train":
@@ -91,7 +94,7 @@ def write_one_recording(
                     continue
                 rows.append(row)
                 if place.is_notable and len(one.wrong) < _MOST_WRONG:
-                    one.wrong[place.place.key] = describe_wrong(place, biases)
+                    one.wrong[place.place.key] = _describe(judged, index, biases, len(one.wrong))
             for row in _in_time(rows):
                 row.pop("part_sketches", None)
                 spelled = {name: json_safe(value) for name, value in row.items()}
@@ -115,6 +118,23 @@ def write_one_recording(
         )
     one.rank_of_settings = write_merged_metadata(one.path, reference, ranks, numberings, warn)
     return one
+
+
+def _describe(judged: list[JudgedPlace], index: int, biases: Biases, described: int) -> WrongPlace:
+    """Return what is wrong at a place.
+
+    Args:
+        described: The number of places before it that are wrong.
+    """
+    place = judged[index]
+    wrong = describe_wrong(place, biases)
+    if wrong.rank is not None or described >= _MOST_SEARCHED:
+        return wrong
+    part = find_wrong_part(place, judged[index + 1 :])
+    if part is None:
+        return wrong
+    rank = place.rows[part].rank
+    return WrongPlace(rank, wrong.cause, f"Only rank {rank} is wrong.")
 
 
 def _name_of(row: Row) -> str:

@@ -75,9 +75,9 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
     twins = _twins(judged)
     if twins is not None:
         return WrongPlace(rows[twins[1]].rank, cause, "")
-    if cause is not None:
+    if cause is not None and cause.kind != "random_stream":
         return WrongPlace(rows[0].rank, cause, "")
-    return WrongPlace(None, None, "The numbers do not show which rank is wrong.")
+    return WrongPlace(None, cause, "The numbers do not show which rank is wrong.")
 
 
 def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
@@ -86,14 +86,15 @@ def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if judged.place.key[2] != "loss" or reference is None or judged.same_inputs:
         return None
     losses = [row.number("mean") for row in judged.rows]
-    if not min(losses) < reference.number("mean") < max(losses):
+    is_between = min(losses) < reference.number("mean") < max(losses)
+    if not (is_between if judged.has_own_mean is None else judged.has_own_mean):
         return None
     text = (
         "each rank averages the loss over its own part of the batch, and the parts do not count "
         "alike (as with unequal numbers of tokens): the mean of the ranks is another than that of "
         "all"
     )
-    return Cause("mean_of_means", False, text)
+    return Cause("mean_of_means", judged.has_own_mean is True, text)
 
 
 def _whole_logits_as_parts(judged: JudgedPlace, biases: Biases) -> Cause | None:

@@ -380,13 +380,11 @@ def _untied(context: StepContext, pair: GradientPair) -> Cause | None:
     """Return the cause where one side has a gradient in parts: of weights it does not share."""
     assert pair.trained is not None
     # as recorded: those of the pair may be without the factor of clipping
-    recorded = pair.trained.of(context.steps.map(lambda step: step.parameter_gradients))
-    if recorded.reference is None or recorded.port is None:
+    reference, port = pair.trained.of(context.steps.map(lambda step: step.parameter_gradients))
+    if reference is None or port is None:
         return None
-    wholes = Sides(recorded.port, recorded.reference)  # the sum is on the other side
-    for side, step, parts, whole in zip(
-        ("reference", "port"), context.steps, recorded, wholes, strict=True
-    ):
+    sides = ("reference", reference, port), ("port", port, reference)
+    for step, (side, parts, whole) in zip(context.steps, sides, strict=True):
         for key, other in step.parameter_gradients.items():
             is_part = other.record.value == parts[0].record.value
             if not is_part and _is_sum(whole, [*parts, other], pair.limit):
