@@ -42,12 +42,19 @@ def find_unscaled(judged: Sequence[JudgedPlace]) -> None:
             _divide(entries, scales)
 
 
-def describe_all_gradients(judged: Sequence[JudgedPlace]) -> dict[PlaceKey, WrongPlace]:
-    """Return what is wrong with the gradients of a model alike, by the place of all of them."""
+def describe_all_gradients(
+    judged: Sequence[JudgedPlace], causes: dict[PlaceKey, Cause]
+) -> dict[PlaceKey, WrongPlace]:
+    """Return what is wrong with the gradients of a model alike, by the place of all of them.
+
+    Args:
+        causes: Those of single places that are known.
+    """
     described = {}
     for model, entries in _gradients_by_model(judged).items():
         _, _, _, loop, step, *_ = entries[0].place.key
-        cause = _common_cause(entries)
+        known = [causes[entry.place.key] for entry in entries if entry.place.key in causes]
+        cause = _common_cause(entries) or next(iter(known[_FEW - 1 :]), None)
         if cause is not None:
             key = model, "", "param_grad", loop, step, 0, "backward", None
             rank = min(row.rank for entry in entries for row in entry.rows)

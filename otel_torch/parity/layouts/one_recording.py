@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
+from otel_torch.parity.layouts.equal_rows import EqualRows
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.merged_metadata import write_merged_metadata
@@ -25,7 +26,7 @@ from otel_torch.parity.layouts.same_batches import have_same_batches
 from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
 from otel_torch.parity.layouts.whole_statistics import SCALING
-from otel_torch.parity.layouts.wrong_part import find_wrong_part
+from otel_torch.parity.layouts.wrong_part import find_wrong_parts
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
@@ -35,6 +36,8 @@ Warn = Callable[[str], None]
 _MOST_WRONG = 5000
 # wrong places whose rank is searched for in those that follow
 _MOST_SEARCHED = 50
+# places of single ranks that are kept
+_MOST_SINGLE = 200_000
 _FORWARD_PHASES = ("forward", "eval")
 
 
@@ -45,11 +48,13 @@ class OneRecording:
     Attributes:
         rank_of_settings: The first rank whose optimizers have other settings than the reference's,
             None if all of them have, or none.
+        only_rank: The rank of each place that a single one has.
     """
 
     path: Path
     wrong: dict[PlaceKey, WrongPlace] = field(default_factory=dict)
     rank_of_settings: int | None = None
+    only_rank: dict[PlaceKey, int] = field(default_factory=dict)
 
 
 def write_one_recording(
@@ -71,14 +76,14 @@ def write_one_recording(
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
     in_parts: list[Row] = []
-    biases, tables = Biases(), ShardedTables()
+    biases, tables, equal_rows = Biases(), ShardedTables(), EqualRows()
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference if same_batches else None, ranks, numberings):
             judged = judge_places(places, len(ranks), tables.set_aside)
             find_unscaled(judged)
-            for key, wrong in describe_all_gradients(judged).items():
-                one.wrong[key] = wrong
+            causes = equal_rows.find_causes(judged)
+            one.wrong |= describe_all_gradients(judged, causes)
             numbers = CallNumbers(row for place in places for row in place.ranks)
             rows = []
             for index, place in enumerate(judged):
@@ -88,13 +93,19 @@ def write_one_recording(
                         in_parts.append(place.rows[0].row)
                     continue
                 biases.learn(place)
+                if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
+                    one.only_rank[place.place.key] = place.place.ranks[0].rank
                 row = _row_of(place, numbers)
                 if row is None:
                     incomplete.append(place.place.ranks[0].row)
                     continue
                 rows.append(row)
                 if place.is_notable and len(one.wrong) < _MOST_WRONG:
-                    one.wrong[place.place.key] = _describe(judged, index, biases, len(one.wrong))
+                    wrong = _describe(judged, index, biases, len(one.wrong))
+                    cause = causes.get(place.place.key)
+                    if cause is not None:
+                        wrong = WrongPlace(place.rows[0].rank, cause, "")
+                    one.wrong[place.place.key] = wrong
             for row in _in_time(rows):
                 row.pop("part_sketches", None)
                 spelled = {name: json_safe(value) for name, value in row.items()}
@@ -130,11 +141,12 @@ def _describe(judged: list[JudgedPlace], index: int, biases: Biases, described: 
     wrong = describe_wrong(place, biases)
     if wrong.rank is not None or described >= _MOST_SEARCHED:
         return wrong
-    part = find_wrong_part(place, judged[index + 1 :])
-    if part is None:
+    parts = find_wrong_parts(place, judged[index + 1 :])
+    if not parts:
         return wrong
-    rank = place.rows[part].rank
-    return WrongPlace(rank, wrong.cause, f"Only rank {rank} is wrong.")
+    rank = place.rows[parts[0]].rank
+    sentence = f"Only rank {rank} is wrong." if len(parts) == 1 else "All ranks are wrong."
+    return WrongPlace(rank, wrong.cause, sentence)
 
 
 def _name_of(row: Row) -> str:

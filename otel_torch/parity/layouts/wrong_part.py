@@ -1,4 +1,4 @@
-"""Find the rank whose part is wrong by all places that follow inside of a block.
+"""Find the ranks whose parts are wrong by all places that follow inside of a block.
 
 The sketch of an error has a product with that of the part that made it, and none with the others,
 except for chance: of 64 numbers, cosines of 1/8. One place often does not tell the two apart. From
@@ -20,10 +20,12 @@ from otel_torch.statistics.sketch_format import SIZE
 _FEW = 4
 # standard errors by which a mean squared cosine exceeds that of chance, and those of the others
 _SURE = 3.0
+# likewise of fewer places
+_SURE_ALONE = 0.15
 
 
-def find_wrong_part(first: JudgedPlace, following: Sequence[JudgedPlace]) -> int | None:
-    """Return the index of the row whose part alone is wrong, None if it is not known.
+def find_wrong_parts(first: JudgedPlace, following: Sequence[JudgedPlace]) -> list[int]:
+    """Return the indices of the rows whose parts are wrong: of one, or of all; empty if unknown.
 
     Args:
         first: The first wrong place.
@@ -40,15 +42,17 @@ def find_wrong_part(first: JudgedPlace, following: Sequence[JudgedPlace]) -> int
         squared = _squared_cosines(entry, first)
         if squared is not None:
             cosines[squared] = None
-    if len(cosines) < _FEW:
-        return None
+    if not cosines:
+        return []
     means = np.mean(list(cosines), axis=0)
     chance = 1 / SIZE
     slack = _SURE * chance * (2 / len(cosines)) ** 0.5
+    if means.min() > max(chance + slack, 0.0 if len(cosines) >= _FEW else _SURE_ALONE):
+        return list(range(len(means)))
     best = int(np.argmax(means))
     others = float(np.delete(means, best).max())
     is_sure = means[best] > max(chance, others) + slack and others < chance + slack
-    return best if is_sure else None
+    return [best] if is_sure and len(cosines) >= _FEW else []
 
 
 def _block_around(module: str) -> str:

@@ -278,7 +278,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "", "param_grad", "backward", None, "scaled"
     ),
     ("decoder", "tensor=2 data=2", "another_group"): Expected(
-        "", "param_grad", "backward", None, None, "place"
+        "", "param_grad", "backward", 0, "another_group"
     ),
     ("decoder", "data=2", "unreduced"): Expected(
         "blocks.1.norm2", "param_grad.weight", "backward", 0, "partial_sum"
@@ -293,14 +293,12 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "head", "param_grad.weight", "backward", None, None, "near"
     ),
     ("experts", "expert=2", "expert_weights"): Expected(
-        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+        f"{_EXPERTS}.2", "in[0]", "forward", 0, None, "place"
     ),
     ("experts", "expert=2", "expert_offset"): Expected(
-        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+        f"{_EXPERTS}.2", "in[0]", "forward", 1, None
     ),
-    ("experts", "expert=2", "unnormalized"): Expected(
-        _MIXTURE, "out[0]", "forward", None, None, "place"
-    ),
+    ("experts", "expert=2", "unnormalized"): Expected(_MIXTURE, "out[0]", "forward", 0, None),
     ("experts", "expert=2", "weights_of_ranks"): Expected(
         _MIXTURE, "out[0]", "forward", None, None, "place"
     ),
@@ -311,16 +309,16 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         f"{_EXPERTS}.0", "in[0]", "forward", 0, None
     ),
     ("experts", "expert=2", "local_load"): Expected(
-        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+        f"{_MIXTURE}.router", "grad", "backward", 0, None
     ),
     ("experts", "expert=2", "auxiliary_per_rank"): Expected(
-        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+        f"{_MIXTURE}.router", "grad", "backward", 0, None
     ),
     ("experts", "expert=2", "experts_averaged"): Expected(
-        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "untied", "place"
+        f"{_EXPERTS}.3.down", "param_grad.bias", "backward", 1, "gradients_mixed"
     ),
     ("experts", "expert=2", "experts_undivided"): Expected(
-        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "scaled"
+        f"{_EXPERTS}.3.down", "param_grad.bias", "backward", 1, "scaled"
     ),
 }
 

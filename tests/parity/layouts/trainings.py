@@ -57,7 +57,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         f"{_MLP}.down_proj", "out", "forward", 0, _TERMS
     ),
     ("llama", "tensor=2 data=2", f"{_MLP}.down_proj:another_group"): Expected(
-        _MLP, "out", "forward", None, None, "place"
+        _MLP, "out", "forward", 0, "another_group"
     ),
     ("llama", "tensor=2", f"{_MLP}:missing_backward"): Expected(
         f"{_LAYER}.post_attention_layernorm", "grad", "backward", 0, _TERMS
