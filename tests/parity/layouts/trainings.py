@@ -93,7 +93,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("llama", "context=2 ring", f"{_ATTENTION}:not_rescaled"): Expected(
         f"{_ATTENTION}.o_proj", "in[0]", "forward", None, None, "place"
     ),
-    ("llama", "data=2", "padding_counted"): Expected(*_LOSS, None, None),
+    ("llama", "data=2", "padding_counted"): Expected(*_LOSS, None, None, "place"),
     ("llama", "data=2", "local_tokens"): Expected(*_LOSS, 0, "mean_of_means"),
     ("llama", "tensor=2 data=2", "world_size"): Expected(*_GRADIENTS, None, "scaled"),
     ("llama", "tensor=2 clip", "head_norms"): Expected(
