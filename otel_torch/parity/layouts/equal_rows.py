@@ -68,6 +68,43 @@ class EqualRows:
         return Cause("another_group", True, text)
 
 
+@dataclass(slots=True)
+class TiedWeights:
+    """The parameters that the reference has under another name: a head with the embedding's."""
+
+    _names: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def learn(self, judged: Sequence[JudgedPlace]) -> None:
+        """Remember the parameters without a reference whose parts are those of another one."""
+        attached = [entry for entry in judged if entry.place.key[-2] == "attach"]
+        known = {
+            _numbers(row)
+            for entry in attached
+            if entry.place.reference is not None
+            for row in entry.place.ranks
+        }
+        self._names |= {
+            _parameter(entry)
+            for entry in attached
+            if entry.place.reference is None
+            and all(_numbers(row) in known for row in entry.place.ranks)
+        }
+
+    def has(self, entry: JudgedPlace) -> bool:
+        """Return whether a place is such a parameter, or its gradient."""
+        return _parameter(entry) in self._names
+
+
+def _parameter(entry: JudgedPlace) -> tuple[str, str, str]:
+    model, module, tensor, *_ = entry.place.key
+    return model, module, tensor.partition(".")[2]
+
+
+def _numbers(row: RankRow) -> str:
+    """Return what is equal where two rows have the same numbers."""
+    return repr([row.row.get(name) for name in ("shape", "sum", "l2", "min", "max")])
+
+
 def _groups_of(rows: Sequence[RankRow]) -> Groups | None:
     """Return the ranks with equal numbers; None unless each rank agrees with some, not with all."""
     groups: list[list[RankRow]] = []
@@ -99,13 +136,11 @@ def _in_words(groups: Groups) -> str:
 
 def _mixed_gradients(judged: Sequence[JudgedPlace]) -> dict[PlaceKey, Cause]:
     """Return the cause where different parameters have one gradient, each on its own rank."""
-    by_numbers: dict[tuple[object, ...], list[JudgedPlace]] = {}
+    by_numbers: dict[str, list[JudgedPlace]] = {}
     for entry in judged:
         is_gradient = entry.place.key[2].startswith(PARAMETER_GRADIENT)
         if is_gradient and entry.is_wrong and len(entry.place.ranks) == 1:
-            row = entry.place.ranks[0].row
-            numbers = tuple(row.get(name) for name in ("shape", "sum", "l2", "min", "max"))
-            by_numbers.setdefault(tuple(map(repr, numbers)), []).append(entry)
+            by_numbers.setdefault(_numbers(entry.place.ranks[0]), []).append(entry)
     causes: dict[PlaceKey, Cause] = {}
     for equal in by_numbers.values():
         names = [entry.place.key[1] for entry in equal]

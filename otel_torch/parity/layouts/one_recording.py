@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
-from otel_torch.parity.layouts.equal_rows import EqualRows
+from otel_torch.parity.layouts.equal_rows import EqualRows, TiedWeights
 from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
 from otel_torch.parity.layouts.merged_metadata import write_merged_metadata
@@ -77,19 +77,21 @@ def write_one_recording(
     incomplete: list[Row] = []
     in_parts: list[Row] = []
     biases, tables, equal_rows = Biases(), ShardedTables(), EqualRows()
+    tied = TiedWeights()
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference if same_batches else None, ranks, numberings):
             judged = judge_places(places, len(ranks), tables.set_aside)
             find_unscaled(judged)
+            tied.learn(judged)
             causes = equal_rows.find_causes(judged)
             one.wrong |= describe_all_gradients(judged, causes)
             numbers = CallNumbers(row for place in places for row in place.ranks)
             rows = []
             for index, place in enumerate(judged):
                 if place.is_in_unknown_parts:
-                    # norms of a weight that the reference ties to another, which has them
-                    if place.place.key[-2] != "train":
+                    # the reference has the norms of a tied weight, and its numbers, elsewhere
+                    if place.place.key[-2] != "train" and not tied.has(place):
                         in_parts.append(place.rows[0].row)
                     continue
                 biases.learn(place)

@@ -116,7 +116,7 @@ FRAMEWORK_CLEAN: tuple[tuple[str, str], ...] = (
     ("megatron", "data=2"),
     ("megatron", "pipeline=2 tied"),
     ("megatron", "pipeline=2 virtual=2"),
-    ("megatron", "tensor=2 pipeline=2"),
+    ("megatron", "tensor=2 pipeline=2 tied"),
     ("deepspeed", "stage=1"),
     ("deepspeed", "stage=2"),
 )
