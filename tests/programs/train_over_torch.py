@@ -2,7 +2,7 @@
 
     train_over_torch.py [HOW [FAULT]]
 
-HOW is `ddp`, `fsdp1`, `fsdp1_grad_op`, `fsdp1_hybrid`, `fsdp2`, `fsdp2_hybrid`, `loss_parallel`, `gpipe`,
+HOW is `ddp`, `fsdp1`, `fsdp1_grad_op`, `fsdp1_hybrid`, `fsdp2`, `fsdp2_hybrid`, `fsdp2_tensor`, `loss_parallel`, `gpipe`,
 `1f1b` or `interleaved`. Every layout accumulates the gradients of two microbatches and clips them.
 Without HOW, the program is the reference.
 """
@@ -21,6 +21,7 @@ SIZE, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0)
 WORDS, HIDDEN, HEADS, LENGTH, ROWS, LAYERS, MICROBATCHES, STEPS = 24, 16, 4, 6, 8, 4, 2, 2
 PIPELINES = ("gpipe", "1f1b", "interleaved")
 SPLITS_BATCH = SIZE > 1 and HOW not in (*PIPELINES, "loss_parallel")
+REPLICAS = 2 if HOW == "fsdp2_tensor" else SIZE
 
 
 class Block(nn.Module):
@@ -83,6 +84,21 @@ def wrap(model):
             device_id=torch.device("cpu"),
             use_orig_params=True,
         )
+    if HOW == "fsdp2_tensor":
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        on = mesh(2, SIZE // 2)  # data parallel, tensor parallel
+        for layer in model.layers.values():
+            plan = dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel())
+            plan |= dict.fromkeys(("proj", "down"), RowwiseParallel())
+            parallelize_module(layer, on["shard"], plan)
+            fully_shard(layer, mesh=on["replicate"])
+        return fully_shard(model, mesh=on["replicate"])
     if HOW.startswith("fsdp2"):
         from torch.distributed.fsdp import fully_shard
 
@@ -132,12 +148,11 @@ def batches():
         yield ids, targets
 
 
-def own_rows(x, size=SIZE, rank=RANK):
+def own_rows(x):
     if not SPLITS_BATCH:
         return x
-    if FAULT == "same_rows":
-        rank = 0
-    return x.chunk(size)[rank]
+    rank = 0 if FAULT == "same_rows" else RANK * REPLICAS // SIZE
+    return x.chunk(REPLICAS)[rank]
 
 
 def loss_of(logits, targets, tokens):
@@ -149,7 +164,7 @@ def loss_of(logits, targets, tokens):
 
 def accumulate(model, ids, targets):
     """Run the microbatches; the loss is that of all tokens of the batch."""
-    tokens = (targets >= 0).sum() / (SIZE if SPLITS_BATCH else 1)
+    tokens = (targets >= 0).sum() / (REPLICAS if SPLITS_BATCH else 1)
     for index in range(MICROBATCHES):
         own_ids, own_targets = (own_rows(x.chunk(MICROBATCHES)[index]) for x in (ids, targets))
         is_last = index == MICROBATCHES - 1
@@ -223,6 +238,10 @@ def clip(model, parameters, most=0.5):
         square = torch.stack([p.grad.square().sum() for p in parameters]).sum()
         if FAULT != "local_norm":
             dist.all_reduce(square)
+        for parameter in parameters:
+            parameter.grad.mul_((most / square.sqrt()).clamp(max=1.0))
+    elif HOW == "fsdp2_tensor":  # the parameters are on two meshes
+        square = sum(p.grad.norm().full_tensor().square() for p in parameters)
         for parameter in parameters:
             parameter.grad.mul_((most / square.sqrt()).clamp(max=1.0))
     elif HOW.startswith("fsdp1") and FAULT != "local_norm":

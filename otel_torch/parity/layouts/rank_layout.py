@@ -27,7 +27,7 @@ Kind = Literal["whole", "sum", "parts"]
 # relative errors up to which a layout explains the reference; those of a wrong tensor are larger
 _EXPLAINED = {"torch.float32": 1e-3, "torch.float64": 1e-3}
 _EXPLAINED_COARSE = 0.03
-_EXPLAINED_NUMBER = 1e-4  # a loss, or a norm
+_EXPLAINED_EXACT = 1e-4  # a loss, a norm, or integers
 # a sum has to explain a wrong tensor that much better than the layout of its shape
 _SHAPE_DECIDES = 0.7
 # an outlier is at least this many times as far off as any other copy, and this part of the limit
@@ -133,8 +133,8 @@ def _wrongness(layout: RankLayout) -> float:
 
 def limit_of(reference: RankRow) -> float:
     """Return the relative error up to which a layout explains the reference."""
-    if reference.row.get("phase") == "train":
-        return _EXPLAINED_NUMBER
+    if reference.row.get("phase") == "train" or "int" in str(reference.row.get("dtype")):
+        return _EXPLAINED_EXACT
     return _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
 
 

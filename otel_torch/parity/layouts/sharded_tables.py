@@ -27,6 +27,11 @@ class ShardedTables:
     def set_aside(self, judged: Sequence[JudgedPlace]) -> None:
         """Mark the ids that are each rank's own, and the rows that they select."""
         shifted = set()
+        given_others = {  # models whose own ids are wrong already
+            entry.place.key[0]
+            for entry in judged
+            if not entry.place.key[1] and entry.place.key[2].startswith("in") and entry.is_wrong
+        }
         for entry in judged:
             model, module, tensor, *_, phase, _ = entry.place.key
             if tensor.startswith("param.") and _has_split_rows(entry):
@@ -34,7 +39,8 @@ class ShardedTables:
             if phase not in _FORWARD_PHASES or (model, module) not in self._modules:
                 continue
             call = entry.place.key[:2] + entry.place.key[3:]
-            if tensor.startswith("in") and entry.is_wrong and _is_integer(entry):
+            is_shifted = tensor.startswith("in") and entry.is_wrong and _is_integer(entry)
+            if is_shifted and model not in given_others:
                 shifted.add(call)
             # what wrong rows select is wrong, too
             if call in shifted and (tensor.startswith("in") or self._modules[model, module]):
@@ -42,8 +48,13 @@ class ShardedTables:
 
 
 def _has_split_rows(entry: JudgedPlace) -> bool:
-    """Return whether the ranks have other rows of a weight than one another, and whole rows."""
+    """Return whether the ranks compute with other rows of a weight than one another.
+
+    A DTensor is whole where it is used (FSDP2), or knows its rows.
+    """
     reference, part = entry.place.reference, entry.rows[0].shape
+    if "shard" in entry.rows[0].row:
+        return False
     whole = None if reference is None else reference.shape
     if not whole or not part or len(whole) != len(part):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,7 +74,9 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
         return WrongPlace(rows[0].rank, cause, sentence)
     twins = _twins(judged)
     if twins is not None:
-        return WrongPlace(rows[twins[1]].rank, cause, "")
+        # on a mesh, some of those with equal numbers are right
+        is_known = len(rows) == len(judged.place.ranks)
+        return WrongPlace(rows[twins[1]].rank if is_known else None, cause, "")
     if cause is not None and cause.kind != "random_stream":
         return WrongPlace(rows[0].rank, cause, "")
     return WrongPlace(None, cause, "The numbers do not show which rank is wrong.")
@@ -176,7 +178,7 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if layout is None or reference is None or layout.kind != "parts":
         return None
     twins = _twins(judged)
-    if twins is not None and layout.agree:
+    if twins is not None and (layout.agree or _agree(judged.place.ranks)):
         text = "all ranks hold the same numbers, where each should have a part of its own"
         return Cause("another_ranks_part", True, text)
     if twins is not None:
@@ -201,6 +203,8 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
     layout, row = judged.layout, judged.rows[0].row
     if layout is None or layout.kind != "whole" or len(judged.rows) < 2:
         return None
+    if row["tensor"] == "loss" and not judged.same_inputs:
+        return None  # each rank has that of its own part of the batch
     if layout.agree and layout.wrong is None:
         return None
     if layout.wrong is None:
@@ -283,6 +287,11 @@ def _reordered_row(judged: JudgedPlace) -> int | None:
     *_, second, first = sorted(shares)
     is_alone = first - second > _ONE_ALONE + noise / 2
     return shares.index(first) if is_alone else None
+
+
+def _agree(rows: Sequence[RankRow]) -> bool:
+    """Return whether all rows have the same numbers."""
+    return len({repr([row.row.get(name) for name in _NUMBERS]) for row in rows}) == 1
 
 
 def _twins(judged: JudgedPlace) -> tuple[int, int] | None:

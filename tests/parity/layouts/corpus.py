@@ -91,7 +91,7 @@ PROGRAMS_BY_NAME = {
         PROGRAMS / "train_over_torch.py",
         lambda options: "training",
         lambda options: "",
-        lambda options: 4 if "hybrid" in options else 2,
+        lambda options: 4 if options in ("fsdp1_hybrid", "fsdp2_hybrid", "fsdp2_tensor") else 2,
     ),
     "megatron": _on_a_mesh("megatron_layouts.py", **_OF_FRAMEWORKS),
     "deepspeed": replace(
@@ -313,6 +313,12 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ),
     ("experts", "expert=2", "auxiliary_per_rank"): Expected(
         f"{_MIXTURE}.router", "grad", "backward", 0, None
+    ),
+    ("experts", "expert=2", "router_unreduced"): Expected(
+        f"{_MIXTURE}.router", "param_grad.weight", "backward", 0, "partial_sum"
+    ),
+    ("experts", "expert=2", "tokens_dropped"): Expected(
+        _MIXTURE, "out[0]", "forward", None, None, "place"
     ),
     ("experts", "expert=2", "experts_averaged"): Expected(
         f"{_EXPERTS}.3.down", "param_grad.bias", "backward", 1, "gradients_mixed"

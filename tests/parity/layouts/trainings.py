@@ -14,6 +14,7 @@ CLEAN: tuple[tuple[str, str], ...] = (
     ("torch", "fsdp1"),
     ("torch", "fsdp1_hybrid"),
     ("torch", "fsdp2_hybrid"),
+    ("torch", "fsdp2_tensor"),
     ("torch", "loss_parallel"),
     ("torch", "gpipe"),
     ("torch", "1f1b"),
@@ -42,6 +43,11 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
     ("torch", "ddp", "another_rate"): Expected(*_UPDATE, 1, "learning_rate"),
     ("torch", "fsdp1", "local_norm"): Expected(*_GRADIENTS, 0, "clipped_by_own_norm"),
     ("torch", "fsdp2_hybrid", "replicas_not_reduced"): Expected(*_UPDATE, None, "frozen", "place"),
+    ("torch", "fsdp2_tensor", "same_rows"): Expected(
+        "", "in[0]", "forward", None, "another_ranks_part", "place"
+    ),
+    ("torch", "fsdp2_tensor", "local_tokens"): Expected(*_LOSS, 0, None, "place"),
+    ("torch", "fsdp2_tensor", "another_rate"): Expected(*_UPDATE, 3, "learning_rate"),
     ("torch", "1f1b", "layers_of_another_stage"): Expected(
         "layers.2.q", "param.weight", "forward", 1, "other_weight"
     ),
