@@ -268,7 +268,7 @@ def _factors_on_ranks(entry: JudgedPlace, loss: JudgedPlace) -> list[float] | No
     if not dims:
         return None
     fits = [fit(reference.sketch, [row.as_part[dim] for row in entry.rows]) for dim in dims]
-    factors, remainder = min(fits, key=lambda found: found[1])
+    factors, remainder = min(fits, key=lambda fitted: fitted[1])
     return [float(factor) for factor in factors] if remainder <= limit else []
 
 

@@ -24,6 +24,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import mappings
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import torch_norm
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -165,6 +166,22 @@ def plant_faults(models):
                 if layer.layer_number == 3:
                     layer.mlp.linear_fc1.allreduce_dgrad = False
                     layer.mlp.linear_fc1.disable_grad_reduce = True
+    if is_wrong("unmasked_words"):
+        embedding = models[0].module.embedding.word_embeddings
+
+        def forward(ids):
+            first = embedding.vocab_start_index
+            x = embedding.weight[(ids - first).clamp(0, len(embedding.weight) - 1)]
+            return mappings.reduce_from_tensor_model_parallel_region(x)
+
+        embedding.forward = forward
+    if is_wrong("data_not_reduced"):
+        for model in models:
+            model.finish_grad_sync = lambda *args, **kwargs: None
+            model.start_grad_sync = lambda *args, **kwargs: None
+            for group in model.bucket_groups:
+                group.start_grad_sync = group.finish_grad_sync = lambda *args, **kwargs: None
+                group.register_grad_ready = lambda *args, **kwargs: None
     if is_wrong("tied_not_added"):
         module = sys.modules["megatron.core.distributed.finalize_model_grads"]
         module._allreduce_word_embedding_grads = lambda *args, **kwargs: None

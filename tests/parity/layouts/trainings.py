@@ -140,6 +140,12 @@ FRAMEWORK_FAULTS: dict[tuple[str, str, str], Expected] = {
     ("megatron", "tensor=2 sequence", "norms_not_reduced"): Expected(
         "decoder.final_layernorm", "param_grad.bias", "backward", 0, _TERMS
     ),
+    ("megatron", "tensor=2", "unmasked_words"): Expected(
+        "embedding.word_embeddings", "out", "forward", 0, None
+    ),
+    ("megatron", "data=2", "data_not_reduced"): Expected(
+        "output_layer", "param_grad.weight", "backward", 0, _TERMS
+    ),
     ("megatron", "pipeline=2", "layers_of_another_stage"): Expected(
         f"{_DECODER}.2.input_layernorm", "param.weight", "forward", 1, "other_weight"
     ),
