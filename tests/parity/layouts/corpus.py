@@ -284,7 +284,7 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "blocks.1.norm2", "param_grad.weight", "backward", 0, "partial_sum"
     ),
     ("decoder", "pipeline=2 clip", "local_clip"): Expected(
-        "", "param_grad", "backward", None, "scaled"
+        "", "param_grad", "backward", 0, "clipped_by_own_norm"
     ),
     ("decoder", "tensor=2", "stale_norm"): Expected(
         "blocks.1.norm1", "param.weight", "update", 1, "frozen"
