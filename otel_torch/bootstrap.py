@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Frameworks with a module in `frameworks/`. HOOKS there maps an import to what follows it.
 FRAMEWORKS = (
-    "deepspeed", "diffusers", "fastvideo", "keras", "lightning", "megatron", "transformers",
-    "transformers_attention", "ultralytics", "vllm",
+    "deepspeed", "diffusers", "fastvideo", "keras", "lightning", "megatron", "pipelining",
+    "transformers", "transformers_attention", "ultralytics", "vllm",
 )  # fmt: skip
 # How long the sinks may take at the end of the program, whatever a collector does: of the two
 # seconds that are promised, the rest is for what comes before and after them.

@@ -28,6 +28,13 @@ _OBSERVING_LAYERS = (
     "FuncTorchDynamicLayerBackMode",
     "PythonDispatcher",
 )
+# the methods by which a pipeline's stage learns shapes, the last one before torch 2.13; if a torch
+# has others, these forwards are recorded as those of the program
+PIPELINE_SHAPE_METHODS = (
+    "_forward_metadata_inference",
+    "_backward_metadata_inference",
+    "_shape_inference",
+)
 
 
 def _layers_above_arithmetic() -> Any:

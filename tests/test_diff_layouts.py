@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.parity.layouts import scoreboard
+from tests.parity.layouts import scoreboard, trainings
 from tests.parity.layouts.corpus import CLEAN, FAULTS, Expected, Recorder
 
 pytestmark = pytest.mark.scoreboard
@@ -42,6 +42,29 @@ def test_a_fault_of_a_layout_is_named_with_its_rank(recorder, program, options, 
     first = recorder.compare(program, options, fault).first
     assert first is not None
     assert Expected.of(first) == FAULTS[program, options, fault]
+
+
+@pytest.mark.parametrize(("program", "options"), trainings.CLEAN)
+def test_a_clean_training_over_ranks_matches_one_process(recorder, program, options):
+    report = recorder.compare(program, options)
+    assert (report.verdict, report.introduced, report.warnings) == ("match", [], [])
+    # the gradients and updates of two steps, and those of the second microbatch
+    assert report.pairs > {"torch": 600, "llama": 350}[program]
+
+
+@pytest.mark.parametrize(("program", "options", "fault"), trainings.FAULTS)
+def test_a_fault_of_a_training_over_ranks_is_named(recorder, program, options, fault):
+    first = recorder.compare(program, options, fault).first
+    assert first is not None
+    assert Expected.of(first) == trainings.FAULTS[program, options, fault]
+
+
+def test_ranks_that_clip_by_their_own_norms_are_said_in_words(recorder):
+    first = recorder.compare("torch", "gpipe", "local_norm").first
+    assert first is not None and first.explanation.startswith(
+        "Each rank has multiplied its gradients by a number of its own (1.863 on rank 0, 1.171 on "
+        "rank 1), as clipping by the norm of its own part does."
+    )
 
 
 def test_a_loss_averaged_over_local_tokens_is_named(recorder):

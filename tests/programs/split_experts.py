@@ -84,6 +84,8 @@ class Mixture(nn.Module):
         tokens = order // BEST
         counts = torch.bincount(experts, minlength=EXPERTS)
         y = self.run_experts(x[tokens], counts)
+        if self.is_wrong("tokens_dropped") and RANK:  # of the last expert
+            y = torch.cat([y[:-3], torch.zeros_like(y[-3:])])
         if self.is_wrong("weights_of_ranks"):  # in the order in which they were sent
             y = y * weights.flatten()[: len(y), None]
         else:
@@ -170,6 +172,9 @@ def reduce_gradients(model):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         is_expert = ".experts." in name
+        if is_wrong("router_unreduced") and name == "blocks.1.mixture.router.weight":
+            parameter.grad /= SIZE
+            continue
         if SIZE > 1 and (not is_expert or is_wrong("experts_averaged")):
             dist.all_reduce(parameter.grad)
         if not (is_expert and is_wrong("experts_undivided")):

@@ -2,12 +2,12 @@
 
 Each rank counts its calls on its own. The first rank's numbers are spread out, and calls that it
 does not have (a later stage of a pipeline, another rank's expert) are put into the gap before the
-end of the call that encloses them.
+end of the call that encloses them. Several stages of a rank count as ranks of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from otel_torch.parity.layouts.rank_rows import RankRow
@@ -23,18 +23,20 @@ class CallNumbers:
     """The numbers of the calls of one step, for all ranks.
 
     Args:
-        ranks: The rows of each rank.
+        rows: The rows of all ranks.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[RankRow]]) -> None:
-        self._count = max(len(ranks), 1)
+    def __init__(self, rows: Iterable[RankRow]) -> None:
         self._first: dict[_CallKey, list[int]] = {}
-        self._indices: dict[int, int] = {}
-        # (index of the rank, entry) -> call, and the entry of the call around it
+        # (index of the stage, entry) -> call, and the entry of the call around it
         self._calls: dict[tuple[int, int], tuple[_CallKey, int | None]] = {}
-        for index, rows in enumerate(ranks):
-            for rank_row in rows:
-                self._indices[rank_row.rank] = index
+        by_stage: dict[tuple[int, int], list[RankRow]] = {}
+        for rank_row in rows:
+            by_stage.setdefault(rank_row.stage, []).append(rank_row)
+        self._indices = {stage: index for index, stage in enumerate(sorted(by_stage))}
+        self._count = max(len(by_stage), 1)
+        for stage, index in self._indices.items():
+            for rank_row in by_stage[stage]:
                 row = rank_row.row
                 order = row.get("order")
                 if not order or order[0] is None or order[1] is None:
@@ -45,10 +47,10 @@ class CallNumbers:
 
     def renumber(self, owner: RankRow) -> Row:
         """Return a row with numbers that are unique among all ranks."""
-        row, index = dict(owner.row), self._indices[owner.rank]
+        row, index = dict(owner.row), self._indices[owner.stage]
         for name in ("value", "storage"):
             if isinstance(row.get(name), int):
-                row[name] += index * _VALUE_STRIDE
+                row[name] += owner.rank * _VALUE_STRIDE
         order = row.get("order")
         if order and order[0] is not None and order[1] is not None:
             row["order"] = self._order(index, order)

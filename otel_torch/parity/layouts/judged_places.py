@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from otel_torch.parity.call_graph import enclosing_names
+from otel_torch.parity.diagnosis.linear import fit
 from otel_torch.parity.layouts.mesh_layout import is_on_mesh, is_reordered, recognize_on_mesh
 from otel_torch.parity.layouts.padded_parts import is_padded, recognize_padded
 from otel_torch.parity.layouts.rank_layout import (
     RankLayout,
+    cuts,
     holders,
     recognize,
     relative_distance,
@@ -28,6 +30,8 @@ _ADDED = 0.02
 _FAR = 20.0
 # relative distance from which on two ranks hold different tensors, and not other roundings
 _DIFFERENT = 1e-2
+# relative difference from which on the ranks' shares of the tokens are unequal
+_OTHER_SHARE = 1e-2
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +43,12 @@ class JudgedPlace:
         layout: None where the reference does not have the place.
         unreduced: The value is used as if it were whole, but each rank has only its term.
         same_inputs: It is a loss, and each rank computed it of the whole batch.
+        has_own_mean: It is a loss, and the gradients that enter the model are the reference's times
+            a number on each rank; None where they do not show it.
         is_padded: The parts have elements that the whole lacks.
+        is_own: Each rank has numbers of its own by design.
+        rank_scales: Rank -> what it has multiplied this and its other gradients by, where the
+            ranks differ.
     """
 
     place: TensorPlace
@@ -47,11 +56,16 @@ class JudgedPlace:
     layout: RankLayout | None
     unreduced: bool = False
     same_inputs: bool = False
+    has_own_mean: bool | None = None
     is_padded: bool = False
+    is_own: bool = False
+    rank_scales: dict[int, float] = field(default_factory=dict)
 
     @property
     def is_notable(self) -> bool:
         """Whether ranks do not hold what the reference has, a single one even if only slightly."""
+        if self.is_own:
+            return False
         return self.is_wrong or (self.layout is not None and self.layout.wrong is not None)
 
     @property
@@ -111,19 +125,26 @@ class JudgedPlace:
         return 0 if self.layout is None else self.layout.wrong or 0
 
 
-def judge_places(places: Sequence[TensorPlace], count: int) -> list[JudgedPlace]:
+def judge_places(
+    places: Sequence[TensorPlace],
+    count: int,
+    set_aside: Callable[[Sequence[JudgedPlace]], None] = lambda judged: None,
+) -> list[JudgedPlace]:
     """Return the places of a step with their layouts.
 
     Args:
         count: The number of all ranks.
+        set_aside: Marks the places that hold numbers of each rank's own.
     """
     judged = [_judge(place, count) for place in places]
     if any(map(_is_reordered_input, judged)):
         _forget_order(judged, count)
     if _have_same_inputs(judged):
         _expect_one_loss(judged)
+    _compare_loss_with_gradients(judged)
     _accept_larger_gradients(judged, count)
     _accept_fused_parts(judged, count)
+    set_aside(judged)
     for phase in dict.fromkeys(place.key[-2] for place in places):
         if phase != "train":
             _mark_unreduced([entry for entry in judged if entry.place.key[-2] == phase])
@@ -138,7 +159,9 @@ def _judge(place: TensorPlace, count: int) -> JudgedPlace:
         return JudgedPlace(place, *recognize_padded(place.reference, rows, count), is_padded=True)
     if is_on_mesh(place.reference, rows, count):
         return JudgedPlace(place, *recognize_on_mesh(place.reference, rows, count))
-    return JudgedPlace(place, rows, recognize(place.reference, rows))
+    # all ranks have the settings of one optimizer
+    is_setting = place.key[-2] == "train" and place.key[2].endswith("]")
+    return JudgedPlace(place, rows, recognize(place.reference, rows, can_add_up=not is_setting))
 
 
 def _is_reordered_input(entry: JudgedPlace) -> bool:
@@ -210,6 +233,45 @@ def _expect_one_loss(judged: Sequence[JudgedPlace]) -> None:
             entry.same_inputs = True
 
 
+def _compare_loss_with_gradients(judged: Sequence[JudgedPlace]) -> None:
+    """Find out whether the ranks average a loss each over their own part of the batch.
+
+    Then the gradients of the model's output on a rank are the reference's times one number: that
+    of all tokens over that of its own. Padding that counts has gradients of its own.
+    """
+    for loss in judged:
+        if loss.place.key[2] != "loss" or not loss.is_wrong:
+            continue
+        factors = [
+            of_entry for entry in judged if (of_entry := _factors_on_ranks(entry, loss)) is not None
+        ]
+        if factors:
+            known = [factor for of_entry in factors for factor in of_entry]
+            differ = known and max(known) - min(known) > _OTHER_SHARE * max(known)
+            loss.has_own_mean = all(factors) and bool(differ)
+
+
+def _factors_on_ranks(entry: JudgedPlace, loss: JudgedPlace) -> list[float] | None:
+    """Return by which numbers the ranks' gradients of the model's output make up the reference's.
+
+    Empty if they do not; None if it is another tensor, or the layout does not show it.
+    """
+    model, module, tensor, *step, _, phase, _ = entry.place.key
+    reference, layout = entry.place.reference, entry.layout
+    is_output = not module and tensor.startswith("grad") and phase == "backward"
+    if not is_output or model != loss.place.key[0] or step != list(loss.place.key[3:5]):
+        return None
+    if reference is None or reference.sketch is None or layout is None or layout.kind != "parts":
+        return None
+    limit = 3 * layout.limit * float(np.linalg.norm(reference.sketch))
+    dims = cuts(reference, entry.rows) if len(entry.rows) > 1 else []
+    if not dims:
+        return None
+    fits = [fit(reference.sketch, [row.as_part[dim] for row in entry.rows]) for dim in dims]
+    factors, remainder = min(fits, key=lambda fitted: fitted[1])
+    return [float(factor) for factor in factors] if remainder <= limit else []
+
+
 def _accept_fused_parts(places: Sequence[JudgedPlace], count: int) -> None:
     """Accept parts in another order inside modules whose outputs are right.
 
@@ -249,6 +311,8 @@ def _mark_unreduced(places: Sequence[JudgedPlace]) -> None:
     for entry in places:
         layout = entry.layout
         if layout is None or "shard" in entry.rows[0].row or math.isnan(layout.error):
+            continue
+        if entry.is_own:
             continue
         if entry.place.key[2].startswith(PARAMETER_GRADIENT):
             entry.unreduced = layout.kind == "sum" and not layout.is_wrong

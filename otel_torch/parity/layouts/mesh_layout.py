@@ -31,14 +31,16 @@ def is_on_mesh(reference: RankRow, rows: Rows, count: int) -> bool:
     Args:
         count: The number of all ranks.
     """
-    size = rows[0].numel
-    if not 0 < size < reference.numel or any(row.numel != size for row in rows):
+    sizes = [row.numel for row in rows]
+    if not min(sizes) > 0 or not max(sizes) < reference.numel:
         return False
     if any("shard" in row.row or row.sketch is None for row in rows):
         return False
-    held = size * len(rows)
+    held = sum(sizes)
     if held % reference.numel:
         return False
+    if len(set(sizes)) > 1:  # the shards of flat parameters, which have copies only on a mesh
+        return held > reference.numel
     return held > reference.numel or len(rows) < count or not cuts(reference, rows)
 
 
@@ -68,7 +70,7 @@ def recognize_on_mesh(reference: RankRow, rows: Rows, count: int) -> tuple[Rows,
         # the gradient of a mean over a part of the batch is larger than that over all
         scales += [1 / number for number in range(2, count + 1) if count % number == 0]
     limit = limit_of(reference)
-    copies = rows[0].numel * len(rows) // reference.numel
+    copies = sum(row.numel for row in rows) // reference.numel
     parts = _distinct_parts(rows, copies, limit)
     if parts is not None:
         scale = min(scales, key=lambda scale: _error(reference, parts, scale))
@@ -100,7 +102,7 @@ def _distinct_parts(rows: Rows, copies: int, limit: float) -> Rows | None:
 
 
 def _are_copies(first: RankRow, second: RankRow, limit: float) -> bool:
-    if first.sketch is None or second.sketch is None:
+    if first.numel != second.numel or first.sketch is None or second.sketch is None:
         return False
     return relative_distance(first.sketch, second.sketch, max(first.l2, second.l2)) <= limit
 

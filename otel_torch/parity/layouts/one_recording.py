@@ -11,33 +11,50 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from otel_torch.parity.layouts.call_numbers import CallNumbers
+from otel_torch.parity.layouts.equal_rows import EqualRows, TiedWeights
+from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
 from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
-from otel_torch.parity.layouts.numbering import Numbering, number_modules
+from otel_torch.parity.layouts.merged_metadata import write_merged_metadata
+from otel_torch.parity.layouts.numbering import number_ranks
 from otel_torch.parity.layouts.rank_rows import PlaceKey, iterate_places, without_numbers
 from otel_torch.parity.layouts.same_batches import have_same_batches
+from otel_torch.parity.layouts.sharded_tables import ShardedTables
 from otel_torch.parity.layouts.whole_row import CHANGED_BY_PADDING, row_of_all, row_of_rank
+from otel_torch.parity.layouts.whole_statistics import SCALING
+from otel_torch.parity.layouts.wrong_part import find_wrong_parts
 from otel_torch.parity.layouts.wrong_places import Biases, WrongPlace, describe_wrong
-from otel_torch.recording.metadata import metadata_path, read_metadata
 from otel_torch.recording.rows import Row
 from otel_torch.records import json_safe
 
 Warn = Callable[[str], None]
 # wrong places that are kept; the first ones matter
 _MOST_WRONG = 5000
+# wrong places whose rank is searched for in those that follow
+_MOST_SEARCHED = 50
+# places of single ranks that are kept
+_MOST_SINGLE = 200_000
 _FORWARD_PHASES = ("forward", "eval")
 
 
 @dataclass(slots=True)
 class OneRecording:
-    """The recording of all ranks, and what is wrong on which rank."""
+    """The recording of all ranks, and what is wrong on which rank.
+
+    Attributes:
+        rank_of_settings: The first rank whose optimizers have other settings than the reference's,
+            None if all of them have, or none.
+        only_rank: The rank of each place that a single one has.
+    """
 
     path: Path
     wrong: dict[PlaceKey, WrongPlace] = field(default_factory=dict)
+    rank_of_settings: int | None = None
+    only_rank: dict[PlaceKey, int] = field(default_factory=dict)
 
 
 def write_one_recording(
@@ -55,36 +72,42 @@ def write_one_recording(
     Raises:
         RecordingError: A file is not a recording.
     """
-    numberings = {rank: number_modules(reference, path) for rank, path in ranks.items()}
+    numberings = number_ranks(reference, ranks)
     one = OneRecording(Path(tempfile.mkdtemp(dir=temporary)) / f"{folder.name}.jsonl")
     incomplete: list[Row] = []
     in_parts: list[Row] = []
-    biases = Biases()
+    biases, tables, equal_rows = Biases(), ShardedTables(), EqualRows()
+    tied = TiedWeights()
     same_batches = have_same_batches(reference, next(iter(ranks.values())))
     with open(one.path, "w", encoding="utf-8") as file:
         for places in iterate_places(reference if same_batches else None, ranks, numberings):
-            judged = judge_places(places, len(ranks))
-            numbers = CallNumbers(
-                [
-                    [row for place in places for row in place.ranks if row.rank == rank]
-                    for rank in ranks
-                ]
-            )
+            judged = judge_places(places, len(ranks), tables.set_aside)
+            find_unscaled(judged)
+            tied.learn(judged)
+            causes = equal_rows.find_causes(judged)
+            one.wrong |= describe_all_gradients(judged, causes)
+            numbers = CallNumbers(row for place in places for row in place.ranks)
             rows = []
-            for place in judged:
+            for index, place in enumerate(judged):
                 if place.is_in_unknown_parts:
-                    # norms of a weight that the reference ties to another, which has them
-                    if place.place.key[-2] != "train":
+                    # the reference has the norms of a tied weight, and its numbers, elsewhere
+                    if place.place.key[-2] != "train" and not tied.has(place):
                         in_parts.append(place.rows[0].row)
                     continue
                 biases.learn(place)
+                if len(place.place.ranks) == 1 and len(one.only_rank) < _MOST_SINGLE:
+                    one.only_rank[place.place.key] = place.place.ranks[0].rank
                 row = _row_of(place, numbers)
                 if row is None:
                     incomplete.append(place.place.ranks[0].row)
                     continue
                 rows.append(row)
                 if place.is_notable and len(one.wrong) < _MOST_WRONG:
-                    one.wrong[place.place.key] = describe_wrong(place, biases)
+                    wrong = _describe(judged, index, biases, len(one.wrong))
+                    cause = causes.get(place.place.key)
+                    if cause is not None:
+                        wrong = WrongPlace(place.rows[0].rank, cause, "")
+                    one.wrong[place.place.key] = wrong
             for row in _in_time(rows):
                 row.pop("part_sketches", None)
                 spelled = {name: json_safe(value) for name, value in row.items()}
@@ -106,8 +129,26 @@ def write_one_recording(
             f"{len(in_parts)} rows of which each rank has its own part were left out, such as "
             f"{_name_of(in_parts[0])}: {why}"
         )
-    _write_metadata(one.path, ranks, numberings, warn)
+    one.rank_of_settings = write_merged_metadata(one.path, reference, ranks, numberings, warn)
     return one
+
+
+def _describe(judged: list[JudgedPlace], index: int, biases: Biases, described: int) -> WrongPlace:
+    """Return what is wrong at a place.
+
+    Args:
+        described: The number of places before it that are wrong.
+    """
+    place = judged[index]
+    wrong = describe_wrong(place, biases)
+    if wrong.rank is not None or described >= _MOST_SEARCHED:
+        return wrong
+    parts = find_wrong_parts(place, judged[index + 1 :])
+    if not parts:
+        return wrong
+    rank = place.rows[parts[0]].rank
+    sentence = f"Only rank {rank} is wrong." if len(parts) == 1 else "All ranks are wrong."
+    return WrongPlace(rank, wrong.cause, sentence)
 
 
 def _name_of(row: Row) -> str:
@@ -120,17 +161,38 @@ def _row_of(judged: JudgedPlace, numbers: CallNumbers) -> Row | None:
     layout = judged.layout
     if not judged.is_complete:
         return None
-    if layout is None or judged.unreduced:
+    if layout is None:
         return owner
-    if judged.is_padded and math.isnan(layout.error):
+    if judged.is_own or (judged.is_padded and math.isnan(layout.error)):
         shape = judged.whole_shape
         return without_numbers(owner) | {"shape": shape, "numel": math.prod(shape)}
+    if judged.unreduced:
+        return _row_of_terms(judged, owner)
     if layout.kind == "whole" and layout.scale == 1:
         return row_of_rank(owner, judged.rows[judged.worst])
     whole = row_of_all(owner, layout, judged.rows, judged.whole_shape)
+    reference = judged.place.reference
+    if reference is not None and not layout.is_wrong and "int" in str(owner.get("dtype")):
+        # integers are compared exactly, and what follows from their parts is rounded
+        whole |= {
+            name: reference.row[name] for name in SCALING if name in {*whole} & {*reference.row}
+        }
     if judged.is_padded:
         return {name: value for name, value in whole.items() if name not in CHANGED_BY_PADDING}
     return whole
+
+
+def _row_of_terms(judged: JudgedPlace, owner: Row) -> Row:
+    """Return the row of a sum that was not reduced: the first rank's term.
+
+    A rank of a mesh has a part of it; then the terms of some ranks are put together as if they
+    were all of it.
+    """
+    layout, reference, rows = judged.layout, judged.place.reference, judged.rows
+    if layout is None or layout.has_sketches or reference is None or not rows[0].numel:
+        return owner
+    parts = rows[:: max(1, len(rows) * rows[0].numel // (reference.numel or 1))]
+    return row_of_all(owner, replace(layout, kind="parts"), parts, judged.whole_shape)
 
 
 def _in_time(rows: list[Row]) -> list[Row]:
@@ -149,25 +211,3 @@ def _in_time(rows: list[Row]) -> list[Row]:
 
 def _time(row: Row) -> Any:
     return row["order"][0 if row["tensor"].startswith("in") else 1]
-
-
-def _write_metadata(
-    path: Path, ranks: dict[int, Path], numberings: dict[int, Numbering], warn: Warn
-) -> None:
-    """Write the metadata of the first rank, with the modules of all."""
-    metadata = {rank: read_metadata(recording, warn) for rank, recording in ranks.items()}
-    first = next(iter(metadata.values()))
-    models: dict[str, Any] = {}
-    for rank, entry in metadata.items():
-        for model, facts in entry.get("models", {}).items():
-            merged = models.setdefault(model, {**facts, "table": []})
-            known = {line["module"]: line for line in merged["table"]}
-            for line in facts.get("table", ()):
-                name = numberings[rank].rename(model, line["module"])
-                if name not in known:
-                    merged["table"].append({**line, "module": name})
-                elif line.get("called") is not False:
-                    known[name]["called"] = True
-    ended_cleanly = all(entry.get("ended_cleanly", True) for entry in metadata.values())
-    merged_metadata = {**first, "models": models, "ended_cleanly": ended_cleanly}
-    metadata_path(path).write_text(json.dumps(merged_metadata), encoding="utf-8")

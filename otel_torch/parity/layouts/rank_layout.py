@@ -27,7 +27,7 @@ Kind = Literal["whole", "sum", "parts"]
 # relative errors up to which a layout explains the reference; those of a wrong tensor are larger
 _EXPLAINED = {"torch.float32": 1e-3, "torch.float64": 1e-3}
 _EXPLAINED_COARSE = 0.03
-_EXPLAINED_NUMBER = 1e-4  # a loss, or a norm
+_EXPLAINED_EXACT = 1e-4  # a loss, a norm, or integers
 # a sum has to explain a wrong tensor that much better than the layout of its shape
 _SHAPE_DECIDES = 0.7
 # an outlier is at least this many times as far off as any other copy, and this part of the limit
@@ -133,8 +133,8 @@ def _wrongness(layout: RankLayout) -> float:
 
 def limit_of(reference: RankRow) -> float:
     """Return the relative error up to which a layout explains the reference."""
-    if reference.row.get("phase") == "train":
-        return _EXPLAINED_NUMBER
+    if reference.row.get("phase") == "train" or "int" in str(reference.row.get("dtype")):
+        return _EXPLAINED_EXACT
     return _EXPLAINED.get(str(reference.row.get("dtype")), _EXPLAINED_COARSE)
 
 
@@ -142,7 +142,7 @@ def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
     """Return the rows that describe the tensor of the reference.
 
     The model's output on the first stage of a pipeline is another tensor than on the last one. Of
-    several copies of a part, one counts.
+    several copies of a part, one counts. A rank may have an empty shard of a flat parameter.
     """
     if all("shard" in row.row for row in rows):
         if any(row.row["shard"]["partial"] for row in rows):
@@ -152,7 +152,7 @@ def holders(reference: RankRow, rows: Sequence[RankRow]) -> Sequence[RankRow]:
             by_offset.setdefault(tuple(row.row["shard"]["offset"]), row)
         return list(by_offset.values())
     alike = [row for row in rows if row.shape == reference.shape]
-    return alike or rows
+    return alike or [row for row in rows if row.numel] or rows
 
 
 def terms_of(layout: RankLayout, rows: Sequence[RankRow]) -> list[Sketch] | None:

@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Sketch, decode_sketch
+from otel_torch.parity.forwards import WARM_UP
 from otel_torch.parity.layouts.numbering import Numbering
+from otel_torch.parity.layouts.whole_statistics import SCALING, encode_sketch
 from otel_torch.recording.reader import iterate_rows
 from otel_torch.recording.rows import Row
+from otel_torch.records import json_safe
 from otel_torch.statistics.sketch_format import SIZE
 
 PlaceKey = tuple[Any, ...]
@@ -36,12 +39,19 @@ class RankRow:
         sketch: Of the row's value, also where an earlier row has it.
         as_part: The sketches of the value as this rank's part, by dimension; empty where the
             process was alone.
+        chunk: Which part of the model on its rank it belongs to, where a rank has several stages.
     """
 
     rank: int
     row: Row
     sketch: Sketch | None = None
     as_part: tuple[Sketch, ...] = ()
+    chunk: int = 0
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """The part of the model that the row belongs to, in the order of the whole."""
+        return self.chunk, self.rank
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -67,6 +77,21 @@ class RankRow:
         if isinstance(l2, int | float):
             return float(l2)
         return 0.0 if self.sketch is None else float(np.linalg.norm(self.sketch))
+
+    def times(self, factor: float) -> RankRow:
+        """Return the row of the tensor times a positive number."""
+        row = dict(self.row)
+        row |= {
+            name: json_safe(row[name] * factor)
+            for name in SCALING
+            if isinstance(row.get(name), float)
+        }
+        sketch = None if self.sketch is None else factor * self.sketch
+        if "sketch" in row and sketch is not None:
+            row["sketch"] = encode_sketch(sketch)
+        return RankRow(
+            self.rank, row, sketch, tuple(factor * part for part in self.as_part), self.chunk
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -122,11 +147,13 @@ def _with_spread_gradients(
     if all(len(place.ranks) == count for place in gradients):
         return places
     known = {place.key for place in gradients}
-    in_pieces = [
-        TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, without_numbers(row.row))])
-        for key, row in references.items()
-        if key[2].startswith(PARAMETER_GRADIENT) and key not in known
-    ]
+    in_pieces = []
+    for key, reference in references.items():
+        if key[2].startswith(PARAMETER_GRADIENT) and key not in known:
+            row = without_numbers(reference.row)
+            row.pop("value", None)  # the number of another tensor on the ranks
+            row.pop("storage", None)
+            in_pieces.append(TensorPlace(key, None, [RankRow(gradients[0].ranks[0].rank, row)]))
     end = places.index(gradients[-1]) + 1
     return [*places[:end], *in_pieces, *places[end:]]
 
@@ -138,15 +165,42 @@ def without_numbers(row: Row) -> Row:
 
 
 def _join(references: dict[PlaceKey, RankRow], ranks: list[list[RankRow]]) -> list[TensorPlace]:
+    """Return the places of a step, in the order of one process.
+
+    What only a later rank has, as a stage of a pipeline, follows what earlier ones have of its
+    kind: a forward comes before the backward passes.
+    """
     places: dict[PlaceKey, TensorPlace] = {}
-    for rows in ranks:
-        for row in rows:
-            key = place_key(row.row)
-            place = places.get(key)
-            if place is None:
-                place = places[key] = TensorPlace(key, references.get(key), [])
-            place.ranks.append(row)
-    return list(places.values())
+    rows = [row for of_rank in ranks for row in of_rank]
+    rows.sort(key=lambda row: row.chunk)  # the later stages of all ranks come last
+    for row in rows:
+        key = place_key(row.row)
+        place = places.get(key)
+        if place is None:
+            place = places[key] = TensorPlace(key, references.get(key), [])
+        place.ranks.append(row)
+    first = rows[0].stage if rows else None
+    by_kind: dict[tuple[Any, bool], list[TensorPlace]] = {}
+    for place in places.values():
+        by_kind.setdefault(_kind(place), []).append(place)
+    ordered: list[TensorPlace] = []
+    remaining = {
+        kind: sum(place.ranks[0].stage == first for place in of_kind)
+        for kind, of_kind in by_kind.items()
+    }
+    for place in places.values():
+        if place.ranks[0].stage != first:
+            continue
+        ordered.append(place)
+        kind = _kind(place)
+        remaining[kind] -= 1
+        if not remaining[kind]:
+            ordered += [other for other in by_kind.pop(kind) if other.ranks[0].stage != first]
+    return [*ordered, *(place for of_kind in by_kind.values() for place in of_kind)]
+
+
+def _kind(place: TensorPlace) -> tuple[Any, bool]:
+    return place.key[-2], place.key[2].startswith(PARAMETER_GRADIENT)
 
 
 class _RankSteps:
@@ -155,7 +209,8 @@ class _RankSteps:
     def __init__(self, rank: int, path: Path, numbering: Numbering) -> None:
         self._rank, self._numbering = rank, numbering
         self._sketches: dict[Any, tuple[Sketch | None, tuple[Sketch, ...]]] = {}
-        rows = iterate_rows(path)
+        # a framework's own forwards, which each rank runs on dummy inputs of its own
+        rows = (row for row in iterate_rows(path) if row.get("phase") != WARM_UP)
         self._groups = groupby(rows, key=lambda row: (row.get("loop"), row.get("step")))
         self._waiting: dict[Any, list[RankRow]] = {}
 
@@ -181,6 +236,7 @@ class _RankSteps:
 
     def _with_sketches(self, row: Row) -> RankRow:
         row["module"] = self._numbering.rename(row.get("model", ""), row["module"])
+        row["model"], chunk = self._numbering.chunk(row.get("model", ""))
         value, text = row.get("value"), row.pop("part_sketches", None)
         if "sketch" in row:
             parts = decode_sketch(text)
@@ -196,4 +252,4 @@ class _RankSteps:
             sketches = np.array([mean]), ()  # a number is its own sketch
         else:
             sketches = self._sketches.get(value, (None, ()))
-        return RankRow(self._rank, row, *sketches)
+        return RankRow(self._rank, row, *sketches, chunk)

@@ -9,6 +9,7 @@ from typing import Any
 from otel_torch.parity.layouts.rank_layout import RankLayout, add_up, terms_of
 from otel_torch.parity.layouts.rank_rows import RankRow
 from otel_torch.parity.layouts.whole_statistics import (
+    SCALING,
     STATISTICS,
     encode_sketch,
     merge_statistics,
@@ -18,11 +19,8 @@ from otel_torch.records import json_safe
 
 # the other fields that describe the numbers, and not the place
 _DESCRIPTION = ("histogram", "shape", "dtype", "shard")
-# what remains right of a sum that is multiplied
-_LINEAR = ("sum", "mean")
 # what zeros beside the numbers of a tensor change
 CHANGED_BY_PADDING = ("min", "max", "std", "zeros")
-_SCALING = (*_LINEAR, "abs_mean", "min", "max", "std", "l2", "rms")
 
 
 def row_of_rank(owner: Row, row: RankRow) -> Row:
@@ -52,7 +50,7 @@ def row_of_all(owner: Row, layout: RankLayout, rows: Sequence[RankRow], shape: l
     merged: dict[str, Any] = merge_statistics(columns, sizes, numel, layout.kind == "sum")
     merged |= {
         name: json_safe(merged[name] * layout.scale)
-        for name in _SCALING
+        for name in SCALING
         if isinstance(merged.get(name), float) and layout.scale != 1
     }
     terms = terms_of(layout, rows)

@@ -27,6 +27,9 @@ STATISTICS = (
     "sketch",
     "row_sketch",
 )
+# what remains right of a sum that is multiplied, and all that a factor multiplies
+LINEAR = ("sum", "mean")
+SCALING = (*LINEAR, "abs_mean", "min", "max", "std", "l2", "rms")
 
 
 def merge_statistics(

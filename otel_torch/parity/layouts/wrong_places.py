@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,10 +74,12 @@ def describe_wrong(judged: JudgedPlace, biases: Biases) -> WrongPlace:
         return WrongPlace(rows[0].rank, cause, sentence)
     twins = _twins(judged)
     if twins is not None:
-        return WrongPlace(rows[twins[1]].rank, cause, "")
-    if cause is not None:
+        # on a mesh, some of those with equal numbers are right
+        is_known = len(rows) == len(judged.place.ranks)
+        return WrongPlace(rows[twins[1]].rank if is_known else None, cause, "")
+    if cause is not None and cause.kind != "random_stream":
         return WrongPlace(rows[0].rank, cause, "")
-    return WrongPlace(None, None, "The numbers do not show which rank is wrong.")
+    return WrongPlace(None, cause, "The numbers do not show which rank is wrong.")
 
 
 def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
@@ -86,14 +88,15 @@ def _mean_of_means(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if judged.place.key[2] != "loss" or reference is None or judged.same_inputs:
         return None
     losses = [row.number("mean") for row in judged.rows]
-    if not min(losses) < reference.number("mean") < max(losses):
+    is_between = min(losses) < reference.number("mean") < max(losses)
+    if not (is_between if judged.has_own_mean is None else judged.has_own_mean):
         return None
     text = (
         "each rank averages the loss over its own part of the batch, and the parts do not count "
         "alike (as with unequal numbers of tokens): the mean of the ranks is another than that of "
         "all"
     )
-    return Cause("mean_of_means", False, text)
+    return Cause("mean_of_means", judged.has_own_mean is True, text)
 
 
 def _whole_logits_as_parts(judged: JudgedPlace, biases: Biases) -> Cause | None:
@@ -175,7 +178,7 @@ def _another_ranks_part(judged: JudgedPlace, biases: Biases) -> Cause | None:
     if layout is None or reference is None or layout.kind != "parts":
         return None
     twins = _twins(judged)
-    if twins is not None and layout.agree:
+    if twins is not None and (layout.agree or _agree(judged.place.ranks)):
         text = "all ranks hold the same numbers, where each should have a part of its own"
         return Cause("another_ranks_part", True, text)
     if twins is not None:
@@ -200,6 +203,8 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
     layout, row = judged.layout, judged.rows[0].row
     if layout is None or layout.kind != "whole" or len(judged.rows) < 2:
         return None
+    if row["tensor"] == "loss" and not judged.same_inputs:
+        return None  # each rank has that of its own part of the batch
     if layout.agree and layout.wrong is None:
         return None
     if layout.wrong is None:
@@ -215,6 +220,18 @@ def _another_value(judged: JudgedPlace, biases: Biases) -> Cause | None:
     return Cause("ranks_differ", False, text)
 
 
+def _other_random_numbers(judged: JudgedPlace, biases: Biases) -> Cause | None:
+    """The ranks drop other elements of their parts than one process does, and as many."""
+    layout, reference = judged.layout, judged.place.reference
+    row = judged.rows[0].row
+    if layout is None or reference is None or layout.kind != "parts" or judged.unreduced:
+        return None
+    if "Dropout" not in str(row.get("class")) or not row["tensor"].startswith("out"):
+        return None
+    text = "the ranks draw other random numbers for their parts than one process for the whole"
+    return Cause("random_stream", False, text)
+
+
 _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
     _mean_of_means,
     _whole_logits_as_parts,
@@ -223,6 +240,7 @@ _CAUSES: tuple[Callable[[JudgedPlace, Biases], Cause | None], ...] = (
     _bias_on_each_rank,
     _another_ranks_part,
     _another_value,
+    _other_random_numbers,
 )
 
 
@@ -269,6 +287,11 @@ def _reordered_row(judged: JudgedPlace) -> int | None:
     *_, second, first = sorted(shares)
     is_alone = first - second > _ONE_ALONE + noise / 2
     return shares.index(first) if is_alone else None
+
+
+def _agree(rows: Sequence[RankRow]) -> bool:
+    """Return whether all rows have the same numbers."""
+    return len({repr([row.row.get(name) for name in _NUMBERS]) for row in rows}) == 1
 
 
 def _twins(judged: JudgedPlace) -> tuple[int, int] | None:

@@ -261,14 +261,15 @@ def _first_finding(
 ) -> Finding:
     """Return the finding for the first wrong gradient of the backward pass."""
     wrong = [pair for pair in parameters if pair.state != "right"]
-    first = min(_unexplained(wrong, outputs), key=lambda pair: pair.time)
+    unexplained = _unexplained(wrong, outputs)
+    first = min(unexplained or wrong, key=lambda pair: pair.time)
     clipping = _clipping_of_values(wrong)
     if clipping is not None:
         place = whole_model("param_grad")
         return context.finding("update", place, _OTHER_CLIP, clipping, _deviation(first))
     wrong_outputs = (pair for pair in outputs if pair.state != "right")
     first_output = min(wrong_outputs, key=lambda pair: pair.time, default=None)
-    if first_output is not None and first_output.time < first.time:
+    if first_output is not None and (not unexplained or first_output.time < first.time):
         return _output_finding(context, first_output, outputs)
     telling = [pair for pair in parameters if pair.is_telling]
     if outputs and first_output is None and len(wrong) == len(telling) > 1:
@@ -280,16 +281,19 @@ def _first_finding(
 def _unexplained(
     wrong: Sequence[GradientPair], outputs: Sequence[GradientPair]
 ) -> Sequence[GradientPair]:
-    """Return the wrong gradients of parameters whose modules have right gradients of outputs."""
+    """Return the wrong gradients of parameters whose modules have right gradients of outputs.
+
+    If there are none, the outputs explain all of them: those of a later microbatch come after the
+    gradients of the parameters in the first one.
+    """
     modules = {
         pair.keys.reference.module for pair in outputs if pair.keys and pair.state != "right"
     }
-    unexplained = [
+    return [
         pair
         for pair in wrong
         if pair.trained and pair.trained.keys.reference[0].module not in modules
     ]
-    return unexplained or wrong
 
 
 def _output_finding(
@@ -374,10 +378,13 @@ def _deviation(pair: GradientPair) -> Deviation:
 
 def _untied(context: StepContext, pair: GradientPair) -> Cause | None:
     """Return the cause where one side has a gradient in parts: of weights it does not share."""
-    wholes = Sides(pair.port, pair.reference)  # the sum is on the other side
-    for side, step, parts, whole in zip(
-        ("reference", "port"), context.steps, (pair.reference, pair.port), wholes, strict=True
-    ):
+    assert pair.trained is not None
+    # as recorded: those of the pair may be without the factor of clipping
+    reference, port = pair.trained.of(context.steps.map(lambda step: step.parameter_gradients))
+    if reference is None or port is None:
+        return None
+    sides = ("reference", reference, port), ("port", port, reference)
+    for step, (side, parts, whole) in zip(context.steps, sides, strict=True):
         for key, other in step.parameter_gradients.items():
             is_part = other.record.value == parts[0].record.value
             if not is_part and _is_sum(whole, [*parts, other], pair.limit):

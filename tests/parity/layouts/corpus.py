@@ -3,15 +3,16 @@ right that is.
 
 `hand` splits a model by hand, `library` by torch's own means, `mesh` over two dimensions of ranks
 at once, `decoder` grouped queries over tensor and pipeline parallel ranks, and `experts` a mixture
-whose tokens are exchanged.
+whose tokens are exchanged. `trainings.py` has layouts of further programs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from otel_torch.parity.diff import diff
 from otel_torch.parity.finding import Finding, Report
@@ -26,16 +27,19 @@ class Program:
         capture: (options) -> what is recorded.
         alone: (options) -> those of the same model in one process.
         ranks: (options) -> how many there are.
+        variables: What else is in the environment.
     """
 
     path: Path
     capture: Callable[[str], str]
     alone: Callable[[str], str]
     ranks: Callable[[str], int]
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 # options of programs on a mesh that the model in one process does not have
 _MESH = ("tensor", "context", "pipeline", "expert", "data", "balanced", "dealt")
+_MESH += ("virtual", "sequence", "ring", "stage")
 # options of `split_by_library.py` that it has, too
 _IN_ONE_PROCESS = ("stages", "data_wrong_mean")
 
@@ -45,17 +49,27 @@ def _without(options: str, *dropped: str) -> str:
     return " ".join(option for option in options.split() if not option.startswith(dropped))
 
 
-def _on_a_mesh(program: str) -> Program:
+def _on_a_mesh(program: str, folder: Path = PROGRAMS, **variables: str) -> Program:
     return Program(
-        PROGRAMS / program,
+        folder / program,
         lambda options: "training",
         lambda options: _without(options, *_MESH),
         lambda options: math.prod(
-            int(option.partition("=")[2]) for option in options.split() if "=" in option
+            int(option.partition("=")[2])
+            for option in options.split()
+            if "=" in option and not option.startswith("virtual")
         ),
+        variables,
     )
 
 
+FRAMEWORKS = PROGRAMS.parent / "frameworks/programs"
+_OF_FRAMEWORKS: dict[str, Any] = {
+    "folder": FRAMEWORKS,
+    "PYTHONPATH": str(FRAMEWORKS),
+    "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
+}
 PROGRAMS_BY_NAME = {
     "hand": Program(
         PROGRAMS / "hand_split.py",
@@ -72,6 +86,17 @@ PROGRAMS_BY_NAME = {
     "mesh": _on_a_mesh("split_on_a_mesh.py"),
     "decoder": _on_a_mesh("split_a_decoder.py"),
     "experts": _on_a_mesh("split_experts.py"),
+    "llama": _on_a_mesh("split_a_llama.py"),
+    "torch": Program(
+        PROGRAMS / "train_over_torch.py",
+        lambda options: "training",
+        lambda options: "",
+        lambda options: 4 if options in ("fsdp1_hybrid", "fsdp2_hybrid", "fsdp2_tensor") else 2,
+    ),
+    "megatron": _on_a_mesh("megatron_layouts.py", **_OF_FRAMEWORKS),
+    "deepspeed": replace(
+        _on_a_mesh("deepspeed_layouts.py", **_OF_FRAMEWORKS), ranks=lambda options: 2
+    ),
 }
 
 # program, options
@@ -239,27 +264,27 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "blocks.2.mlp.down", "in[0]", "forward", None, None, "near"
     ),
     ("decoder", "pipeline=2", "layers_swapped"): Expected(
-        "blocks.2.norm1", "out", "forward", 1, None
+        "blocks.2.norm1", "param.weight", "forward", 1, "exchanged"
     ),
     ("decoder", "pipeline=2", "layer_offset"): Expected(
-        "blocks.0.norm1", "out", "forward", 1, None, "near"
+        "blocks.2.norm1", "param.weight", "forward", 1, "other_weight"
     ),
     ("decoder", "tensor=2", "offset"): Expected("embed", "out", "forward", 0, None),
     ("decoder", "pipeline=2", "microbatch_twice"): Expected("", "in[0]", "forward", 0, None),
     ("decoder", "pipeline=2 tied", "tied_unreduced"): Expected(
-        "embed", "param_grad.weight", "backward", 0, "untied"
+        "head", "param_grad.weight", "backward", 1, "untied"
     ),
     ("decoder", "pipeline=2 data=2", "undivided"): Expected(
         "", "param_grad", "backward", None, "scaled"
     ),
     ("decoder", "tensor=2 data=2", "another_group"): Expected(
-        "", "param_grad", "backward", None, None, "place"
+        "", "param_grad", "backward", 0, "another_group"
     ),
     ("decoder", "data=2", "unreduced"): Expected(
         "blocks.1.norm2", "param_grad.weight", "backward", 0, "partial_sum"
     ),
     ("decoder", "pipeline=2 clip", "local_clip"): Expected(
-        "", "param_grad", "backward", None, "scaled"
+        "", "param_grad", "backward", 0, "clipped_by_own_norm"
     ),
     ("decoder", "tensor=2", "stale_norm"): Expected(
         "blocks.1.norm1", "param.weight", "update", 1, "frozen"
@@ -268,14 +293,12 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         "head", "param_grad.weight", "backward", None, None, "near"
     ),
     ("experts", "expert=2", "expert_weights"): Expected(
-        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+        f"{_EXPERTS}.2", "in[0]", "forward", 0, None, "place"
     ),
     ("experts", "expert=2", "expert_offset"): Expected(
-        f"{_EXPERTS}.2", "in[0]", "forward", None, None, "place"
+        f"{_EXPERTS}.2", "in[0]", "forward", 1, None
     ),
-    ("experts", "expert=2", "unnormalized"): Expected(
-        _MIXTURE, "out[0]", "forward", None, None, "place"
-    ),
+    ("experts", "expert=2", "unnormalized"): Expected(_MIXTURE, "out[0]", "forward", 0, None),
     ("experts", "expert=2", "weights_of_ranks"): Expected(
         _MIXTURE, "out[0]", "forward", None, None, "place"
     ),
@@ -286,16 +309,22 @@ FAULTS: dict[tuple[str, str, str], Expected] = {
         f"{_EXPERTS}.0", "in[0]", "forward", 0, None
     ),
     ("experts", "expert=2", "local_load"): Expected(
-        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+        f"{_MIXTURE}.router", "grad", "backward", 0, None
     ),
     ("experts", "expert=2", "auxiliary_per_rank"): Expected(
-        f"{_MIXTURE}.router", "grad", "backward", None, None, "place"
+        f"{_MIXTURE}.router", "grad", "backward", 0, None
+    ),
+    ("experts", "expert=2", "router_unreduced"): Expected(
+        f"{_MIXTURE}.router", "param_grad.weight", "backward", 0, "partial_sum"
+    ),
+    ("experts", "expert=2", "tokens_dropped"): Expected(
+        _MIXTURE, "out[0]", "forward", None, None, "place"
     ),
     ("experts", "expert=2", "experts_averaged"): Expected(
-        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "untied", "place"
+        f"{_EXPERTS}.3.down", "param_grad.bias", "backward", 1, "gradients_mixed"
     ),
     ("experts", "expert=2", "experts_undivided"): Expected(
-        f"{_EXPERTS}.1.down", "param_grad.bias", "backward", 0, "scaled"
+        f"{_EXPERTS}.3.down", "param_grad.bias", "backward", 1, "scaled"
     ),
 }
 
@@ -323,6 +352,7 @@ class Recorder:
             ranks=program.ranks(options),
             OTEL_TORCH_CAPTURE=program.capture(options),
             OTEL_TORCH_JSONL=str(folder / "ranks/run.jsonl"),
+            **program.variables,
         )
         return diff(reference, folder / "ranks")
 
@@ -337,6 +367,7 @@ class Recorder:
                 *alone.split(),
                 OTEL_TORCH_CAPTURE=program.capture(options),
                 OTEL_TORCH_JSONL=str(path),
+                **program.variables,
             )
             self._references[name, alone] = path
         return self._references[name, alone]

@@ -1,6 +1,6 @@
 """Score how often `otel-torch diff` names the fault of a layout with its module, rank and cause.
 
-python -m tests.parity.layouts.scoreboard [--only WORD]
+python -m tests.parity.layouts.scoreboard [--only WORD] [--frameworks]
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from otel_torch.parity.finding import Report
-from tests.parity.layouts.corpus import CLEAN, FAULTS, Expected, Recorder
+from tests.parity.layouts import corpus, trainings
+from tests.parity.layouts.corpus import Expected, Recorder
 
 # best first (`Expected.rightness`); a clean layout is `silent` or `false`
 OUTCOMES = ("exact", "place", "near", "wrong", "missed", "silent", "false")
@@ -41,10 +42,18 @@ def _said(report: Report) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--only", default="", help="only layouts and faults with this word")
-    only = arguments.parse_args().only
-    clean: dict[tuple[str, ...], Expected | None] = dict.fromkeys(CLEAN)
+    arguments.add_argument(
+        "--frameworks", action="store_true", help="those of Megatron-core and DeepSpeed instead"
+    )
+    options = arguments.parse_args()
+    clean: dict[tuple[str, ...], Expected | None] = dict.fromkeys(
+        trainings.FRAMEWORK_CLEAN if options.frameworks else corpus.CLEAN + trainings.CLEAN
+    )
+    faults = trainings.FRAMEWORK_FAULTS if options.frameworks else corpus.FAULTS | trainings.FAULTS
     chosen = {
-        words: expected for words, expected in (clean | FAULTS).items() if only in " ".join(words)
+        words: expected
+        for words, expected in (clean | faults).items()
+        if options.only in " ".join(words)
     }
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:

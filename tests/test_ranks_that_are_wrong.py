@@ -1,0 +1,160 @@
+"""What the numbers of ranks say: which part is wrong, over which group, by which factor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from otel_torch import torch_private
+from otel_torch.parity.layouts.equal_rows import EqualRows
+from otel_torch.parity.layouts.gradient_scales import describe_all_gradients, find_unscaled
+from otel_torch.parity.layouts.judged_places import JudgedPlace, judge_places
+from otel_torch.parity.layouts.mesh_layout import is_on_mesh, recognize_on_mesh
+from otel_torch.parity.layouts.rank_rows import RankRow, TensorPlace
+from otel_torch.parity.layouts.wrong_part import find_wrong_parts
+from otel_torch.statistics.sketch import sketch
+
+PARAMETERS = [f"layers.{index}" for index in range(6)]
+
+
+def random(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sketch_of(values):
+    return np.array(sketch(values).tolist())
+
+
+def row(rank, values, key, count=1):
+    """Return a row of a rank, with the sketches as one of `count` equal parts."""
+    numbers = dict(zip(KEY, key, strict=True)) | {
+        "l2": float(values.norm()),
+        "sum": float(values.sum()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+        "numel": values.numel(),
+        "shape": list(values.shape),
+        "dtype": "torch.float32",
+    }
+    as_part = []
+    for dim in range(values.dim() if count > 1 else 0):
+        parts = [torch.zeros_like(values)] * count
+        parts[rank] = values
+        as_part.append(sketch_of(torch.cat(parts, dim)))
+    return RankRow(rank, numbers, sketch_of(values), tuple(as_part))
+
+
+KEY = ("model", "module", "tensor", "loop", "step", "call", "phase", "branch")
+
+
+def place(module, tensor, phase, whole, *ranks, count=0):
+    key = ("Model", module, tensor, 0, 0, 0, phase, None)
+    rows = [row(rank, values, key, count or len(ranks)) for rank, values in enumerate(ranks)]
+    return TensorPlace(key, row(-1, whole, key), rows)
+
+
+def gradients(*factors, term=None):
+    """Return the gradients of ranks that multiply theirs by a factor each.
+
+    Args:
+        term: The parameter of which each rank has a term of the sum.
+    """
+    places = []
+    for index, name in enumerate(PARAMETERS):
+        whole = random(index, 8, 8)
+        terms = [whole] * len(factors)
+        if name == term:
+            terms = [random(20 + rank, 8, 8) for rank in range(len(factors))]
+            whole = torch.stack(terms).sum(0)
+        held = [factor * values for factor, values in zip(factors, terms, strict=True)]
+        places.append(place(name, "param_grad.weight", "backward", whole, *held))
+    return places
+
+
+def test_a_sum_that_was_not_reduced_is_found_behind_clipping():
+    judged = judge_places(gradients(1.02, 1.02, term="layers.2"), 2)
+    assert not any(entry.unreduced for entry in judged)
+    find_unscaled(judged)
+    unreduced = [entry.place.key[1] for entry in judged if entry.unreduced]
+    assert unreduced == ["layers.2"]
+    assert describe_all_gradients(judged, {}) == {}
+
+
+def test_ranks_that_clip_by_their_own_norms_get_one_factor():
+    judged = judge_places(gradients(1.6, 1.9), 2)
+    find_unscaled(judged)
+    (wrong,) = describe_all_gradients(judged, {}).values()
+    assert (wrong.rank, wrong.cause and wrong.cause.kind) == (0, "clipped_by_own_norm")
+    for entry in judged:
+        assert {round(row.l2 / entry.place.reference.l2, 3) for row in entry.rows} == {1.9}
+
+
+def test_gradients_that_are_right_are_not_scaled():
+    judged = judge_places(gradients(1.0, 1.0), 2)
+    find_unscaled(judged)
+    assert not any(entry.is_wrong or entry.unreduced for entry in judged)
+    assert describe_all_gradients(judged, {}) == {}
+
+
+def judged_parts(*wrong: int) -> list[JudgedPlace]:
+    """Return the places of a block in which the parts of these ranks are wrong."""
+    places = []
+    for index in range(8):
+        whole = random(index, 8, 12)
+        parts = list(whole.chunk(2))
+        for rank in wrong:
+            parts[rank] = 0.6 * parts[rank] + random(40 + 2 * index + rank, 4, 12) / 3
+        places.append(place(f"layers.1.m{index}", "out", "forward", whole, *parts))
+    return judge_places(places, 2)
+
+
+@pytest.mark.parametrize("wrong", [[0], [1], [0, 1]])
+def test_wrong_parts_are_found_by_all_places_of_a_block(wrong):
+    first, *following = judged_parts(*wrong)
+    assert find_wrong_parts(first, following) == wrong
+
+
+def test_one_place_alone_does_not_show_a_part_that_is_slightly_wrong():
+    whole = random(0, 8, 12)
+    parts = list(whole.chunk(2))
+    parts[1] = parts[1] + random(1, 4, 12) / 10
+    (entry,) = judge_places([place("layers.1.m", "out", "forward", whole, *parts)], 2)
+    assert entry.is_wrong and find_wrong_parts(entry, []) == []
+
+
+def test_a_reduction_over_another_group_is_found_by_the_ranks_that_agree():
+    top, bottom = random(0, 8, 6).chunk(2)
+    whole, wrong = torch.cat([top, bottom]), (top + bottom, top - bottom)
+    before = place("norm", "out", "forward", whole, top, top, bottom, bottom)
+    after = place("mlp", "out", "forward", whole, *wrong, *wrong)
+    causes = EqualRows().find_causes(judge_places([before, after], 4))
+    (cause,) = causes.values()
+    assert cause.kind == "another_group"
+    assert cause.text.startswith("ranks 0 and 2, 1 and 3 have equal values, where ranks 0 and 1")
+
+
+def test_gradients_of_different_parameters_that_are_equal_are_mixed():
+    mixed = random(9, 8)
+    places = []
+    for rank, name in enumerate(("experts.0", "experts.1")):
+        entry = place(name, "param_grad.bias", "backward", random(rank, 8), mixed)
+        entry.ranks[0].rank = rank
+        places.append(entry)
+    causes = EqualRows().find_causes(judge_places(places, 2))
+    assert {cause.kind for cause in causes.values()} == {"gradients_mixed"}
+    assert len(causes) == 2
+
+
+def test_unequal_shards_of_two_replicas_are_parts():
+    whole = random(0, 16)
+    shards = whole[:12], whole[12:], whole[:12], whole[12:]
+    entry = place("norm", "param_grad.bias", "backward", whole, *shards)
+    assert is_on_mesh(entry.reference, entry.ranks, 4)
+    parts, layout = recognize_on_mesh(entry.reference, entry.ranks, 4)
+    assert [part.numel for part in parts] == [12, 4] and not layout.is_wrong
+
+
+def test_stages_of_a_pipeline_learn_shapes_by_methods_of_these_names():
+    stage = pytest.importorskip("torch.distributed.pipelining.stage").PipelineStage
+    assert set(torch_private.PIPELINE_SHAPE_METHODS) & set(vars(stage))
