@@ -33,7 +33,7 @@ from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, r
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
-from otel_torch.sources.native_observer import NativeObserver
+from otel_torch.sources.native_observer import NativeObserver, Observe
 from otel_torch.sources.parameters import ParameterObserver
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
@@ -54,9 +54,13 @@ class _OutputObserver(SessionHook):
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self._site = site
-        self._observe = activations.native.observe
+        self._observe = self._native_function(activations)
         self._place = activations.native.place_of(site)
         self._site_tensor = compiled.site_tensor(site, activations)
+
+    @staticmethod
+    def _native_function(activations: Activations) -> Observe:
+        return activations.native.observe
 
     @classmethod
     def name(cls) -> str:
@@ -73,14 +77,22 @@ class _OutputObserver(SessionHook):
 class _InputObserver(_OutputObserver):
     """Observes the inputs and outputs of one module."""
 
-    __slots__ = ()
+    __slots__ = ("_enter",)
+
+    def __init__(self, activations: Activations, site: ModuleSite) -> None:
+        super().__init__(activations, site)
+        self._enter = activations.native.enter
+
+    @staticmethod
+    def _native_function(activations: Activations) -> Observe:
+        return activations.native.leave
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if is_compiling():
             compiled.observe_inputs(self._site_tensor, args, kwargs)
-        else:
+        elif self._enter(self._place, args, kwargs) is None:
             self._activations.on_inputs(self._site, args, kwargs)
         return args, kwargs
 

@@ -1,7 +1,8 @@
 """Observes ordinary calls without Python; `observer.c` says how, and which calls it leaves to us.
 
-`Activations.on_output` is the specification: whatever the compiled function does, that would have
-done. Both count calls in the same dicts and add to the same queue, so that they may alternate.
+`on_inputs` and `on_output` of `Activations` are the specification: what the compiled functions do
+is what those would have done. Both count calls in the same dicts, enter them on the same stack and
+add to the same queue, so that each call may be observed by either.
 """
 
 from __future__ import annotations
@@ -16,47 +17,78 @@ from otel_torch.sources.models import ModuleSite
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.measure import flags_for
 
-# the items of a tuple that have labels of their own; a longer one is left to Python
-_MAX_TENSORS = 8
-_LABELS = ("out", *(f"out[{index}]" for index in range(_MAX_TENSORS)))
+# so many positional arguments, and items of a tuple, have labels; Python observes calls with more
+_MAX_VALUES = 8
+_PLAIN_TYPES = (type(None), bool, int, float, str)
 
-# address of the model's `ForwardState`, site, its names, the recorder's queue, what is measured
-Place = tuple[int, ModuleSite, list[tuple[str, int]], list[Any], int]
+# address of the model's `ForwardState`, site, its names, the recorder's queue, what is measured,
+# whether inputs are observed
+Place = tuple[int, ModuleSite, list[tuple[str, int]], list[Any], int, bool]
+Observe = Callable[..., bool | None]
 
 
 class NativeObserver:
     """The compiled observer of a session.
 
-    observe: takes a place and an output. Returns True if it has observed the call, and None if it
-    has done nothing. place_of: what it needs to know about a site.
+    Each function returns True if it has observed the call, and None if it has done nothing. Where
+    Python must observe everything, they always return None.
+
+    observe: takes a place and the output of a call. enter: takes a place, args and kwargs of a call
+    that is about to run; leave: like `observe`, of a call that was entered.
     """
 
-    def __init__(self, session: Session, columns: tuple[str, ...]) -> None:
-        """Make the observer; where Python must observe everything, one that does nothing.
+    observe: Observe
+    enter: Observe
+    leave: Observe
 
-        Args:
-            columns: the columns of a row that the statistics need.
-        """
+    def __init__(self, session: Session, columns: tuple[str, ...]) -> None:
+        """Make the observer. `columns`: those of a row that the statistics need."""
+        self.observe = self.enter = self.leave = _leave_to_python
+        self.place_of: Callable[[ModuleSite], Place | None] = lambda site: None
         kernel, wanted = cpu_kernel.load(), flags_for(columns)
         functions = None if kernel is None else kernel.objects
-        self.observe: Callable[[Place | None, Any], bool | None] = _leave_to_python
-        self.place_of: Callable[[ModuleSite], Place | None] = lambda site: None
         if functions is None or wanted is None or not _suffices_for(session.settings):
             return
-        queue = session.recorder.pending
-        self.observe = functions.make_observe(
-            ModuleSite, tuple, torch_private.graph_task_id, _LABELS, True
+        self.observe, self.enter, self.leave = functions.observe, functions.enter, functions.leave
+        keyword_labels: dict[str, tuple[str, ...]] = {}
+
+        def make_keyword_labels(key: str) -> tuple[str, ...]:
+            labels = keyword_labels[key] = _labels_of(f"in.{key}")
+            return labels
+
+        functions.set_objects(
+            ModuleSite,
+            tuple,
+            torch_private.graph_task_id,
+            "_version",
+            True,
+            _PLAIN_TYPES,
+            _labels_of("out"),
+            tuple(_labels_of(f"in[{index}]") for index in range(_MAX_VALUES)),
+            keyword_labels,
+            make_keyword_labels,
         )
+        queue, inputs = session.recorder.pending, "inputs" in session.settings.capture
         self.place_of = lambda site: (
-            site.model.forward_state.address, site, site.names, queue, wanted
+            site.model.forward_state.address, site, site.names, queue, wanted, inputs
         )  # fmt: skip
 
 
-def _leave_to_python(place: Place | None, output: Any) -> None:
+def _labels_of(value: str) -> tuple[str, ...]:
+    """Return the label of a value, and those of its items if it is a tuple."""
+    return value, *(f"{value}[{index}]" for index in range(_MAX_VALUES))
+
+
+def _leave_to_python(*arguments: Any) -> None:
     """Observe nothing."""
 
 
 def _suffices_for(settings: Settings) -> bool:
     """Return whether the settings ask for nothing that only Python observes."""
     is_plain = settings.tensors is None and settings.isolate is None and settings.operations is None
-    return is_plain and settings.on_nonfinite != "zoom" and set(settings.capture) == {"outputs"}
+    captured = set(settings.capture)
+    return (
+        is_plain
+        and settings.on_nonfinite != "zoom"
+        and captured in ({"outputs"}, {"inputs", "outputs"})
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,9 +45,9 @@ class RecordedCall:
     """One call of a module, to which the records of its tensors belong.
 
     The indices count the entries and exits of all calls, in order; they are None outside of parity
-    recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's
-    call stack. is_recorded: False for a call of a shared module by a name that is not selected.
-    inputs: the identities of its input tensors. step_scope: the scope of its step.
+    recordings. parent_index: `entry_index` of the enclosing call. is_recorded: False for a call of
+    a shared module by a name that is not selected. inputs: the identities of its input tensors;
+    None if they are not known. step_scope: the scope of its step.
     """
 
     model: str
@@ -61,8 +62,7 @@ class RecordedCall:
     entry_index: int | None = None
     exit_index: int | None = None
     parent_index: int | None = None
-    depth: int = 0
-    inputs: frozenset[Identity] = frozenset()
+    inputs: frozenset[Identity] | None = frozenset()
     step_scope: Scope | None = None
 
 
@@ -173,18 +173,18 @@ class _PendingRecords:
     def records(self) -> ReadRecords:
         """Wait for the numbers and return the records."""
         reader, numbers = self._reader, iter(self._transfer.fetch())
-        items: list[Record | CompactRow] = []
-        rows: list[Row | CompactRow] = []
-        if self._is_compact:
-            items = rows = self._pending
-        for measured in () if self._is_compact else self._pending:
-            if isinstance(measured, tuple):
-                items.append(measured)
-                rows.append(measured)
-            else:
-                row = next(numbers)
-                items.append(reader.as_record(measured, row))
-                rows.append(None if measured.call.phase == TOKENS else row)
+        items: list[Any] = self._pending
+        rows: list[Any] = self._pending
+        if not self._is_compact:
+            items, rows = [], []
+            for measured in self._pending:
+                if isinstance(measured, tuple):
+                    items.append(measured)
+                    rows.append(measured)
+                else:
+                    row = next(numbers)
+                    items.append(reader.as_record(measured, row))
+                    rows.append(None if measured.call.phase == TOKENS else row)
         records = ReadRecords(items, reader.first_stats, reader.encoder)
         for observe in reader.observers:
             observe(records, ReadRows(rows))

@@ -41,6 +41,10 @@ typedef struct {
     char *(*bytes)(Object);
     intptr_t (*bytes_size)(Object);
     unsigned long (*thread)(void);
+    int (*set_slice)(Object list, intptr_t start, intptr_t end, Object items);
+    int (*next_in_dict)(Object, intptr_t *position, Borrowed *key, Borrowed *value);
+    Object (*attribute)(Object, Object name);
+    Object (*new_weak_reference)(Object, Object callback);
 } Python;
 
 typedef struct {
@@ -53,7 +57,7 @@ typedef struct {
 enum { FASTCALL = 0x80 };
 
 extern Python python;
-extern Object none, tensor_type;
+extern Object none, tensor_type, parameter_type;
 
 /* -- tensors ---------------------------------------------------------------------------------------------------------- */
 

@@ -26,6 +26,7 @@ _PYTHON_FUNCTIONS = (
     "PyList_Size", "PyList_GetItem", "PyList_Append", "PyTuple_Size", "PyTuple_GetItem",
     "PyDict_GetItem", "PyDict_SetItem",
     "PyBytes_FromStringAndSize", "PyBytes_AsString", "PyBytes_Size", "PyThread_get_thread_ident",
+    "PyList_SetSlice", "PyDict_Next", "PyObject_GetAttr", "PyWeakref_NewRef",
 )
 # fmt: on
 # DLPack's codes of kinds of numbers
@@ -36,11 +37,15 @@ _DLPACK_KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 class ObjectFunctions:
     """The functions of one library; what they take and return is described in its sources.
 
-    measure: `tensor.c`. count_call: `observer.c`. statistics, lines: `lines.c`.
+    measure: `tensor.c`. observe, enter, leave, count_call: `observer.c`, after `set_objects`.
+    statistics, lines: `lines.c`.
     """
 
     library: ctypes.PyDLL
     measure: Callable[..., Any]
+    observe: Callable[..., bool | None]
+    enter: Callable[..., bool | None]
+    leave: Callable[..., bool | None]
     count_call: Callable[..., int]
     statistics: Callable[..., list[float]]
     lines: Callable[..., bytes]
@@ -84,20 +89,16 @@ class ObjectFunctions:
             kind = _DLPACK_KINDS.get(name.removeprefix("torch.").rstrip("0123456789"))
             if kind is not None:
                 library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(name))
-        return cls(
-            library,
-            measure,
-            _make(library.observer_count_call),
-            _make(library.lines_statistics),
-            _make(library.lines_lines),
+        observe, enter, leave, count_call = (
+            _make(library.observer_function, index) for index in range(4)
         )
+        encode = _make(library.lines_statistics), _make(library.lines_lines)
+        return cls(library, measure, observe, enter, leave, count_call, *encode)
 
-    def make_observe(self, *objects: object) -> Callable[..., bool | None]:
-        """Return `observe` of `observer.c`, given the objects that it compares with and stores."""
-        make = self.library.observer_observe
-        make.argtypes = [ctypes.py_object for _ in objects]
-        observe: Callable[..., bool | None] = _make(make, *objects)
-        return observe
+    def set_objects(self, *objects: object) -> None:
+        """Set the objects that `observer.c` compares with and stores, in its order."""
+        array_type: Any = ctypes.py_object * len(objects)
+        self.library.observer_set_objects(array_type(*objects))
 
 
 def _make(function: Any, *arguments: Any) -> Any:

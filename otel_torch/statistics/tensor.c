@@ -21,9 +21,9 @@ typedef struct {
 } Exchange;
 
 Python python;
-Object none, tensor_type;
+Object none, tensor_type, parameter_type;
 static const Exchange *exchange;
-static Object parameter_type, is_negated, storage_offset, count_modes;
+static Object is_negated, storage_offset, count_modes;
 static int64_t max_numel; /* because the GIL is held */
 static struct {
     Object name;
