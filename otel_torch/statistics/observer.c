@@ -158,7 +158,7 @@ static int add_arguments(Call *call, Object arguments, Object keywords) {
 
 /* -- recognizing: a module's output is the next module's input, and is measured once ------------------------------------ */
 
-enum { RECENT = 16, RECOGNIZE_MIN = 4096 }; /* smaller tensors are measured faster than they are recognized */
+enum { RECENT = 16, RECOGNIZE_MIN = 1 << 15 }; /* elements; as in tensor_measurer.py */
 
 typedef struct {
     Borrowed tensor;       /* alive if `reference` refers to it */
