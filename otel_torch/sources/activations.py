@@ -4,7 +4,7 @@ Each tensor is measured as soon as it exists, because later code may change it i
 numbers stay on the tensor's device and are read once per step. For an eager call:
 
     torch -> _OutputObserver.post_forward(module, output)
-          -> observe(place, output)                  all that follows, where nothing is unusual
+          -> leave(place, output)                    all that follows, where nothing is unusual
           -> Activations.on_output(site, output)
           -> CurrentCalls.make(site)                 which call it is: step, number, phase
           -> walk(output)                            its tensors, labeled
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
@@ -33,7 +33,7 @@ from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, r
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
-from otel_torch.sources.native_observer import NativeObserver, Observe
+from otel_torch.sources.native_observer import NativeObserver
 from otel_torch.sources.parameters import ParameterObserver
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
@@ -49,28 +49,26 @@ _HOOK = "otel_torch.activations"
 class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
-    __slots__ = ("_activations", "_observe", "_place", "_site", "_site_tensor")
+    __slots__ = ("_activations", "_leave", "_place", "_site", "_site_tensor")
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self._site = site
-        self._observe = self._native_function(activations)
+        self._leave = activations.native.leave
         self._place = activations.native.place_of(site)
         self._site_tensor = compiled.site_tensor(site, activations)
-
-    @staticmethod
-    def _native_function(activations: Activations) -> Observe:
-        return activations.native.observe
 
     @classmethod
     def name(cls) -> str:
         return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        if is_compiling():
-            compiled.observe_outputs(self._site_tensor, output)
-        elif self._observe(self._place, output) is None:
-            self._activations.on_output(self._site, output)
+        # the cheapest question that the compiler answers with True
+        if is_dynamo_compiling() or self._leave(self._place, output) is None:
+            if is_compiling():
+                compiled.observe_outputs(self._site_tensor, output)
+            else:
+                self._activations.on_output(self._site, output)
         return output
 
 
@@ -83,17 +81,14 @@ class _InputObserver(_OutputObserver):
         super().__init__(activations, site)
         self._enter = activations.native.enter
 
-    @staticmethod
-    def _native_function(activations: Activations) -> Observe:
-        return activations.native.leave
-
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if is_compiling():
-            compiled.observe_inputs(self._site_tensor, args, kwargs)
-        elif self._enter(self._place, args, kwargs) is None:
-            self._activations.on_inputs(self._site, args, kwargs)
+        if is_dynamo_compiling() or self._enter(self._place, args, kwargs) is None:
+            if is_compiling():
+                compiled.observe_inputs(self._site_tensor, args, kwargs)
+            else:
+                self._activations.on_inputs(self._site, args, kwargs)
         return args, kwargs
 
 

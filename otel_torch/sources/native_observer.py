@@ -33,23 +33,23 @@ class NativeObserver:
     Each function returns True if it has observed the call, and None if it has done nothing. Where
     Python must observe everything, they always return None.
 
-    observe: takes a place and the output of a call. enter: takes a place, args and kwargs of a call
-    that is about to run; leave: like `observe`, of a call that was entered.
+    enter: takes a place, args and kwargs of a call that is about to run, if inputs are recorded.
+    leave: takes a place and the output of a call that has run.
     """
 
-    observe: Observe
     enter: Observe
     leave: Observe
 
     def __init__(self, session: Session, columns: tuple[str, ...]) -> None:
         """Make the observer. `columns`: those of a row that the statistics need."""
-        self.observe = self.enter = self.leave = _leave_to_python
+        self.enter = self.leave = _leave_to_python
         self.place_of: Callable[[ModuleSite], Place | None] = lambda site: None
         kernel, wanted = cpu_kernel.load(), flags_for(columns)
         functions = None if kernel is None else kernel.objects
         if functions is None or wanted is None or not _suffices_for(session.settings):
             return
-        self.observe, self.enter, self.leave = functions.observe, functions.enter, functions.leave
+        queue, inputs = session.recorder.pending, "inputs" in session.settings.capture
+        self.enter, self.leave = functions.enter, functions.leave if inputs else functions.observe
         keyword_labels: dict[str, tuple[str, ...]] = {}
 
         def make_keyword_labels(key: str) -> tuple[str, ...]:
@@ -68,7 +68,6 @@ class NativeObserver:
             keyword_labels,
             make_keyword_labels,
         )
-        queue, inputs = session.recorder.pending, "inputs" in session.settings.capture
         self.place_of = lambda site: (
             site.model.forward_state.address, site, site.names, queue, wanted, inputs
         )  # fmt: skip
