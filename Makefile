@@ -57,7 +57,7 @@ $(VENV)/made $(OLDEST)/made:
 	@touch $@
 
 # an editable installation copies or compiles these: reinstall when they change
-INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py otel_torch/statistics/kernel.c otel_torch/statistics/avx2.c otel_torch/statistics/tensor.c
+INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py $(wildcard otel_torch/statistics/*.[ch])
 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
 	$(call install,$(VENV),constraints.txt,-e '.[$*]')

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from otel_torch import session
@@ -153,7 +152,7 @@ class RunningSession:
         from otel_torch.sources.noise import Jitter
         from otel_torch.sources.nonfinite_origin import NonFiniteOrigin
         from otel_torch.sources.steps import StepTracker
-        from otel_torch.sources.tensor_reader import TensorReader
+        from otel_torch.sources.tensor_reader import TensorReader, step_of
         from otel_torch.sources.training import Training
         from otel_torch.sources.upcast import Upcast
 
@@ -162,7 +161,7 @@ class RunningSession:
             settings = dataclasses.replace(settings, budget=None)
         self.settings, self._overrides = settings, overrides
         losses, events, reader = Losses(), RunEvents(), TensorReader(settings)
-        recorder = Recorder(reader.read, self._make_sinks, losses, attrgetter("call.step_scope"))
+        recorder = Recorder(reader.read, self._make_sinks, losses, step_of)
         self.step_tracker = StepTracker(settings, recorder, events)
         self.session = session.Session(
             this_job(os.environ | overrides), settings, recorder, losses, self.step_tracker

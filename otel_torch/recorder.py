@@ -48,7 +48,7 @@ class Reading(Protocol):
     def ready(self) -> bool:
         """Return whether `records` would not wait."""
 
-    def records(self) -> list[Record]:
+    def records(self) -> Sequence[Record]:
         """Return the records in order; waits for the devices, and raises their errors."""
 
 
@@ -124,6 +124,8 @@ class Recorder:
         self._connect = connect
         self._step_of = step_of
         self._last_flush = time.monotonic()
+        # always this list: the compiled observer appends to it
+        self.pending: list[Any] = []
         self._begin(losses)
 
     def _begin(self, losses: Losses) -> None:
@@ -131,7 +133,7 @@ class Recorder:
         self.written = 0
         self.region_closer = RegionCloser(losses)
         self._sinks: list[Sink] | None = None
-        self._pending: list[Any] = []
+        self.pending.clear()
         self._lock = threading.RLock()
         self._is_finished = False
         self._is_flushing = False
@@ -194,7 +196,7 @@ class Recorder:
 
     def add(self, row: Any) -> None:
         """Keep one measured tensor until the next flush. Hot path: one append."""
-        self._pending.append(row)
+        self.pending.append(row)
 
     def open(self, scope: Scope) -> None:
         """Open a scope in every sink; it starts now unless its `start_ns` is set."""
@@ -216,7 +218,7 @@ class Recorder:
     @property
     def is_flush_due(self) -> bool:
         """Whether a flush is due although the step has not ended."""
-        pending = len(self._pending)
+        pending = len(self.pending)
         if self._queue and self._is_next_ready():
             return True
         return pending > MAX_PENDING or (
@@ -253,7 +255,7 @@ class Recorder:
                 self.finish(deadline)
 
     def _start_reading(self, step: Scope | None) -> None:
-        rows = self._pending[:]
+        rows = self.pending[:]
         self._last_flush = time.monotonic()
         if not rows or self._is_finished:
             return
@@ -264,7 +266,7 @@ class Recorder:
         else:
             self._queue.append((reading, self._by_step(rows, step)))
         # drop pending rows only after their reading is queued; other threads append meanwhile
-        del self._pending[: len(rows)]
+        del self.pending[: len(rows)]
 
     def _by_step(self, rows: list[Any], default: Scope | None) -> list[_Rows]:
         """Cut rows into runs of one step each. A step that was closed takes no more records."""
@@ -294,9 +296,10 @@ class Recorder:
                 continue
             reading, runs = queued
             records = self._read_records(reading, sum(run.length for run in runs))
-            remaining = iter(records)
+            ends = itertools.accumulate(run.length for run in runs)
             batches = [
-                Batch(list(itertools.islice(remaining, run.length)), run.step) for run in runs
+                Batch(records[end - run.length : end], run.step)
+                for run, end in zip(runs, ends, strict=True)
             ]
             self._unwritten = [
                 (sink, batch) for batch in batches if batch.records for sink in self.sinks
@@ -315,7 +318,7 @@ class Recorder:
                 self.losses.count("record", "sink_failed", len(batch.records))
             del self._unwritten[0]
 
-    def _read_records(self, reading: Reading, count: int) -> list[Record]:
+    def _read_records(self, reading: Reading, count: int) -> Sequence[Record]:
         try:
             return reading.records()
         except Exception as error:

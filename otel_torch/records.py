@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,11 +151,19 @@ class Scope:
     has_span: bool = True
 
 
+class LazyRecords(Sequence[Record]):
+    """Records that are made when the first of them is asked for. A slice is one, too."""
+
+    def lines(self) -> bytes | None:
+        """Return their lines of a recording, without making them; None if that cannot be done."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records that were read together, and the step scope to which they belong, not closed yet."""
 
-    records: list[Record]
+    records: Sequence[Record]
     step: Scope | None
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "otel_torch/statistics"
-SOURCES = ("kernel.c", "avx2.c", "tensor.c")
+SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "lines.c", "native.h")
 NAME = "kernel.dylib" if sys.platform == "darwin" else "kernel.so"
 # no flag that makes numbers differ between processors or ignores NaN
 FLAGS = ["-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
@@ -68,7 +68,7 @@ def build(folder: Path, target: Path) -> str | None:
                 f'-DSOURCE="{version}"',
                 "-o",
                 str(unfinished),
-                *map(str, sources),
+                *(str(source) for source in sources if source.suffix == ".c"),
                 "-lm",
             ]
             result = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S)

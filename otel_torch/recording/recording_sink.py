@@ -22,7 +22,7 @@ from otel_torch.recording.disk_budget import DiskBudget
 from otel_torch.recording.metadata import RECORDING_SCHEMA, describe_process
 from otel_torch.recording.rows import encode_rows
 from otel_torch.recording.run_file import fill_placeholders
-from otel_torch.records import Batch, Losses, Record, Scope
+from otel_torch.records import Batch, LazyRecords, Losses, Record, Scope
 
 # a disk that takes more than this share of the run's time, and more than a second, is reported
 _SLOW_DISK_SHARE = 0.1
@@ -159,6 +159,8 @@ class RecordingSink(Sink):
 
     def _encode(self, records: Sequence[Record]) -> tuple[bytes, int]:
         """Return the lines of the records that can be encoded, and their number."""
+        if isinstance(records, LazyRecords) and (encoded := records.lines()) is not None:
+            return encoded, len(records)
         try:
             return encode_rows(records), len(records)
         except (TypeError, ValueError):

@@ -4,6 +4,7 @@ Each tensor is measured as soon as it exists, because later code may change it i
 numbers stay on the tensor's device and are read once per step. For an eager call:
 
     torch -> _OutputObserver.post_forward(module, output)
+          -> leave(place, output)                    all that follows, where nothing is unusual
           -> Activations.on_output(site, output)
           -> CurrentCalls.make(site)                 which call it is: step, number, phase
           -> walk(output)                            its tensors, labeled
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from otel_torch.process.console import say, say_once
 from otel_torch.session import Session
@@ -31,6 +33,7 @@ from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, r
 from otel_torch.sources.models import Model, ModuleSite
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
+from otel_torch.sources.native_observer import NativeObserver
 from otel_torch.sources.parameters import ParameterObserver
 from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.source import Source
@@ -46,11 +49,13 @@ _HOOK = "otel_torch.activations"
 class _OutputObserver(SessionHook):
     """Observes the outputs of one module."""
 
-    __slots__ = ("_activations", "_site", "_site_tensor")
+    __slots__ = ("_activations", "_leave", "_place", "_site", "_site_tensor")
 
     def __init__(self, activations: Activations, site: ModuleSite) -> None:
         self._activations = activations
         self._site = site
+        self._leave = activations.native.leave
+        self._place = activations.native.place_of(site)
         self._site_tensor = compiled.site_tensor(site, activations)
 
     @classmethod
@@ -58,25 +63,32 @@ class _OutputObserver(SessionHook):
         return _HOOK
 
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        if torch.compiler.is_compiling():
-            compiled.observe_outputs(self._site_tensor, output)
-        else:
-            self._activations.on_output(self._site, output)
+        # the cheapest question that the compiler answers with True
+        if is_dynamo_compiling() or self._leave(self._place, output) is None:
+            if is_compiling():
+                compiled.observe_outputs(self._site_tensor, output)
+            else:
+                self._activations.on_output(self._site, output)
         return output
 
 
 class _InputObserver(_OutputObserver):
     """Observes the inputs and outputs of one module."""
 
-    __slots__ = ()
+    __slots__ = ("_enter",)
+
+    def __init__(self, activations: Activations, site: ModuleSite) -> None:
+        super().__init__(activations, site)
+        self._enter = activations.native.enter
 
     def pre_forward(
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if torch.compiler.is_compiling():
-            compiled.observe_inputs(self._site_tensor, args, kwargs)
-        else:
-            self._activations.on_inputs(self._site, args, kwargs)
+        if is_dynamo_compiling() or self._enter(self._place, args, kwargs) is None:
+            if is_compiling():
+                compiled.observe_inputs(self._site_tensor, args, kwargs)
+            else:
+                self._activations.on_inputs(self._site, args, kwargs)
         return args, kwargs
 
 
@@ -94,6 +106,7 @@ class Activations(Source):
         self.selection = ModuleSelection(settings)
         self._calls = CurrentCalls(self.selection, self._inputs, self._parity)
         self._measurer = TensorMeasurer(session, reader)
+        self.native = NativeObserver(session, self._measurer.columns)
         self._gradient_observer = GradientObserver(self._measurer)
         self.keeps_tensors = self._measurer.keeps_tensors
         self._attached: ModuleDict[bool] = ModuleDict()

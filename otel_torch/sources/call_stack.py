@@ -7,22 +7,41 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from otel_torch import torch_private
 
 if TYPE_CHECKING:
+    from otel_torch.sources.forwards import ForwardContext
     from otel_torch.sources.models import Model, ModuleSite
+    from otel_torch.sources.tensor_reader import RecordedCall
 
 
 class ThreadState(threading.local):
-    """The calls that a thread is in, and whether it ignores modules that are unknown."""
+    """The calls that a thread is in, and whether it ignores modules that are unknown.
+
+    entered: of these calls the recorded ones, if inputs are recorded.
+    """
 
     def __init__(self) -> None:
         self.ignores_new_models = False
         self.stack: list[ModuleSite] = []
+        self.entered: list[EnteredCall] = []
+
+
+class EnteredCall(NamedTuple):
+    """A call whose inputs were recorded. `observer.c` makes tuples of the same fields.
+
+    depth: length of the thread's call stack. call: what Python recorded, or else its number.
+    context: the forward of a call that has only a number.
+    """
+
+    site: ModuleSite
+    depth: int
+    call: RecordedCall | int
+    context: ForwardContext | None
 
 
 thread_state = ThreadState()

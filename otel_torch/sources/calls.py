@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
+from otel_torch.statistics import cpu_kernel
+
 # How many steps of a phase are counted at a time: optimizers, threads and pipelines alternate
 # between a few steps.
 _MAX_STEPS = 8
@@ -87,6 +89,10 @@ class CallCounter:
     def __init__(self) -> None:
         self._phases: defaultdict[str, _PhaseCounts] = defaultdict(_PhaseCounts)
         self._lock = threading.Lock()
+        # counts in one piece, as the compiled observer does, which takes no lock
+        kernel = cpu_kernel.load()
+        functions = None if kernel is None else kernel.objects
+        self._count_call = None if functions is None else functions.count_call
 
     def forked(self) -> None:
         """Replace the lock, which another thread of the parent may hold."""
@@ -102,6 +108,8 @@ class CallCounter:
 
     def count(self, calls: StepCalls, module: str) -> int:
         """Count a call of the module in that step, and return its number."""
+        if self._count_call is not None:
+            return self._count_call(calls, calls.first, module)
         with self._lock:
             call = calls.next_number(module)
             calls[module] = call + 1

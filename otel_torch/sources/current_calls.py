@@ -6,10 +6,10 @@ Calls are kept on a stack only if inputs are recorded. Otherwise a call is not k
 from __future__ import annotations
 
 import itertools
-import threading
 
 from otel_torch import torch_private
 from otel_torch.sources import call_stack
+from otel_torch.sources.call_stack import EnteredCall
 from otel_torch.sources.calls import StepCalls
 from otel_torch.sources.forwards import ForwardContext
 from otel_torch.sources.models import Model, ModuleSite
@@ -18,34 +18,31 @@ from otel_torch.sources.selection import ModuleSelection
 from otel_torch.sources.tensor_reader import RecordedCall
 
 
-class _Stack(threading.local):
-    """The calls of this thread, outermost first."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[ModuleSite, RecordedCall]] = []
-
-
 class CurrentCalls:
     """Names and numbers calls, and keeps those that have not ended."""
 
     def __init__(self, selection: ModuleSelection, inputs: bool, parity: bool) -> None:
         self._selection, self._inputs, self._parity = selection, inputs, parity
-        self._stack = _Stack()
         # by model and module: the call that a compiled graph is in
         self._compiled: dict[tuple[str, str], RecordedCall] = {}
         self._indices = itertools.count()  # of entries and exits
 
     def make(
-        self, site: ModuleSite, number: int | None = None, name: str | None = None
+        self,
+        site: ModuleSite,
+        number: int | None = None,
+        name: str | None = None,
+        context: ForwardContext | None = None,
     ) -> RecordedCall | None:
         """Return a call of a site, or None if the step is not recorded.
 
         Args:
             number: of a call that has been counted; by default this is a new call.
             name: of the module; by default that within the running container.
+            context: the forward that it is a part of; by default the model's newest.
         """
         model = site.model
-        context = model.forward_context
+        context = model.forward_context if context is None else context
         if context is None:
             return None
         phase, counts = _phase_and_counts(model, context)
@@ -72,33 +69,46 @@ class CurrentCalls:
 
     def enter(self, site: ModuleSite, call: RecordedCall) -> None:
         """Put a call on this thread's stack."""
-        calls, call.depth = self._stack.calls, len(call_stack.current())
-        while calls and calls[-1][1].depth >= call.depth:
-            calls.pop()  # its forward raised
+        entered, depth = call_stack.thread_state.entered, len(call_stack.current())
+        while entered and entered[-1][1] >= depth:
+            entered.pop()  # its forward raised
         if self._parity:
             call.entry_index, call.class_name = next(self._indices), _class_of(site)
             # may belong to another model: a pipeline's text encoder can be called inside a forward
-            call.parent_index = calls[-1][1].entry_index if calls else None
-        calls.append((site, call))
+            call.parent_index = _innermost_index()
+        entered.append(EnteredCall(site, depth, call, None))
 
     def leave(self, site: ModuleSite) -> RecordedCall | None:
         """Take the site's call off this thread's stack."""
-        calls = self._stack.calls
-        for depth in reversed(range(len(calls))):
-            if calls[depth][0] is site:
-                call = calls[depth][1]
-                del calls[depth:]  # the calls above it raised
-                if self._parity:
+        entered = call_stack.thread_state.entered
+        for index in reversed(range(len(entered))):
+            if entered[index][0] is site:
+                call = self._call_of(entered[index])
+                del entered[index:]  # the calls above it raised
+                if self._parity and call is not None:
                     call.exit_index = next(self._indices)
                 return call
         return self.make(site)  # the hook was attached during the call
+
+    def _call_of(self, entered: EnteredCall) -> RecordedCall | None:
+        """Return an entered call; one that only has a number has unknown inputs."""
+        site, _, call, context = entered
+        if not isinstance(call, int):
+            return call
+        made = self.make(site, call, context=context)
+        if made is not None:
+            made.inputs = None
+        return made
 
     def current(self, site: ModuleSite) -> RecordedCall | None:
         """Return the call of a site that this thread is in, or None if it is not recorded."""
         call: RecordedCall | None
         if self._inputs:
-            innermost, call = self._stack.calls[-1] if self._stack.calls else (None, None)
-            return call if innermost is site and call is not None and call.is_recorded else None
+            entered = call_stack.thread_state.entered
+            if not entered or entered[-1][0] is not site:
+                return None
+            call = self._call_of(entered[-1])
+            return call if call is not None and call.is_recorded else None
         context = site.model.forward_context
         if context is None:
             return None
@@ -153,7 +163,7 @@ class CurrentCalls:
             parent = self._compiled.get((call.model, name))
             if parent is not None and parent.exit_index is None:
                 return parent.entry_index
-        return self._stack.calls[-1][1].entry_index if self._stack.calls else None
+        return _innermost_index()
 
     @staticmethod
     def _latest_number(site: ModuleSite) -> int:
@@ -161,6 +171,13 @@ class CurrentCalls:
         if context is None:
             return 0
         return _phase_and_counts(site.model, context)[1].next_number(site.name) - 1
+
+
+def _innermost_index() -> int | None:
+    """Return the entry index of the call that this thread is in, in a parity recording."""
+    entered = call_stack.thread_state.entered
+    call = entered[-1][2] if entered else None
+    return None if call is None or isinstance(call, int) else call.entry_index
 
 
 def _phase_and_counts(model: Model, context: ForwardContext) -> tuple[str, StepCalls]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from otel_torch.sources.call_stack import thread_state
 from otel_torch.sources.calls import CallCounter
+from otel_torch.sources.forward_state import ForwardState
 from otel_torch.sources.forwards import ForwardContext
 from otel_torch.sources.model_table import is_leaf, is_stateless
 from otel_torch.sources.module_names import all_modules, all_parameters, core
@@ -42,6 +43,7 @@ class Model:
         self.sites: dict[int, ModuleSite] = {}
         self.method_run = RootMethodRun(root)
         self.calls = CallCounter()
+        self.forward_state = ForwardState()
         self.clock = TrainingClock()
         self._contexts = threading.local()
         self._newest: ForwardContext | None = None
@@ -57,6 +59,7 @@ class Model:
 
     @forward_context.setter
     def forward_context(self, context: ForwardContext) -> None:
+        self.forward_state.begin(context)
         self._contexts.newest = self._newest = context
 
     def trainable_parameters(self) -> list[nn.Parameter]:

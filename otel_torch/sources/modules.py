@@ -81,9 +81,11 @@ class ModelRegistry(Source):
         original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
         sites, thread, watching = self.sites, thread_state, [True]
         direct_forwards = self._direct_forwards
+        # a variable of the closure: a module's attribute takes a lookup more in every call
+        is_compiling = torch.compiler.is_compiling
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 if watching and torch.compiler.is_dynamo_compiling():
                     torch._dynamo.comptime.comptime(discover_while_compiling)
                 return original_call(module, *args, **kwargs)

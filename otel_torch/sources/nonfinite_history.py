@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from otel_torch.records import Record
 from otel_torch.sources.nonfinite_report import number
@@ -18,9 +19,9 @@ class RecentRecords:
     """The records of the last flushes with their rows, in order of execution."""
 
     def __init__(self) -> None:
-        self._flushes: deque[tuple[list[Record], list[Row]]] = deque()
+        self._flushes: deque[tuple[Sequence[Record], Sequence[Row]]] = deque()
 
-    def add(self, records: list[Record], rows: list[Row]) -> None:
+    def add(self, records: Sequence[Record], rows: Sequence[Row]) -> None:
         """Keep the records of a flush, and forget the oldest."""
         self._flushes.append((records, rows))
         while len(self._flushes) > 1 and (

@@ -22,6 +22,7 @@ from otel_torch import torch_private
 from otel_torch.process.console import say, say_once
 from otel_torch.records import Record
 from otel_torch.session import Session
+from otel_torch.sources.compact_records import ReadRows
 from otel_torch.sources.events import RunEvents
 from otel_torch.sources.models import Model
 from otel_torch.sources.nonfinite_error import NonFiniteError
@@ -191,7 +192,7 @@ class NonFiniteOrigin(Source):
         order = modules_in_order(record for record, _ in self._history.of_model(model.name))
         return order or [site.names[0][0] for site in model.sites.values() if site.names]
 
-    def observe(self, records: list[Record], rows: list[Row]) -> None:
+    def observe(self, records: Sequence[Record], rows: ReadRows) -> None:
         """Look at what a flush has read, in order of execution."""
         if self._report is not None:
             for record, row in zip(records, rows, strict=True):
@@ -200,7 +201,7 @@ class NonFiniteOrigin(Source):
             self._follow_zoom(records, rows)
             return
         try:
-            bad = [i for i, row in enumerate(rows) if row is not None and row[NONFINITE]]
+            bad = rows.nonfinite()
             self._history.add(records, rows)
             if bad and (origin := self._find(records, rows, bad)) is not None:
                 self._found(origin)
@@ -223,7 +224,9 @@ class NonFiniteOrigin(Source):
 
     # -- what is found
 
-    def _find(self, records: list[Record], rows: list[Row], bad: list[int]) -> Origin | None:
+    def _find(
+        self, records: Sequence[Record], rows: Sequence[Row], bad: list[int]
+    ) -> Origin | None:
         forward = first_that_matters(records, rows, bad)
         for index in training_faults(records, bad):
             if forward is not None and forward < index:
@@ -271,7 +274,7 @@ class NonFiniteOrigin(Source):
         ]
 
     def _explain(
-        self, records: list[Record], rows: list[Row], bad: list[int], index: int
+        self, records: Sequence[Record], rows: Sequence[Row], bad: list[int], index: int
     ) -> Origin:
         overflow = self._first_overflow(records, rows, [i for i in bad if i < index])
         index = index if overflow is None else overflow
@@ -284,7 +287,7 @@ class NonFiniteOrigin(Source):
             return origin
         return self._replays.explain(origin, _Call.of(record))
 
-    def _scene(self, records: list[Record], index: int) -> Scene:
+    def _scene(self, records: Sequence[Record], index: int) -> Scene:
         record, settings = records[index], self._session.settings
         call = _Call.of(record)
         before = [_Call.of(other) for other in records[:index]]
@@ -311,7 +314,7 @@ class NonFiniteOrigin(Source):
         )
 
     def _first_overflow(
-        self, records: list[Record], rows: list[Row], earlier: list[int]
+        self, records: Sequence[Record], rows: Sequence[Row], earlier: list[int]
     ) -> int | None:
         """Return the first -Inf that a module with weights produced: no mask, but an overflow."""
         for index in earlier:
@@ -326,7 +329,7 @@ class NonFiniteOrigin(Source):
         return None
 
     def _masks(
-        self, records: list[Record], rows: list[Row], bad: list[int], index: int
+        self, records: Sequence[Record], rows: Sequence[Row], bad: list[int], index: int
     ) -> list[str]:
         """Return where -Inf came from, if a module had it before."""
         earlier = first_that_comes_out(records, rows, [other for other in bad if other < index])
@@ -353,7 +356,7 @@ class NonFiniteOrigin(Source):
         if self._session.settings.on_nonfinite == "stop":
             self._error = NonFiniteError(origin.line())
 
-    def _follow_zoom(self, records: list[Record], rows: list[Row]) -> None:
+    def _follow_zoom(self, records: Sequence[Record], rows: Sequence[Row]) -> None:
         """Say which operation had the first NaN or Inf in the next call of the module found."""
         operations, origin = self._operations, self.origin
         if operations is None or origin is None or not operations.is_zoomed:

@@ -71,8 +71,8 @@ class TensorMeasurer:
                     identity = self._identities.of(tensor) if recognize else Identity(None, True)
                     if parameter_names is not None:
                         argument = argument_name(label, parameter_names)
-                        call.inputs |= {identity}
-                    elif identity in call.inputs or call.phase == "update":
+                        call.inputs = (call.inputs or frozenset()) | {identity}
+                    elif call.inputs is None or identity in call.inputs or call.phase == "update":
                         # a custom kernel of the module may have changed its input in place, and an
                         # optimizer a parameter, uncounted
                         identity.measurement = None

@@ -2,12 +2,15 @@
 
 MeasuredTensor (numbers still on the device)
     -> TensorReader.read, once per step -> _PendingRecords -> Record
+
+Rows of the compiled observer (`compact_records.py`) go the same way, in the order of all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,6 +24,13 @@ from otel_torch.records import (
     TensorPosition,
 )
 from otel_torch.settings import PARITY_STATISTICS, Settings
+from otel_torch.sources.compact_records import (
+    CompactRow,
+    LineEncoder,
+    ReadRecords,
+    ReadRows,
+    Row,
+)
 from otel_torch.sources.identity import Identity, IdentityRegistry
 from otel_torch.statistics.measure import Measurement
 from otel_torch.statistics.read_rows import RowTransfer
@@ -29,17 +39,15 @@ from otel_torch.statistics.token_rows import token_statistics
 from otel_torch.torch_private import unobserved
 from otel_torch.training_quantities import PHASE
 
-Row = Sequence[float] | None
-
 
 @dataclass(slots=True)
 class RecordedCall:
     """One call of a module, to which the records of its tensors belong.
 
     The indices count the entries and exits of all calls, in order; they are None outside of parity
-    recordings. parent_index: `entry_index` of the enclosing call. depth: length of the thread's
-    call stack. is_recorded: False for a call of a shared module by a name that is not selected.
-    inputs: the identities of its input tensors. step_scope: the scope of its step.
+    recordings. parent_index: `entry_index` of the enclosing call. is_recorded: False for a call of
+    a shared module by a name that is not selected. inputs: the identities of its input tensors;
+    None if they are not known. step_scope: the scope of its step.
     """
 
     model: str
@@ -54,8 +62,7 @@ class RecordedCall:
     entry_index: int | None = None
     exit_index: int | None = None
     parent_index: int | None = None
-    depth: int = 0
-    inputs: frozenset[Identity] = frozenset()
+    inputs: frozenset[Identity] | None = frozenset()
     step_scope: Scope | None = None
 
 
@@ -123,16 +130,17 @@ class TensorReader:
         self.stats = tuple(dict.fromkeys((*settings.stats, *required, *rows)))
         # of the first record of a tensor; those that were not measured are left out
         sketches = ("part_sketches",) if self.parity else ()
-        self._first_stats = tuple(dict.fromkeys((*self.stats, *sketches)))
+        self.first_stats = tuple(dict.fromkeys((*self.stats, *sketches)))
         # by phase, where it has others
         self._stats = {PHASE: tuple(dict.fromkeys((*self.stats, "mean")))}
         if self.parity:
-            self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self._first_stats, "row_sketch"))
+            self._stats |= dict.fromkeys(PARAMETER_PHASES, (*self.first_stats, "row_sketch"))
         self.identities = IdentityRegistry()
-        # called with the records of a flush and their rows; None for what is no tensor
-        self.observers: list[Callable[[list[Record], list[Row]], None]] = []
+        self.encoder = LineEncoder(self.first_stats)
+        # called with the records of a flush and their rows
+        self.observers: list[Callable[[Sequence[Record], ReadRows], None]] = []
 
-    def read(self, pending: list[MeasuredTensor]) -> _PendingRecords:
+    def read(self, pending: list[MeasuredTensor | CompactRow]) -> _PendingRecords:
         """Start copying the measurements to the host, all tensors of a device together."""
         records = _PendingRecords(self, pending)
         self.identities.end_step()
@@ -147,26 +155,42 @@ class TensorReader:
             # only the first record of a tensor has its sketches
             names = tuple(name for name in self.stats if name not in FINGERPRINTS)
         else:
-            names = self._stats.get(tensor.call.phase, self._first_stats)
+            names = self._stats.get(tensor.call.phase, self.first_stats)
         return tensor.as_record(derive(names, row, measurement))
 
 
 class _PendingRecords:
     """The records of measured tensors, made in the order in which these were measured."""
 
-    def __init__(self, reader: TensorReader, pending: list[MeasuredTensor]) -> None:
+    def __init__(self, reader: TensorReader, pending: list[MeasuredTensor | CompactRow]) -> None:
         self._reader, self._pending = reader, pending
-        self._transfer = RowTransfer([tensor.measurement for tensor in pending])
+        measured = [row.measurement for row in pending if not isinstance(row, tuple)]
+        self._is_compact = not measured
+        self._transfer = RowTransfer(measured)
         self.ready = self._transfer.is_ready
 
     @unobserved
-    def records(self) -> list[Record]:
+    def records(self) -> ReadRecords:
         """Wait for the numbers and return the records."""
-        as_record = self._reader.as_record
-        rows = self._transfer.fetch()
-        records = [as_record(tensor, row) for tensor, row in zip(self._pending, rows, strict=True)]
-        phases = (tensor.call.phase for tensor in self._pending)
-        measured = [None if p == TOKENS else row for p, row in zip(phases, rows, strict=True)]
-        for observe in self._reader.observers:
-            observe(records, measured)
+        reader, numbers = self._reader, iter(self._transfer.fetch())
+        items: list[Any] = self._pending
+        rows: list[Any] = self._pending
+        if not self._is_compact:
+            items, rows = [], []
+            for measured in self._pending:
+                if isinstance(measured, tuple):
+                    items.append(measured)
+                    rows.append(measured)
+                else:
+                    row = next(numbers)
+                    items.append(reader.as_record(measured, row))
+                    rows.append(None if measured.call.phase == TOKENS else row)
+        records = ReadRecords(items, reader.first_stats, reader.encoder)
+        for observe in reader.observers:
+            observe(records, ReadRows(rows))
         return records
+
+
+def step_of(row: MeasuredTensor | CompactRow) -> Scope | None:
+    """Return the scope of the step in which a pending row was measured."""
+    return row[3].active.scope if isinstance(row, tuple) else row.call.step_scope

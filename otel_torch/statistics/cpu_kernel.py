@@ -1,8 +1,8 @@
 """Loads and calls the compiled kernel for CPU tensors, and holds the choice of kernel.
 
 A small tensor takes about a microsecond, a tenth of what torch's dispatcher alone takes. The kernel
-is a shared library built from `kernel.c`, `avx2.c` and `tensor.c` when the package is installed.
-Ordinary tensors are passed as objects (`measure_tensor`), others by pointer through ctypes. If the
+is a shared library that is built from the C files here when the package is installed. Ordinary
+tensors are passed as objects (`native_functions.py`), others by pointer through ctypes. If the
 library is missing, stale or computes wrong numbers, torch's operators are used instead.
 """
 
@@ -22,18 +22,19 @@ import torch
 
 from otel_torch.process import at_fork
 from otel_torch.process.console import say_once
+from otel_torch.statistics.native_functions import ObjectFunctions
 from otel_torch.statistics.row_layout import BINS, SCALARS
 from otel_torch.statistics.sketch import FOLD, PIECE, bits, shift
 from otel_torch.statistics.sketch_format import SIZE
 from otel_torch.statistics.unwrap_tensor import has_memory
-from otel_torch.torch_private import count_function_modes, is_plain_memory, unobserved
+from otel_torch.torch_private import is_plain_memory, unobserved
 
 # flags of what a kernel computes, and how many numbers each gives, in the order of a row
 SUMS, HISTOGRAM, SKETCH = 1, 2, 4
 _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
 FOLDER = Path(__file__).parent
-SOURCES = ("kernel.c", "avx2.c", "tensor.c")
+SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "lines.c", "native.h")
 LIBRARY = FOLDER / ("kernel.dylib" if sys.platform == "darwin" else "kernel.so")
 
 # fmt: off
@@ -47,13 +48,6 @@ _BYTE_DTYPES = (
     "bool", "int8", "uint8",
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
 )
-# the functions of Python that `tensor.c` calls, in the order of its struct
-_PYTHON_FUNCTIONS = (
-    "PyObject_Type", "PyObject_CallFunctionObjArgs", "PyObject_IsTrue", "PyErr_Clear",
-    "PyLong_AsLongLong", "PyLong_FromLongLong", "PyFloat_FromDouble",
-    "PyList_New", "PyList_SetItem", "PyTuple_New", "PyTuple_SetItem",
-    "Py_IncRef", "Py_DecRef", "PyCFunction_NewEx",
-)
 # fmt: on
 CODES: dict[torch.dtype, int] = {
     getattr(torch, name): code
@@ -61,9 +55,6 @@ CODES: dict[torch.dtype, int] = {
     if hasattr(torch, name)
 }
 _DTYPE_NAMES = {dtype: str(dtype) for dtype in CODES}
-# DLPack's codes of kinds of numbers
-_DLPACK_KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
-
 # up to this many elements the call holds the GIL: getting it back from another thread takes longer
 # than the work (0.1 ms)
 _HOLD_GIL_MAX = 2**18
@@ -103,9 +94,9 @@ class CpuKernel:
     Raises `KernelUnusable` if the library cannot be loaded, was built from other sources, or
     computes wrong numbers.
 
-    processor: the variant that this machine runs (`avx512`, `avx2`, `neon`, …). measure_tensor:
-    like `measure_by_pointer`, in a fifth of the time, for ordinary tensors that are not large; None
-    for any other.
+    processor: the variant that this machine runs (`avx512`, `avx2`, `neon`, …). objects: its
+    functions of Python objects, or None. measure_tensor: like `measure_by_pointer`, in a fifth of
+    the time, for ordinary tensors that are not large; None for any other.
     """
 
     def __init__(self, library: Path = LIBRARY, folder: Path = FOLDER) -> None:
@@ -136,8 +127,9 @@ class CpuKernel:
             function.restype = None
         _set_byte_dtypes(holding_gil)
         _set_parallel(holding_gil)
+        self.objects = ObjectFunctions.of(holding_gil, CODES, _HOLD_GIL_MAX)
         self.measure_tensor: Callable[[torch.Tensor, int], KernelResult | None]
-        self.measure_tensor = _make_measure_tensor(holding_gil) or (lambda tensor, wanted: None)
+        self.measure_tensor = self.objects.measure if self.objects else lambda tensor, wanted: None
         self._test()
 
     def measure_memory(
@@ -233,43 +225,6 @@ class CpuKernel:
             sums = self.measure_memory(values.buffer_info()[0], count, CODES[dtype], SUMS)
             if row != expected or sums != scalars or result not in (None, whole_result):
                 raise KernelUnusable(f"it computes wrong numbers for {dtype} ({self.processor})")
-
-
-def _make_measure_tensor(
-    library: ctypes.PyDLL,
-) -> Callable[[torch.Tensor, int], KernelResult | None] | None:
-    """Return the function that `tensor.c` makes.
-
-    None if torch (before 2.10) or Python lacks something that it calls.
-    """
-    python = ctypes.pythonapi
-    try:
-        addresses = [
-            ctypes.cast(getattr(python, name), ctypes.c_void_p).value for name in _PYTHON_FUNCTIONS
-        ]
-        python.PyCapsule_GetPointer.restype = ctypes.c_void_p
-        python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        exchange_table = python.PyCapsule_GetPointer(
-            torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"
-        )
-        types = torch.Tensor, torch.nn.Parameter
-        methods = torch.Tensor.is_neg, torch.Tensor.storage_offset
-        objects = (None, *types, *methods, count_function_modes)
-    except (AttributeError, ValueError):
-        return None
-    make = library.tensor_measure
-    make.restype = ctypes.py_object
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    make.argtypes = [pointer, pointer, integer, *(ctypes.py_object for _ in objects)]
-    measure_tensor: Callable[[torch.Tensor, int], KernelResult | None] | None = make(
-        (ctypes.c_void_p * len(addresses))(*addresses), exchange_table, _HOLD_GIL_MAX, *objects
-    )
-    for dtype, code in CODES.items():
-        name = _DTYPE_NAMES[dtype]
-        kind = _DLPACK_KINDS.get(name.removeprefix("torch.").rstrip("0123456789"))
-        if kind is not None:
-            library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(name))
-    return measure_tensor
 
 
 def _set_byte_dtypes(library: ctypes.PyDLL) -> None:

@@ -88,6 +88,18 @@ def _plan(requested: tuple[str, ...]) -> _RowPlan:
     return _RowPlan(columns, scalars, wanted, kernel_suffices)
 
 
+def flags_for(columns: tuple[str, ...]) -> int | None:
+    """Return the flags of what a kernel computes for these columns; None if it lacks one."""
+    plan = _plan(columns)
+    return plan.wanted if plan.kernel_suffices else None
+
+
+@functools.lru_cache
+def columns_of(flags: int) -> tuple[str, ...]:
+    """Return the columns of a row that a kernel computed with these flags."""
+    return *SCALARS, *(name for name, flag in _KERNEL_FLAGS.items() if flags & flag)
+
+
 @functools.lru_cache
 def _without_positional(plan: _RowPlan) -> _RowPlan:
     return _plan(tuple(name for name in plan.columns if name not in _POSITIONAL))

@@ -3,16 +3,9 @@
  * For a tensor of a thousand values the arithmetic takes 0.1 µs. Python takes 10 µs to ask for its dtype, size and address
  * and to call kernel.c, once a model's own code has filled the processor's caches. Here DLPack's exchange table
  * (github.com/dmlc/dlpack, version 1.3) answers all questions in one call. Unusual tensors are left to Python.
- *
- * This needs no header of Python or torch, and therefore no build for each of their versions: cpu_kernel.py passes the
- * functions of Python, all of its stable ABI.
  */
 
-#include <stdint.h>
-
-#define PUBLIC __attribute__((visibility("default")))
-
-enum { SUMS = 7, BINS = 64, NUMBERS = 64, WANT_SUMS = 1, WANT_HISTOGRAM = 2, WANT_SKETCH = 4 };
+#include "native.h"
 
 extern void kernel_measure(const void *data, int64_t numel, int64_t how, void *request);
 
@@ -22,46 +15,15 @@ enum { VERSION = 1, ON_CPU = 1 };
 #define LOW (1ull << 40) /* an address below may be an offset from address 0 */
 
 typedef struct {
-    void *data;
-    int32_t device, device_number, dimensions;
-    uint8_t kind, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t offset;
-} Tensor;
-
-typedef struct {
     uint32_t major, minor;
     void *previous, *allocate, *managed_from_object, *managed_to_object;
     int (*from_object)(void *object, Tensor *tensor); /* borrows; returns not 0 and sets a Python error on failure */
 } Exchange;
 
-/* -- Python ----------------------------------------------------------------------------------------------------------- */
-
-typedef void *Object;
-
-/* in the order of cpu_kernel.py's `_PYTHON_FUNCTIONS` */
-typedef Object Stolen; /* a reference that the callee takes over */
-typedef struct {
-    Object (*type)(Object);
-    Object (*call)(Object function, ...);
-    int (*is_true)(Object);
-    void (*clear_error)(void);
-    long long (*as_number)(Object);
-    Object (*new_whole)(long long);
-    Object (*new_float)(double);
-    Object (*new_list)(intptr_t);
-    int (*set_in_list)(Object, intptr_t, Stolen);
-    Object (*new_tuple)(intptr_t);
-    int (*set_in_tuple)(Object, intptr_t, Stolen);
-    void (*keep)(Object);
-    void (*release)(Object);
-    Object (*new_function)(const void *definition, Object self, Object module);
-} Python;
-
-static Python python;
+Python python;
+Object none, tensor_type, parameter_type;
 static const Exchange *exchange;
-static Object none, types[2], is_negated, storage_offset, count_modes;
+static Object is_negated, storage_offset, count_modes;
 static int64_t max_numel; /* because the GIL is held */
 static struct {
     Object name;
@@ -114,7 +76,7 @@ static int is_freed(Object object, const Tensor *tensor) {
 static int describe_plain(Object object, Tensor *tensor) {
     Object type = python.type(object);
     python.release(type);
-    if (type != types[0] && type != types[1])
+    if (type != tensor_type && type != parameter_type)
         return 0;
     Object mode_count = python.call(count_modes, (Object)0); /* a mode would see the questions below */
     int ordinary = mode_count && !python.is_true(mode_count) && !exchange->from_object(object, tensor);
@@ -152,31 +114,52 @@ static Object left_to_python(void) {
     return none;
 }
 
-/* measure(tensor, wanted) -> (numbers, numel, shape, dtype), as cpu_kernel.py describes. None leaves it to Python: more than
- * `max_numel` elements, memory that is not a CPU's, has gaps or (for a sketch) another order, or a dtype without a code. */
-static Object measure(Object self, const Object *arguments, intptr_t count) {
-    Tensor tensor;
-    (void)self;
-    if (count != 2 || !describe_plain(arguments[0], &tensor))
-        return left_to_python();
-    int64_t wanted = python.as_number(arguments[1]), numel = dense(&tensor, wanted & WANT_SKETCH);
-    int code = code_of(&tensor);
-    if (code < 0 || numel < 1 || numel > max_numel || (wanted & WANT_SKETCH && !shifts))
-        return left_to_python();
+int describe_readable(Object object, int64_t wanted, Readable *readable) {
+    Tensor *tensor = &readable->tensor;
+    if (!describe_plain(object, tensor))
+        return 0;
+    readable->wanted = wanted;
+    readable->numel = dense(tensor, wanted & WANT_SKETCH);
+    readable->code = code_of(tensor);
+    return readable->code >= 0 && readable->numel >= 1 && readable->numel <= max_numel && (!(wanted & WANT_SKETCH) || shifts);
+}
+
+int count_numbers(int64_t wanted) {
+    return (wanted & WANT_SUMS ? SUMS : 0) + (wanted & WANT_HISTOGRAM ? BINS : 0) + (wanted & WANT_SKETCH ? NUMBERS : 0);
+}
+
+void measure_readable(const Readable *readable, double *numbers) {
     struct {
         int64_t start;
         uint64_t shifts;
         double numbers[SUMS + BINS + NUMBERS];
     } request = {.start = 0, .shifts = (uint64_t)(uintptr_t)shifts};
-    kernel_measure((const char *)tensor.data + tensor.offset, numel, code | wanted << 8 | 1 << 16, &request);
-    int size = (wanted & WANT_SUMS ? SUMS : 0) + (wanted & WANT_HISTOGRAM ? BINS : 0) + (wanted & WANT_SKETCH ? NUMBERS : 0);
+    const Tensor *tensor = &readable->tensor;
+    kernel_measure((const char *)tensor->data + tensor->offset, readable->numel,
+                   readable->code | readable->wanted << 8 | 1 << 16, &request);
+    for (int index = count_numbers(readable->wanted); index--;)
+        numbers[index] = request.numbers[index];
+}
+
+Borrowed dtype_name(int code) { return dtypes[code].name; }
+
+/* measure(tensor, wanted) -> (numbers, numel, shape, dtype), as cpu_kernel.py describes. None leaves it to Python: more than
+ * `max_numel` elements, memory that is not a CPU's, has gaps or (for a sketch) another order, or a dtype without a code. */
+static Object measure(Object self, const Object *arguments, intptr_t count) {
+    Readable readable;
+    (void)self;
+    if (count != 2 || !describe_readable(arguments[0], python.as_number(arguments[1]), &readable))
+        return left_to_python();
+    double numbers[SUMS + BINS + NUMBERS];
+    measure_readable(&readable, numbers);
     Object result = python.new_tuple(4);
     if (result) {
-        python.keep(dtypes[code].name);
-        python.set_in_tuple(result, 0, list_of(request.numbers, size));
-        python.set_in_tuple(result, 1, python.new_whole(numel));
-        python.set_in_tuple(result, 2, shape_of(&tensor));
-        python.set_in_tuple(result, 3, dtypes[code].name);
+        Object dtype = dtype_name(readable.code);
+        python.keep(dtype);
+        python.set_in_tuple(result, 0, list_of(numbers, count_numbers(readable.wanted)));
+        python.set_in_tuple(result, 1, python.new_whole(readable.numel));
+        python.set_in_tuple(result, 2, shape_of(&readable.tensor));
+        python.set_in_tuple(result, 3, dtype);
     }
     return result;
 }
@@ -194,16 +177,11 @@ PUBLIC void tensor_set_shifts(const int32_t *first) { shifts = first; }
 /* Returns `measure` as a Python function; keeps its arguments forever. None if torch has another version of the table. */
 PUBLIC Object tensor_measure(const Python *functions, const Exchange *table, int64_t limit, Object nothing, Object tensor,
                              Object parameter, Object is_neg, Object offset, Object number_of_modes) {
-    static const struct {
-        const char *name;
-        Object (*function)(Object, const Object *, intptr_t);
-        int flags;
-        const char *about;
-    } definition = {"measure", measure, 0x80 /* METH_FASTCALL */, 0};
+    static const Definition definition = {"measure", measure, FASTCALL, 0};
     python = *functions, exchange = table, max_numel = limit;
-    none = nothing, types[0] = tensor, types[1] = parameter, is_negated = is_neg, storage_offset = offset,
+    none = nothing, tensor_type = tensor, parameter_type = parameter, is_negated = is_neg, storage_offset = offset,
     count_modes = number_of_modes;
-    Object retained[] = {none, none, types[0], types[1], is_negated, storage_offset, count_modes};
+    Object retained[] = {none, none, tensor_type, parameter_type, is_negated, storage_offset, count_modes};
     for (int index = 0; index < 7; index++)
         python.keep(retained[index]);
     return table->major == VERSION && table->from_object ? python.new_function(&definition, 0, 0) : none;

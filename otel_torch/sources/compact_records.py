@@ -1,0 +1,183 @@
+"""The rows that the compiled observer left, as lines of a recording or as records.
+
+observer.c -> CompactRow -> LineEncoder.encode -> lines of the recording
+                         -> record_of          -> Record, only if a sink or a search asks for it
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import msgspec
+
+from otel_torch.recording.rows import encode_rows
+from otel_torch.records import LazyRecords, Record
+from otel_torch.sources.forwards import ForwardContext
+from otel_torch.sources.models import ModuleSite
+from otel_torch.statistics import cpu_kernel
+from otel_torch.statistics.compact_rows import DTYPE_NAMES, encoding_plan, unpack
+from otel_torch.statistics.row_layout import NONFINITE
+from otel_torch.statistics.table import derive
+
+# site, module, label, the forward that it is a call of, and the row
+CompactRow = tuple[ModuleSite, str, str, ForwardContext, bytes]
+Row = Sequence[float] | None
+
+
+def is_compact(row: object) -> bool:
+    """Return whether a pending row is one of the compiled observer's."""
+    return type(row) is tuple
+
+
+def record_of(row: CompactRow, statistics: Sequence[str]) -> Record:
+    """Return a row as a record with these statistics."""
+    site, module, label, context, data = row
+    call, time_ns, measurement = unpack(data)
+    return Record(
+        module,
+        label,
+        context.step,
+        call,
+        context.loop,
+        site.model.name,
+        context.phase,
+        context.branch,
+        derive(statistics, measurement.row, measurement),  # type: ignore[arg-type]
+        time_ns,
+    )
+
+
+class LineEncoder:
+    """Encodes compact rows as `encode_rows` encodes their records.
+
+    Args:
+        statistics: of each line, in order.
+    """
+
+    def __init__(self, statistics: tuple[str, ...]) -> None:
+        kernel = cpu_kernel.load()
+        self._functions = None if kernel is None else kernel.objects
+        self._plan = encoding_plan(statistics)
+        self._keys = tuple(f',"{name}":'.encode() for name in statistics)
+        self._dtypes = [f'"{name}"'.encode() for name in DTYPE_NAMES]
+        # by label and module
+        self._texts: dict[str, dict[str, bytes]] = {}
+        self._encode = msgspec.json.Encoder().encode
+
+    def encode(self, rows: list[CompactRow]) -> bytes | None:
+        """Return the lines of the rows; None if only their records can be encoded."""
+        functions, plan = self._functions, self._plan
+        if functions is None or plan is None:
+            return None
+        numbers = self._encode(functions.statistics(rows, plan))
+        if b"n" in numbers:
+            return None  # a null: the square of a finite number may be infinite
+        try:
+            return functions.lines(
+                rows, plan, self._keys, self._dtypes, numbers,
+                self._texts, self._make_text, self._describe,
+            )  # fmt: skip
+        except UnicodeEncodeError:
+            return None  # half a surrogate pair in a name
+
+    def _make_text(self, module: str, label: str) -> bytes:
+        """Return the beginning of a line, up to its step, which is kept for the next ones."""
+        text = b'{"module":%b,"tensor":%b,"step":' % (self._encode(module), self._encode(label))
+        self._texts.setdefault(label, {})[module] = text
+        return text
+
+    def _describe(self, row: CompactRow) -> tuple[bytes, bytes]:
+        """Return what is before the number of a call in a line, and what is after it."""
+        site, _, _, context, _ = row
+        after = {"loop": context.loop, "model": site.model.name, "phase": context.phase}
+        if context.branch is not None:
+            after["branch"] = context.branch
+        return b'%d,"call":' % context.step, b"," + self._encode(after)[1:-1]
+
+
+class ReadRecords(LazyRecords):
+    """The records of a flush, in order.
+
+    Args:
+        items: a record, or a compact row of which one is made when it is asked for.
+        statistics: of the records that are made.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Record | CompactRow],
+        statistics: Sequence[str],
+        encoder: LineEncoder,
+    ) -> None:
+        self._items, self._statistics, self._encoder = items, statistics, encoder
+        self._records: list[Record] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._made())
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> ReadRecords: ...
+    def __getitem__(self, index: int | slice) -> Record | ReadRecords:
+        if isinstance(index, slice):
+            return ReadRecords(self._items[index], self._statistics, self._encoder)
+        return self._made()[index]
+
+    def _made(self) -> list[Record]:
+        if self._records is None:
+            self._records = [
+                record_of(item, self._statistics) if isinstance(item, tuple) else item
+                for item in self._items
+            ]
+        return self._records
+
+    def lines(self) -> bytes | None:
+        parts: list[bytes] = []
+        for compact, run in itertools.groupby(self._items, is_compact):
+            part = self._encode(compact, list(run))
+            if part is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
+
+    def _encode(self, compact: bool, run: list[Any]) -> bytes | None:
+        if compact:
+            return self._encoder.encode(run)
+        try:
+            return encode_rows(run)
+        except (TypeError, ValueError):
+            return None  # the sink finds the record that is at fault
+
+
+class ReadRows(Sequence[Row]):
+    """The rows of a flush as floats, made when they are asked for. None for what is no tensor."""
+
+    def __init__(self, items: Sequence[Row | CompactRow]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> ReadRows: ...
+    def __getitem__(self, index: int | slice) -> Row | ReadRows:
+        if isinstance(index, slice):
+            return ReadRows(self._items[index])
+        item = self._items[index]
+        return unpack(item[4]).measurement.row if type(item) is tuple else item  # type: ignore[return-value]
+
+    def nonfinite(self) -> list[int]:
+        """Return the indices of the rows with a NaN or Inf, which no compact row has."""
+        return [
+            index
+            for index, item in enumerate(self._items)
+            if type(item) is not tuple and item is not None and item[NONFINITE]
+        ]
