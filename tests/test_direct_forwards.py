@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import marshal
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -194,7 +196,11 @@ def test_only_what_may_be_called_so_has_other_code() -> None:
         net(X)
         during = Block.forward.__code__, Net.forward.__code__, nn.Linear.forward.__code__
     after = Block.forward.__code__, Net.forward.__code__, nn.Linear.forward.__code__
-    assert [code is before for code, before in zip(during, own, strict=True)] == [True, False, True]
+    assert [code is before for code, before in zip(during, own, strict=True)] == [
+        False,
+        False,
+        True,
+    ]
     assert after == own
     assert not [name for name in dir(nn.Module) if name.startswith("_otel_torch")]
 
@@ -266,11 +272,22 @@ def test_compiling_makes_the_same_graphs_and_the_same_records(kind: type[Net], w
         return results, (graphs, breaks, sum(counters["recompiles"].values()))
 
     bare, graphs = run()
-    with recording() as sink:
+    with recording(capture="inputs,outputs") as sink:
         results, recorded_graphs = run()
     assert all(map(torch.equal, results, bare))
     assert recorded_graphs == graphs == (1, 0, 0)
     assert sorted(calls(sink)) == sorted(steps(0, 1, 2))
+    assert sorted(calls(sink, "in[0]")) == sorted(steps(0, 1, 2))
+
+
+def test_a_graph_with_constants_that_a_compiler_makes_is_no_model() -> None:
+    class Shifted(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.tensor([1.0, 2.0, 3.0])
+
+    with recording() as sink, torch.no_grad():
+        torch.compile(Shifted(), backend="aot_eager")(X)
+    assert set(sink.rows("model")) == {"Shifted"}
 
 
 def test_a_module_without_parts_is_recorded() -> None:
@@ -297,13 +314,76 @@ def test_a_library_may_replace_and_restore_the_forward_of_a_module() -> None:
     assert net.forward.__func__ is Net.forward
 
 
-def test_a_graph_that_the_program_traces_is_no_forward() -> None:
+def doubled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.a(x)
+    return self.b(x) * 2
+
+
+def replace_in_class(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Net, "forward", doubled)
+
+
+def replace_by_method(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    net.forward = MethodType(doubled, net)  # type: ignore[method-assign]
+
+
+def replace_by_partial(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    net.forward = functools.partial(doubled, net)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("replace", [replace_in_class, replace_by_method, replace_by_partial])
+def test_a_forward_that_the_program_replaces_is_recorded(
+    replace: Callable[[Net, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(capture="inputs,outputs") as sink:
+        net = Net()
+        net(X)
+        replace(net, monkeypatch)
+        results = [net.forward(X) for _ in range(3)]
+    assert all(torch.equal(result, net.b(net.a(X)) * 2) for result in results)
+    in_class = replace is replace_in_class
+    # what a class gets is seen by the first call of a part: of that forward, only parts are there
+    expected = [call for call in steps(0, 1, 2, 3) if not (in_class and call[:2] == ("", 1))]
+    assert calls(sink) == expected
+    last = [record.stats["sum"] for record in sink.records if record.module == ""][-1]
+    assert last == pytest.approx(results[0].sum().item())
+
+
+def test_a_forward_that_was_replaced_keeps_no_module_alive() -> None:
+    with recording():
+        net = Net()
+        net.forward = MethodType(lambda self, x, net=net: self.a(x), net)  # type: ignore[misc]
+        net.forward(X)
+        reference = weakref.ref(net)
+        del net
+        gc.collect()
+        assert reference() is None
+
+
+def test_a_part_whose_forward_the_program_calls_is_recorded() -> None:
+    with recording(capture="inputs,outputs") as sink:
+        net = Net()
+        net(X)
+        net.b.forward(X)
+        net.a.forward(X)
+    names = [("in[0]", "a"), ("in[0]", "a.linear"), ("out", "a.linear"), ("out", "a")]
+    assert sink.rows("tensor", "module", step=2) == names
+    assert sink.rows("tensor", "module", step=1) == [
+        (tensor, name.replace("a", "b", 1)) for tensor, name in names
+    ]
+
+
+def test_a_graph_that_the_program_traces_is_no_forward(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with recording() as sink:
         net = Net()
         graph = torch.fx.symbolic_trace(net)
         scripted = torch.jit.script(Block())
         net(X)
+        torch.fx.symbolic_trace(net)
     assert calls(sink) == steps(0)
+    assert "Proxy" not in capfd.readouterr().err
     assert list(inspect.signature(graph.forward).parameters) == ["x"]
     assert scripted(X).shape == X.shape
 

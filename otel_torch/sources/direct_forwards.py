@@ -12,8 +12,9 @@ The code of a watched function is exchanged for code that hands the call over:
 The function itself stays, and so do its bound methods, signature, copies and pickles; methods that
 were bound before are seen. Because the code contains the program's own, it does the same wherever
 it comes to: in a pickle by value that another process loads, with a `self` that is no module, after
-the session. Only what may be called so is watched: the forwards of modules that nothing contains,
-and those that a method of a containing module names.
+the session. Only what may be called so is watched: the forwards of modules that contain others or
+that nothing contains, and those that a method of a containing module names. What the program has
+put in the place of a forward, in a class or in one module, is watched from the next call on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -44,24 +46,20 @@ _SUSPENDED = (
 
 
 class _Exchange(NamedTuple):
-    """A function of the program, and the code that takes the place of its own.
+    """The code that the program wrote for a function, and what takes its place."""
 
-    own: another function with the code that the program wrote.
-    """
-
-    function: Any
-    own: Any
+    own: CodeType
     replacement: CodeType
 
-    def apply(self) -> None:
+    def apply(self, function: FunctionType) -> None:
         """Exchange the code, unless the program has exchanged it, too."""
-        if self.function.__code__ is self.own.__code__:
-            self.function.__code__ = self.replacement
+        if function.__code__ is self.own:
+            function.__code__ = self.replacement
 
-    def revert(self) -> None:
+    def revert(self, function: FunctionType) -> None:
         """Give the function its own code back, unless the program has exchanged it meanwhile."""
-        if self.function.__code__ is self.replacement:
-            self.function.__code__ = self.own.__code__
+        if function.__code__ is self.replacement:
+            function.__code__ = self.own
 
 
 class DirectForwards:
@@ -72,16 +70,24 @@ class DirectForwards:
         handle: called instead of a forward that is not part of a call of its module, with the
             forward as the program wrote it, the module, and the arguments.
         trace: likewise, in a graph that is compiled.
+        discover: called with a module before `trace` is.
     """
 
     def __init__(
-        self, is_in_call: Callable[[nn.Module], bool], handle: Forward, trace: Forward
+        self,
+        is_in_call: Callable[[nn.Module], bool],
+        handle: Forward,
+        trace: Forward,
+        discover: Callable[[nn.Module], object],
     ) -> None:
         self._is_in_call, self._handle, self._trace = is_in_call, handle, trace
+        self._discover = discover
         self._is_traced_directly = False
         self._is_watching = False
-        self._exchanges: dict[FunctionType, _Exchange] = {}
-        self._settled: set[type] = set()  # classes that are watched, or left alone
+        # weakly: a forward that is put into a module may hold the module
+        self._exchanges: WeakKeyDictionary[FunctionType, _Exchange] = WeakKeyDictionary()
+        # classes that are watched, or left alone, with the forward that they had then
+        self._settled: dict[type[nn.Module], object] = {}
         self._called: set[type] = set()  # of these the ones that stay watched
         self._lock = threading.RLock()
 
@@ -91,73 +97,86 @@ class DirectForwards:
         setattr(nn.Module, _CHOOSE, self._choice())
 
     def expect(self, module: nn.Module) -> None:
-        """Watch the class of a module that nothing contains as yet."""
+        """Watch the forward of a module that nothing contains as yet, or has another one now."""
         cls = type(module)
-        if cls not in self._settled:
-            self._settled.add(cls)
-            self._watch(cls)
+        if self._settled.get(cls) is not cls.forward:
+            self._settled[cls] = cls.forward
+            self._watch(_entries(cls))
+        if "forward" in vars(module):
+            self._watch(_own_entries(module))
 
     def settle(self, root: nn.Module, modules: list[nn.Module]) -> None:
-        """Watch the classes of a model's root and of what its methods may call directly.
+        """Watch a model's root, what contains others, and what its methods may call directly.
 
-        All other classes of `modules`, which only `nn.Module.__call__` calls, are left alone.
+        The classes of all other `modules`, which only `nn.Module.__call__` calls, are left alone.
         """
-        own_codes = {each.replacement: each.own.__code__ for each in list(self._exchanges.values())}
+        own_codes = {each.replacement: each.own for each in list(self._exchanges.values())}
         self._called.add(type(root))
+        self._called.update(type(module) for module in modules if module._modules)
+        names: dict[type[nn.Module], frozenset[str]]
         names = {cls: _names_beside_forward(cls, own_codes) for cls in set(map(type, modules))}
         for module in modules:
             if names[type(module)]:
                 self._called.update(map(type, _reached_by(names[type(module)], module)))
         watched = {function for cls in self._called for function in _entries(cls)}
         for cls in names:
-            self._settled.add(cls)
+            self._settled[cls] = cls.forward
             if cls in self._called:
-                self._watch(cls)
+                self._watch(_entries(cls))
             else:
                 for function in _entries(cls):
                     if function in self._exchanges and function not in watched:
-                        self._exchanges[function].revert()
+                        self._exchanges[function].revert(function)
+        for module in modules:
+            self._watch(_own_entries(module))
+
+    def keep(self, module: nn.Module) -> None:
+        """Have the class of a module stay watched."""
+        self._called.add(type(module))
 
     def own_forward(self, module: nn.Module) -> Forward:
         """Return the forward of a module, with the code that the program wrote."""
         forward: Any = module.forward
-        exchange = self._exchanges.get(getattr(forward, "__func__", forward))
-        return forward if exchange is None else MethodType(exchange.own, module)
+        function = getattr(forward, "__func__", forward)
+        exchange = self._exchanges.get(function) if isinstance(function, FunctionType) else None
+        if exchange is None:
+            return forward  # type: ignore[no-any-return]
+        return MethodType(_copy_of(function, exchange.own), module)
 
     @contextmanager
     def with_own_code(self, own: Forward) -> Iterator[None]:
         """Give a forward its own code back meanwhile: calls of itself take one frame each then."""
         code = getattr(own, "__code__", None)
-        exchanges = [each for each in self._exchanges.values() if each.own.__code__ is code]
-        for exchange in exchanges:
-            exchange.revert()
+        exchanges = [item for item in list(self._exchanges.items()) if item[1].own is code]
+        for function, exchange in exchanges:
+            exchange.revert(function)
         try:
             yield
         finally:
-            for exchange in exchanges if self._is_watching else ():
-                exchange.apply()
+            for function, exchange in exchanges if self._is_watching else ():
+                exchange.apply(function)
 
     def restore(self) -> None:
         """Give every function its own code back."""
         self._is_watching = False  # a method of torch that was wrapped meanwhile may still call us
-        for exchange in self._exchanges.values():
-            exchange.revert()
+        for function, exchange in list(self._exchanges.items()):
+            exchange.revert(function)
         if hasattr(nn.Module, _CHOOSE):
             delattr(nn.Module, _CHOOSE)
         self._exchanges.clear()
         self._settled.clear()
         self._called.clear()
 
-    def _watch(self, cls: type) -> None:
+    def _watch(self, functions: Iterator[FunctionType]) -> None:
         with self._lock:
-            for function in _entries(cls) if self._is_watching else ():
+            for function in functions if self._is_watching else ():
                 if function not in self._exchanges:
                     try:
                         replacement = _handing_over(function)
                     except (SyntaxError, ValueError):  # a name that no source can spell
                         continue
-                    self._exchanges[function] = _Exchange(function, _copy_of(function), replacement)
-                self._exchanges[function].apply()
+                    self._exchanges[function] = _Exchange(function.__code__, replacement)
+                self._exchanges[function].apply(function)
 
     def _choice(self) -> Callable[[Forward, nn.Module], Forward]:
         """Return a function that returns what a call of a module's forward has to call."""
@@ -191,19 +210,32 @@ class DirectForwards:
     def _note_enclosing_call(self, context: Any) -> None:
         """Note, while an entry is traced, whether it is called outside of its module's call."""
         frames = torch_private.frames_while_tracing(context)
-        module = next(frames, (None, {}))[1].get("module")
+        module: Any = next(frames, (None, {}))[1].get("module")
         next(frames, None)  # the code that hands the call over
-        calls = {exchange.own.__code__ for exchange in list(self._exchanges.values())}
+        calls = {exchange.own for exchange in list(self._exchanges.values())}
         calls |= {nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__}
-        self._is_traced_directly = module is not None
-        for code, values in frames:
-            if code.co_name.startswith("torch_dynamo_resume_in_"):  # the rest of a broken graph
-                self._is_traced_directly = all(value is not module for value in values.values())
-                return
-            first = code.co_varnames[0] if code in calls else ""
-            if (running := values.get(first)) is not None:
-                self._is_traced_directly = running is not module
-                return
+        enclosing = _innermost_call(module, frames, calls)
+        if enclosing is None:  # the compiled code may be called by a forward that is not compiled
+            self._is_traced_directly = module is not None and not self._is_in_call(module)
+        else:
+            self._is_traced_directly = enclosing is not module
+        if self._is_traced_directly:
+            self._discover(module)
+
+
+def _innermost_call(
+    module: nn.Module,
+    frames: Iterator[tuple[CodeType, dict[str, Any]]],
+    calls: set[CodeType],
+) -> object:
+    """Return the module of the innermost call that is traced, or None."""
+    for code, values in frames:
+        if code.co_name.startswith("torch_dynamo_resume_in_"):  # the rest of a broken graph
+            return module if any(value is module for value in values.values()) else code
+        first = code.co_varnames[0] if code in calls else ""
+        if (running := values.get(first)) is not None:
+            return running
+    return None
 
 
 def _entries(cls: type) -> Iterator[FunctionType]:
@@ -223,6 +255,26 @@ def _entries(cls: type) -> Iterator[FunctionType]:
             and (name == "forward" or _runs_forward_itself(function.__code__))
         ):
             yield function
+
+
+def _own_entries(module: nn.Module) -> Iterator[FunctionType]:
+    """Yield the function that the program has put into a module as its forward.
+
+    It must get the module as its first argument, by a method or `functools.partial`.
+    """
+    forward = vars(module).get("forward")
+    first: object = None
+    function: object = None
+    if isinstance(forward, MethodType):
+        first, function = forward.__self__, forward.__func__
+    elif isinstance(forward, partial) and forward.args:
+        first, function = forward.args[0], forward.func
+    if (
+        first is module
+        and isinstance(function, FunctionType)
+        and not function.__code__.co_flags & _SUSPENDED
+    ):
+        yield function
 
 
 def _runs_forward_itself(code: CodeType) -> bool:
@@ -264,10 +316,10 @@ def _gets_forward(code: CodeType) -> bool:
     )
 
 
-def _copy_of(function: FunctionType) -> FunctionType:
-    """Return a function that does what `function` does now."""
+def _copy_of(function: FunctionType, code: CodeType) -> FunctionType:
+    """Return a function with other code and what `function` has besides."""
     copy = FunctionType(
-        function.__code__,
+        code,
         function.__globals__,
         function.__name__,
         function.__defaults__,

@@ -37,7 +37,7 @@ from otel_torch.sources.hooks import (
     run_between_session_hooks,
 )
 from otel_torch.sources.model_attributes import attributes_holding
-from otel_torch.sources.model_table import ModelTable, is_stateless
+from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.models import Model, ModuleSite, SharedSite
 from otel_torch.sources.module_names import all_modules, core, named_modules, part_finders, parts
 from otel_torch.sources.recursion import (
@@ -67,7 +67,7 @@ class ModelRegistry(Source):
         self._events = events
         self._containers = Containers()
         self._direct_forwards = DirectForwards(
-            is_in_call, self._run_forward, run_between_session_hooks
+            is_in_call, self._run_forward, run_between_session_hooks, self._discover_while_compiling
         )
         self._lock = threading.RLock()
         self._restore: list[Callable[[], None]] = []
@@ -79,6 +79,7 @@ class ModelRegistry(Source):
     def install(self) -> None:
         """Watch registrations and calls, and register the modules that exist already."""
         original_call, original_state = nn.Module.__call__, nn.Module.__setstate__
+        original_set: Callable[..., None] = nn.Module.__setattr__
         sites, thread, watching = self.sites, thread_state, [True]
         direct_forwards = self._direct_forwards
         # a variable of the closure: a module's attribute takes a lookup more in every call
@@ -112,17 +113,17 @@ class ModelRegistry(Source):
             return self._call_outermost(original_call, module, site, args, kwargs)
 
         def discover_while_compiling(context: Any) -> None:
-            """Give a new module its hooks before the compiler looks for them.
-
-            The compiler runs this when it traces the call.
-            """
-            module = torch_private.local_while_tracing(context, "module")
-            if isinstance(module, nn.Module) and id(module) not in sites:
-                self._discover(module, [])
+            """Is run by the compiler when it traces the call."""
+            self._discover_while_compiling(torch_private.local_while_tracing(context, "module"))
 
         def set_state(module: nn.Module, state: Any) -> None:
             original_state(module, state)  # type: ignore[no-untyped-call]
             self._register_children(module)
+
+        def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+            original_set(module, name, value)
+            if name == "forward" and watching and not torch.compiler.is_compiling():
+                direct_forwards.expect(module)
 
         def restore() -> None:
             # If someone else has wrapped `call` meanwhile, it stays and only passes calls through.
@@ -131,11 +132,14 @@ class ModelRegistry(Source):
                 nn.Module.__call__ = original_call  # type: ignore[method-assign]
             if nn.Module.__setstate__ is set_state:
                 nn.Module.__setstate__ = original_state  # type: ignore[method-assign]
+            if nn.Module.__setattr__ is set_attribute:
+                nn.Module.__setattr__ = original_set  # type: ignore[method-assign]
 
         call_codes.update((call.__code__, ModelRegistry._run_forward.__code__))
         torch_private.keep_out_of_frames(call, with_callees=False)
         nn.Module.__call__ = call  # type: ignore[method-assign]
         nn.Module.__setstate__ = set_state  # type: ignore[method-assign]
+        nn.Module.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
         self._restore += [
             restore,
             register_module_module_registration_hook(self._register).remove,
@@ -245,14 +249,11 @@ class ModelRegistry(Source):
             for observe in self._events.forward_began:
                 observe(model, context, inputs)
             root = model.root()
-            if (
-                module is not None
-                and root is not None
-                and core(module) is not root
-                and model.method_run.mark()
-            ):
-                pending.model, pending.context = model, context
-                pending.whole_ran = site.is_whole()
+            if module is not None and root is not None and core(module) is not root:
+                if model.method_run.mark(root):
+                    pending.model, pending.context = model, context
+                    pending.whole_ran = site.is_whole()
+                self._direct_forwards.expect(root)
             return context
         except Exception as error:
             say_once(f"a forward of {model.name} is not recorded: {type(error).__name__}: {error}")
@@ -353,6 +354,7 @@ class ModelRegistry(Source):
         stack = thread_state.stack
         if torch_private.is_symbolically_traced():
             return forward(module, *args, **kwargs)
+        self._direct_forwards.keep(module)
         site = self.sites.get(id(module)) or self._discover(module, stack)
         if site is None:
             return forward(module, *args, **kwargs)
@@ -372,6 +374,11 @@ class ModelRegistry(Source):
     # -- roots
     # ----------------------------------------------------------------------------------------------
 
+    def _discover_while_compiling(self, module: object) -> None:
+        """Give a new module its hooks before the compiler looks for them."""
+        if isinstance(module, nn.Module) and id(module) not in self.sites:
+            self._discover(module, [])
+
     @torch_private.keep_out_of_frames
     def _discover(self, module: nn.Module, stack: list[ModuleSite]) -> ModuleSite | None:
         """Return the site of a module that is called for the first time, and hook its whole model.
@@ -387,7 +394,9 @@ class ModelRegistry(Source):
         try:
             with self._lock:
                 root = self._containers.choose_root(module)
-                if root is module and is_stateless(module) and (stack or _is_fx_graph(module)):
+                if root is module and (
+                    (stack and is_stateless(module)) or _is_compilers_graph(module)
+                ):
                     return None
                 if root is module and (sliced := self._containers.sliced_root(module)) is not None:
                     self._add_model(sliced)
@@ -503,10 +512,16 @@ class ModelRegistry(Source):
                 self.sites.pop(left, None)
 
 
-def _is_fx_graph(module: nn.Module) -> bool:
+def _is_compilers_graph(module: nn.Module) -> bool:
     """Return whether a compiler made this module: a graph that gets its parameters as inputs.
 
-    Only stateless modules are asked. A graph that the program traces itself keeps its parameters.
+    It holds no more than constants, under the name that fx gives them. A graph that the program
+    traces itself keeps its parameters.
     """
     fx = sys.modules.get("torch.fx.graph_module")
-    return fx is not None and isinstance(module, fx.GraphModule)
+    return (
+        fx is not None
+        and isinstance(module, fx.GraphModule)
+        and is_leaf(module)
+        and all(name.startswith("_tensor_constant") for name in module._buffers)
+    )

@@ -114,6 +114,8 @@ class TensorMeasurer:
 
     def report_unwalked(self, model: str, kind: str) -> None:
         """Count and log an output in which no tensor was found, though its class may hold some."""
+        if torch_private.is_symbolically_traced():
+            return  # the program makes a graph: these are no numbers
         self._recorder.losses.count("record", "not_walked")
         say_once(
             f"{model}: outputs of class {kind} have no record: their tensors are not found; "

@@ -40,15 +40,20 @@ class RootMethodRun:
             frame is mark or frame.f_trace is mark for frame in _frames()
         )
 
-    def mark(self) -> bool:
+    def mark(self, root: nn.Module) -> bool:
         """Mark the outermost run of a root's method on this thread's stack.
 
         Returns False, and marks nothing, if no method of the root is running.
         """
         self.forget()
+        # the class, or the module itself, may have got another forward since
+        forwards = vars(root).get("forward"), type(root).forward
+        codes = self._codes.union(
+            *(with_inner(code) for forward in forwards for code in _codes_of(forward))
+        )
         outermost = None
         for frame in _frames():
-            if frame.f_code in self._codes:
+            if frame.f_code in codes:
                 outermost = frame
         if outermost is None:
             return False
@@ -88,12 +93,17 @@ def method_codes(cls: type) -> Iterator[CodeType]:
         if base is nn.Module:
             return
         for member in vars(base).values():
-            function = getattr(member, "__func__", member)
-            while function is not None:
-                code = getattr(function, "__code__", None)
-                if isinstance(code, CodeType):
-                    yield code
-                function = getattr(function, "__wrapped__", None)
+            yield from _codes_of(member)
+
+
+def _codes_of(function: Any) -> Iterator[CodeType]:
+    """Yield the code of a function, and that of each function that it decorates or binds."""
+    while function is not None:
+        function = getattr(function, "__func__", getattr(function, "func", function))
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+        function = getattr(function, "__wrapped__", None)
 
 
 def with_inner(code: CodeType) -> Iterator[CodeType]:
