@@ -11,7 +11,7 @@ import torch
 from otel_torch import torch_private
 from otel_torch.cli.main import main
 from otel_torch.settings import Settings
-from tests.support import PROGRAMS, lines, run_python
+from tests.support import PROGRAMS, lines, recording, run_python
 
 PROGRAM = PROGRAMS / "compute_in_float32.py"
 
@@ -48,7 +48,7 @@ def test_an_operation_without_a_version_in_double_is_reported(tmp_path: Path) ->
     plain, _ = output(tmp_path / "plain", "float32", "halve")
     values, expected = ([float(word) for word in printed[0].split()] for printed in (upcast, plain))
     assert values == pytest.approx(expected, rel=1e-3) and values != expected
-    assert "sample.halve.default has no fp64 version and runs as in the program" in said
+    assert "sample.halve.default has no fp64 version and runs in float32" in said
 
 
 def test_everything_but_random_operations_is_in_double(tmp_path: Path) -> None:
@@ -65,6 +65,20 @@ def test_everything_but_random_operations_is_in_double(tmp_path: Path) -> None:
 def test_a_forward_that_raises_ends_the_mode(tmp_path: Path) -> None:
     printed, _ = output(tmp_path, "float32", "raise", OTEL_TORCH_UPCAST="float64")
     assert printed[0] == "torch.float32"
+
+
+@pytest.mark.skipif(not torch_private.TORCH_AT_LEAST_2_13, reason="documented: torch versions")
+def test_a_forward_that_the_program_calls_ends_the_mode() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with recording(upcast="float64"):
+        assert net.forward(torch.ones(1, 2)).dtype == torch.float64
+        assert (torch.ones(2) * 2).dtype == torch.float32
+
+
+def test_an_operation_that_fails_in_any_type_fails_as_in_the_program() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with recording(upcast="float64"), pytest.raises(RuntimeError, match="1x3 and 2x2"):
+        net(torch.ones(1, 3))
 
 
 def test_as_the_golden_recording(tmp_path: Path) -> None:

@@ -299,11 +299,9 @@ def run_between_session_hooks(
     """Call a forward for which torch calls no hooks, and the session's hooks around it."""
     args, kwargs = _enter_session_hooks(module, args, kwargs)
     try:
-        output = forward(module, *args, **kwargs)
-    except BaseException:
-        _abandon_session_hooks(module)
-        raise
-    return _leave_session_hooks(module, output)
+        return _leave_session_hooks(module, forward(module, *args, **kwargs))
+    finally:
+        _end_session_hooks(module)
 
 
 @torch_private.keep_out_of_frames
@@ -331,8 +329,8 @@ def _leave_session_hooks(module: nn.Module, output: Any) -> Any:
 
 
 @torch_private.keep_out_of_frames
-def _abandon_session_hooks(module: nn.Module) -> None:
-    """Call what the session has registered for a forward that raises, after such a forward."""
+def _end_session_hooks(module: nn.Module) -> None:
+    """Call what the session has registered to be called whether or not such a forward raises."""
     for key in list(module._forward_hooks_always_called):
         registered = module._forward_hooks.get(key)
         if isinstance(registered, TorchHook):

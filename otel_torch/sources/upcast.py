@@ -8,7 +8,8 @@ make masks and timesteps of a fixed dtype. So three things happen when a model i
 3. each operation inside that asks for a smaller type gets fp64 in its place.
 
 Random operations still run in the type that they would have had, because other types draw other
-numbers. So do operations that have no fp64 version; they are reported.
+numbers. Operations that have no fp64 version run in the largest type that they have; they are
+reported.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _DOUBLE = {
     torch.complex32: torch.complex128,
     torch.complex64: torch.complex128,
 }
+_SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 class _DoubleMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch has it
@@ -69,11 +71,22 @@ class _DoubleMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as tor
             return self._run_lowered(func, args, kwargs)
         try:
             return _run_in(_DOUBLE, func, args, kwargs)
-        except RuntimeError as error:
-            if "not implemented for" not in str(error):
-                raise
-        say_once(f"OTEL_TORCH_UPCAST: {func} has no fp64 version and runs as in the program")
-        return self._run_lowered(func, args, kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return self._run_smaller(func, args, kwargs)
+
+    def _run_smaller(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that fails in fp64. Raises what it raises in the program, if it does."""
+        used = _SINGLE
+        try:
+            result = tree_map(_cast(_DOUBLE), _run_in(_SINGLE, func, args, kwargs))
+        except RuntimeError:
+            used = self._lowered
+            result = self._run_lowered(func, args, kwargs)
+        dtype = str(used[torch.float64]).removeprefix("torch.")
+        say_once(f"OTEL_TORCH_UPCAST: {func} has no fp64 version and runs in {dtype}")
+        return result
 
     def _run_lowered(self, func: Any, args: Any, kwargs: Any) -> Any:
         return tree_map(_cast(_DOUBLE), _run_in(self._lowered, func, args, kwargs))
