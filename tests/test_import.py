@@ -216,6 +216,38 @@ def test_a_fault_of_the_port_is_named(imported, recorded, manifest, fault):
         assert first.module == module
 
 
+class Embedding(Port):
+    """Makes the input of the first block."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 2)
+
+
+def outputs_of_layers(tensors: dict[str, Any]) -> Manifest:
+    return [name for name in tensors if re.fullmatch(r"layers_\d+|head", name)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "layer"),
+    [(None, None), (head_size, 0), (later_head_size, 1), (epsilon, 1), (kernel_not_transposed, 2)],
+)
+def test_of_a_dump_of_layers_alone_the_layer_is_named(imported, tmp_path, fault, layer):
+    """What the port gives to a layer that returns right values is no fault for being in no dump."""
+    port = make_port()
+    if fault is not None:
+        fault(port)
+    port.__class__ = Embedding
+    assert bootstrap.start(jsonl=str(tmp_path / "port.jsonl"), capture="parity")
+    try:
+        with torch.no_grad():
+            port(torch.tensor(reference.inputs) / 2)
+    finally:
+        bootstrap.stop()
+    first = otel_torch.diff(imported(outputs_of_layers), tmp_path / "port.jsonl").first
+    place = first and (first.module, first.port_module, first.port_tensor)
+    assert place == (None if layer is None else (f"layers_{layer}", f"blocks.{layer}", "out"))
+
+
 def test_a_fault_before_a_module_without_recorded_inputs_is_not_put_into_it(imported, recorded):
     from otel_torch.parity.report.text import render_text
 

@@ -39,7 +39,11 @@ def find_unlike_siblings(evidence: Evidence, first: TensorPair) -> Fault | None:
         if not is_informative(role):
             continue
         is_unlike = _is_unlike_siblings(evidence, role, first)
-        if is_unlike and not _is_followed_by_right_value(evidence, role.call.parent, until):
+        did_no_harm = is_unlike and (
+            _makes_right_outputs(evidence, role)
+            or _is_followed_by_right_value(evidence, role.call.parent, until)
+        )
+        if is_unlike and not did_no_harm:
             kind = kind_of(first.relation)
             return Fault(kind, fault.reference, Location.of(role), first, first.relation)
     return None
@@ -154,6 +158,18 @@ def possible_sources(role: Role) -> list[Role]:
         if call.exited < role.call.entered
         for output in call.outputs
     ]
+
+
+def _makes_right_outputs(evidence: Evidence, role: Role) -> bool:
+    """Return whether a call that receives a value returns nothing but right values."""
+    right = {
+        output
+        for pair in evidence.output_pairs(role.call)
+        if pair.relation.state == "equal"
+        for output in pair.port
+    }
+    outputs = [output for output in role.call.outputs if is_informative(output)]
+    return role.side == "input" and bool(outputs) and right.issuperset(outputs)
 
 
 def _is_followed_by_right_value(evidence: Evidence, call: ModuleCall | None, until: int) -> bool:
