@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from otel_torch.statistics import cpu_kernel
+from otel_torch.statistics import cpu_kernel, native_functions
 from otel_torch.statistics.cpu_kernel import (
     CODES,
     HISTOGRAM,
@@ -402,7 +402,7 @@ def test_a_library_of_another_source_or_none_at_all_is_refused(built, tmp_path):
         ("kernel.c", "sums->sum += sum[0]", "sums->sum += 2 * sum[0]"),
         pytest.param("avx2.c", "_mm256_min_ps", "_mm256_max_ps", marks=needs_avx2),
         pytest.param(
-            "tensor.c", "tensor.data + tensor.offset", "tensor.data + 8", marks=needs_exchange
+            "tensor.c", "tensor->data + tensor->offset", "tensor->data + 8", marks=needs_exchange
         ),
     ],
 )
@@ -614,9 +614,8 @@ def test_what_is_handed_over_is_let_go_of(kernel):
 
 
 def test_where_python_lacks_a_function_tensors_are_asked_by_python(built, monkeypatch):
-    monkeypatch.setattr(
-        cpu_kernel, "_PYTHON_FUNCTIONS", (*cpu_kernel._PYTHON_FUNCTIONS, "no_function_of_python")
-    )
+    functions = (*native_functions._PYTHON_FUNCTIONS, "no_function_of_python")
+    monkeypatch.setattr(native_functions, "_PYTHON_FUNCTIONS", functions)
     kernel = CpuKernel(built)
     assert (
         kernel.measure_tensor(torch.ones(3), SUMS) is None

@@ -23,6 +23,7 @@ from otel_torch.records import Record
 from otel_torch.sources import native_observer
 from otel_torch.sources.activations import Activations
 from otel_torch.statistics import cpu_kernel
+from tests.support import run_python
 
 pytestmark = pytest.mark.skipif(
     cpu_kernel.load() is None or cpu_kernel.load().objects is None, reason=cpu_kernel.describe()
@@ -289,6 +290,17 @@ def test_a_step_that_is_not_recorded_is_counted(tmp_path, seen_by_python):
 
     recorded(program, tmp_path / "run.jsonl", steps="7")
     assert not seen_by_python
+
+
+def test_a_process_without_a_model_loads_no_kernel(tmp_path):
+    code = """
+import otel_torch
+from otel_torch.statistics import cpu_kernel
+assert otel_torch.start()
+assert cpu_kernel._kernel is None
+otel_torch.stop()
+"""
+    run_python(tmp_path, code, fresh=True)
 
 
 @pytest.mark.parametrize("capture", ["parity", "gradients,outputs"])

@@ -39,7 +39,7 @@ TAKEN = {
     **dict.fromkeys(NUMBERS, ("text", "number", "beyond 64 bits", "negative", "NaN")),
     **dict.fromkeys(TEXTS, ("text", "NaN")),
     **dict.fromkeys(("step", "call", "loop"), ("negative",)),
-    **dict.fromkeys(("nonfinite", "zeros", "numel"), ("negative", "text", "NaN")),
+    **dict.fromkeys(("nonfinite", "zeros", "numel", "updates"), ("negative", "text", "NaN")),
     **dict.fromkeys(("shape", "histogram"), ("list", "text", "NaN")),
     **dict.fromkeys(("ids", "positions", "requests"), ("list",)),
 }  # fmt: skip

@@ -59,12 +59,16 @@ def _has_right_use(evidence: Evidence, pair: TensorPair) -> bool:
 def _returns_right_values(evidence: Evidence, use: Role) -> bool:
     """Return whether all outputs of a call are right: in their pairs, without any as later inputs.
 
-    The value that the call received does not count: it may be handed on.
+    Without pairs, this input must be the only wrong one: queries and keys that are rotated alike by
+    a wrong angle have right scores, and a fault that is worth naming. The value that the call
+    received does not count as an output: it may be handed on.
     """
     pairs = [p for p in evidence.output_pairs(use.call) if p.port[0].value is not use.value]
     if pairs:
         return all(pair.is_right for pair in pairs)
     if evidence.output_pairs(use.call) or use.call.children:
+        return False
+    if not _has_other_right_inputs(evidence, use):
         return False
     outputs = [output for output in use.call.outputs if is_informative(output)]
     return bool(outputs) and all(

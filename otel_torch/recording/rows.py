@@ -55,7 +55,7 @@ def encode_rows(records: Sequence[Record]) -> bytes:
         TypeError, ValueError: a record holds something that JSON cannot hold.
     """
     rows = [_to_row(record) for record in records]
-    encode_lines = _encoder().encode_lines
+    encode_lines = json_encoder().encode_lines
     try:
         data: bytes = encode_lines(rows)
         # the encoder writes NaN and Inf as null
@@ -87,7 +87,8 @@ def _encode_slowly(row: Row) -> str:
 
 
 @functools.cache
-def _encoder() -> Any:
+def json_encoder() -> Any:
+    """Return the encoder of rows: msgspec's, which writes NaN and Inf as null."""
     import msgspec  # slow to import, and a reader of the metadata alone does not need it
 
     return msgspec.json.Encoder()

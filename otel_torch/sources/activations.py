@@ -16,6 +16,7 @@ other tensors that OTEL_TORCH_CAPTURE can ask for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -106,7 +107,7 @@ class Activations(Source):
         self.selection = ModuleSelection(settings)
         self._calls = CurrentCalls(self.selection, self._inputs, self._parity)
         self._measurer = TensorMeasurer(session, reader)
-        self.native = NativeObserver(session, self._measurer.columns)
+        self._session = session
         self._gradient_observer = GradientObserver(self._measurer)
         self.keeps_tensors = self._measurer.keeps_tensors
         self._attached: ModuleDict[bool] = ModuleDict()
@@ -119,6 +120,11 @@ class Activations(Source):
         self._output_recorded = events.output_recorded
         ParameterObserver(session, self.selection, self._measurer, events)
         events.forward_ended.append(self.report_silent_parts)
+
+    @functools.cached_property
+    def native(self) -> NativeObserver:
+        """The compiled observer, loaded for the first module that is observed."""
+        return NativeObserver(self._session, self._measurer.columns)
 
     def install(self) -> None:
         """Have the compiler recompile modules that get hooks."""

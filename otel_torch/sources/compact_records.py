@@ -6,18 +6,18 @@ observer.c -> CompactRow -> LineEncoder.encode -> lines of the recording
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-import msgspec
-
-from otel_torch.recording.rows import encode_rows
+from otel_torch.recording.rows import encode_rows, json_encoder
 from otel_torch.records import LazyRecords, Record
 from otel_torch.sources.forwards import ForwardContext
 from otel_torch.sources.models import ModuleSite
 from otel_torch.statistics import cpu_kernel
 from otel_torch.statistics.compact_rows import DTYPE_NAMES, encoding_plan, unpack
+from otel_torch.statistics.native_functions import ObjectFunctions
 from otel_torch.statistics.row_layout import NONFINITE
 from otel_torch.statistics.table import derive
 
@@ -52,19 +52,28 @@ def record_of(row: CompactRow, statistics: Sequence[str]) -> Record:
 class LineEncoder:
     """Encodes compact rows as `encode_rows` encodes their records.
 
+    It loads nothing before the first row: most processes of a program record none.
+
     Args:
         statistics: of each line, in order.
     """
 
     def __init__(self, statistics: tuple[str, ...]) -> None:
-        kernel = cpu_kernel.load()
-        self._functions = None if kernel is None else kernel.objects
         self._plan = encoding_plan(statistics)
         self._keys = tuple(f',"{name}":'.encode() for name in statistics)
         self._dtypes = [f'"{name}"'.encode() for name in DTYPE_NAMES]
         # by label and module
         self._texts: dict[str, dict[str, bytes]] = {}
-        self._encode = msgspec.json.Encoder().encode
+
+    @functools.cached_property
+    def _functions(self) -> ObjectFunctions | None:
+        kernel = cpu_kernel.load()
+        return None if kernel is None else kernel.objects
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[object], bytes]:
+        encode: Callable[[object], bytes] = json_encoder().encode
+        return encode
 
     def encode(self, rows: list[CompactRow]) -> bytes | None:
         """Return the lines of the rows; None if only their records can be encoded."""
@@ -171,13 +180,16 @@ class ReadRows(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | ReadRows:
         if isinstance(index, slice):
             return ReadRows(self._items[index])
-        item = self._items[index]
-        return unpack(item[4]).measurement.row if type(item) is tuple else item  # type: ignore[return-value]
+        item: Any = self._items[index]
+        if not is_compact(item):
+            return item  # type: ignore[no-any-return]
+        *_, data = item
+        return unpack(data).measurement.row  # type: ignore[return-value]
 
     def nonfinite(self) -> list[int]:
         """Return the indices of the rows with a NaN or Inf, which no compact row has."""
         return [
             index
             for index, item in enumerate(self._items)
-            if type(item) is not tuple and item is not None and item[NONFINITE]
+            if not is_compact(item) and item is not None and item[NONFINITE]
         ]

@@ -193,4 +193,7 @@ class _PendingRecords:
 
 def step_of(row: MeasuredTensor | CompactRow) -> Scope | None:
     """Return the scope of the step in which a pending row was measured."""
-    return row[3].active.scope if isinstance(row, tuple) else row.call.step_scope
+    if not isinstance(row, tuple):
+        return row.call.step_scope
+    _, _, _, context, _ = row
+    return context.active.scope

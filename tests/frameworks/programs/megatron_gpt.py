@@ -5,7 +5,7 @@ Ranks are tensor parallel, or data parallel with DATA_PARALLEL=1.
 
 import os
 
-import megatron_on_cpu  # noqa: F401
+import megatron_on_cpu
 import torch
 from checks import check, exact, leave, logged, random_number
 from megatron.core import parallel_state
@@ -37,14 +37,7 @@ config = TransformerConfig(
     bf16=True,
     params_dtype=torch.bfloat16,
     tensor_model_parallel_size=width,
-    use_cpu_initialization=True,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-    gradient_accumulation_fusion=False,
-    bias_activation_fusion=False,
-    bias_dropout_fusion=False,
-    masked_softmax_fusion=False,
-    persist_layer_norm=False,
+    **megatron_on_cpu.CONFIG,
 )
 gpt = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=64, max_sequence_length=16)
 model = DistributedDataParallel(

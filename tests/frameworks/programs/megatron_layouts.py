@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 
-import megatron_on_cpu  # noqa: F401
+import megatron_on_cpu
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
@@ -82,16 +82,9 @@ def make_config():
         virtual_pipeline_model_parallel_size=VIRTUAL if VIRTUAL > 1 else None,
         sequence_parallel="sequence" in OPTIONS and TENSOR > 1,
         pipeline_dtype=torch.float32,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
         batch_p2p_comm=False,
         calculate_per_token_loss=False,
+        **megatron_on_cpu.CONFIG,
     )
 
 

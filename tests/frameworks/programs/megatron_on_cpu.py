@@ -10,6 +10,17 @@ import torch
 
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "ByteTensor")
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
+# of a TransformerConfig: without kernels of a GPU, and without random numbers
+CONFIG = {
+    "use_cpu_initialization": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "gradient_accumulation_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+}
 
 
 class _Stream(nullcontext):

@@ -173,12 +173,17 @@ def drop_bias_of(part: str) -> Plant:
     return plant
 
 
+def _low_rank_update(attention: Any, size: float) -> tuple[Tensor, Tensor]:
+    """Return the two weights of an adapter of rank 2 for the queries."""
+    generator = torch.Generator().manual_seed(1)
+    down = torch.randn(128, 2, generator=generator) * size
+    return down, torch.randn(2, attention.q_size, generator=generator) * size
+
+
 def add_low_rank_update(model: nn.Module) -> None:
     """Add an adapter of rank 2 to the queries, as if another request's were left in."""
     attention = _attention(model)
-    generator = torch.Generator().manual_seed(1)
-    down = torch.randn(128, 2, generator=generator) * 0.05
-    up = torch.randn(2, attention.q_size, generator=generator) * 0.05
+    down, up = _low_rank_update(attention, 0.05)
 
     def forward(original: Any, hidden: Tensor) -> Any:
         output, bias = original(hidden)
@@ -199,9 +204,7 @@ def exchange_gate_and_up(model: nn.Module) -> None:
 def update_one_request(model: nn.Module) -> None:
     """Apply an adapter to one request only, while decoding."""
     attention = _attention(model)
-    generator = torch.Generator().manual_seed(1)
-    down = torch.randn(128, 2, generator=generator) * 0.1
-    up = torch.randn(2, attention.q_size, generator=generator) * 0.1
+    down, up = _low_rank_update(attention, 0.1)
 
     def forward(original: Any, hidden: Tensor) -> Any:
         output, bias = original(hidden)
