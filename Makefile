@@ -57,7 +57,7 @@ $(VENV)/made $(OLDEST)/made:
 	@touch $@
 
 # an editable installation copies or compiles these: reinstall when they change
-INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py $(wildcard otel_torch/statistics/*.[ch])
+INSTALLED := pyproject.toml packaging/otel_torch.pth packaging/otel_torch.start packaging/build_kernel.py $(wildcard otel_torch/statistics/*.[ch]) otel_torch/recording/scanner.c
 
 $(VENV)/installed-%: $(VENV)/made constraints.txt $(INSTALLED)
 	$(call install,$(VENV),constraints.txt,-e '.[$*]')
@@ -180,4 +180,4 @@ pictures: $(VENV)/installed-test
 	$(VENV)/bin/python -m tests.e2e.draw_dashboard
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(ENGINE) build dist otel-torch otel_torch/statistics/kernel.so
+	rm -rf $(VENV) $(OLDEST) $(ENGINE) build dist otel-torch otel_torch/statistics/kernel.so otel_torch/recording/libscanner.so

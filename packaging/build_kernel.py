@@ -1,8 +1,8 @@
-"""Compiles the statistics kernel when the package is installed.
+"""Compiles the statistics kernel and the scanner of recordings when the package is installed.
 
-The library is called through ctypes, so that it needs no headers and fits every version of Python.
-Without a working compiler the package is installed without it, with a warning, and measures with
-torch.
+They are called through ctypes, so that they need no headers and fit every version of Python.
+Without a working compiler the package is installed without them, with a warning: it measures with
+torch, and reads recordings in Python.
 """
 
 from __future__ import annotations
@@ -15,13 +15,40 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "otel_torch/statistics"
-SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "lines.c", "native.h")
-NAME = "kernel.dylib" if sys.platform == "darwin" else "kernel.so"
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+
+
+class Library(NamedTuple):
+    """A shared library in the package. cost: What a user notices without it."""
+
+    folder: str
+    name: str
+    sources: tuple[str, ...]
+    cost: str
+
+    @property
+    def path(self) -> str:
+        """Where it is in the package, next to its sources."""
+        return f"{self.folder}/{self.name}"
+
+
+KERNEL = Library(
+    "otel_torch/statistics",
+    f"kernel{SUFFIX}",
+    ("kernel.c", "avx2.c", "tensor.c", "observer.c", "lines.c", "native.h"),
+    "measuring a tensor on a CPU takes 4 to 30 times as long",
+)
+SCANNER = Library(
+    "otel_torch/recording",
+    f"libscanner{SUFFIX}",
+    ("scanner.c",),
+    "comparing long recordings takes twice as long",
+)
+LIBRARIES = (KERNEL, SCANNER)
 # no flag that makes numbers differ between processors or ignores NaN
 FLAGS = ["-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 FLAGS += ["-shared", "-fPIC", "-fvisibility=hidden"]
@@ -40,7 +67,7 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def build(folder: Path, target: Path) -> str | None:
+def build(folder: Path, target: Path, sources: tuple[str, ...] = KERNEL.sources) -> str | None:
     """Compile the sources in `folder` into the shared library `target`, if it is not up to date.
 
     Never raises.
@@ -55,8 +82,8 @@ def build(folder: Path, target: Path) -> str | None:
     # written to another file and moved, so that processes that use the old library keep it
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        sources = [folder / name for name in SOURCES]
-        version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+        paths = [folder / name for name in sources]
+        version = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
         if target.exists() and version.encode() in target.read_bytes():
             return None
         for variant in VARIANTS:
@@ -68,7 +95,7 @@ def build(folder: Path, target: Path) -> str | None:
                 f'-DSOURCE="{version}"',
                 "-o",
                 str(unfinished),
-                *(str(source) for source in sources if source.suffix == ".c"),
+                *(str(path) for path in paths if path.suffix == ".c"),
                 "-lm",
             ]
             result = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -84,24 +111,28 @@ def build(folder: Path, target: Path) -> str | None:
 
 
 class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the library to the wheel; for an editable installation, writes it next to its source."""
+    """Adds the libraries to the wheel; for an editable installation, writes them next to their
+    sources.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it builds a wheel. `version`: `standard` or `editable`."""
-        folder = Path(self.root, FOLDER)
         self.temporary = tempfile.TemporaryDirectory()
-        target = Path(folder if version == "editable" else self.temporary.name, NAME)
-        if reason := build(folder, target):
-            self.app.display_warning(
-                f"otel_torch: no compiled kernel: {reason}. Everything works, but measuring a"
-                " tensor on a CPU takes 4 to 30 times as long. Install again with a C compiler"
-            )
-            return
-        build_data["pure_python"] = False
-        platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
-        build_data["tag"] = f"py3-none-{platform}"  # the library serves every Python
-        if version != "editable":
-            build_data["force_include"][str(target)] = f"{FOLDER}/{NAME}"
+        for library in LIBRARIES:
+            folder = Path(self.root, library.folder)
+            target = Path(folder if version == "editable" else self.temporary.name, library.name)
+            if reason := build(folder, target, library.sources):
+                name = Path(library.sources[0]).stem
+                self.app.display_warning(
+                    f"otel_torch: no compiled {name}: {reason}. Everything works, but"
+                    f" {library.cost}. Install again with a C compiler"
+                )
+                continue
+            build_data["pure_python"] = False
+            platform = self.build_config.builder.get_best_matching_tag().rpartition("-")[2]
+            build_data["tag"] = f"py3-none-{platform}"  # the libraries serve every Python
+            if version != "editable":
+                build_data["force_include"][str(target)] = library.path
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called after the wheel is built."""

@@ -138,12 +138,12 @@ def replicated_reference(folder: Path, copies: Path) -> Path:
 def test_pairs_of_one_rank_alone_are_kept(folder, tmp_path):
     reports: list[Report] = []
 
-    def compare_two(reference, port, noise):
+    def compare_rank(reference, port, *, noise, progress):
         reports.append(compare(reference, port, noise=noise))
         return reports[-1]
 
     right = replicated_reference(folder, tmp_path / "right")
-    merged = compare_ranks(right, folder / "replicated", None, compare_two)
+    merged = compare_ranks(right, folder / "replicated", None, compare_rank, print, processes=1)
     assert [bool(report.compared) for report in reports] == [False, True, False]
     assert len(merged.compared) == len(reports[1].compared)
     assert merged.pairs == merged.compared_left_out + len(merged.compared)

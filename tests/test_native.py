@@ -91,7 +91,7 @@ def built(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the library of the wheel."""
     build_kernel, folder = needs_compiler(), tmp_path_factory.mktemp("kernel")
     with zipfile.ZipFile(wheel) as files:
-        return Path(files.extract(f"{build_kernel.FOLDER}/{build_kernel.NAME}", folder))
+        return Path(files.extract(f"{build_kernel.KERNEL.path}", folder))
 
 
 @pytest.fixture(scope="module")
@@ -449,18 +449,18 @@ def test_the_wheel_holds_the_kernel_or_is_of_python_alone(tmp_path, compiler, re
         path = request.getfixturevalue("wheel")
     with zipfile.ZipFile(path) as wheel:
         inside = set(wheel.namelist())
-        library = f"{build_kernel.FOLDER}/{build_kernel.NAME}"
+        library = f"{build_kernel.KERNEL.path}"
         assert (library in inside) == (not compiler) and {
-            f"{build_kernel.FOLDER}/{name}" for name in cpu_kernel.SOURCES
+            f"{build_kernel.KERNEL.folder}/{name}" for name in cpu_kernel.SOURCES
         } <= inside
         wheel.extractall(tmp_path / "installed")
     if compiler:
         assert path.name.endswith("-py3-none-any.whl") and "no compiled kernel" in output
     else:
         assert "-py3-none-" in path.name and not path.name.endswith("-any.whl")
-        folder = tmp_path / "installed" / build_kernel.FOLDER
+        folder = tmp_path / "installed" / build_kernel.KERNEL.folder
         check_sums(
-            measured(CpuKernel(folder / build_kernel.NAME, folder), torch.ones(5), SUMS),
+            measured(CpuKernel(folder / build_kernel.KERNEL.name, folder), torch.ones(5), SUMS),
             torch.ones(5),
         )
 

@@ -12,6 +12,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,19 @@ def compare_bitwise(
     """
     paths = Path(reference), Path(port)
     if any(path.is_dir() for path in paths):
-        return compare_ranks(
-            *paths, None, lambda one, two, noise: _compare(one, two, progress, warm_ups)
-        )
-    return _compare(*paths, progress, warm_ups)
+        return compare_ranks(*paths, None, partial(_compare, warm_ups=warm_ups), progress)
+    return _compare(*paths, noise=None, progress=progress, warm_ups=warm_ups)
 
 
 def _compare(
-    reference: Path, port: Path, progress: Callable[[str], None], warm_ups: bool
+    reference: Path,
+    port: Path,
+    *,
+    noise: Path | None,
+    progress: Callable[[str], None],
+    warm_ups: bool,
 ) -> Report:
+    """Compare two recordings; there is no noise where every bit counts."""
     report = Report("match", reference=str(reference), port=str(port))
     metadata = [read_metadata(path, report.warnings.append) for path in (reference, port)]
     for path, facts in zip((reference, port), metadata, strict=True):

@@ -433,28 +433,23 @@ class PairPlan:
         if state == "right" and checked.layout[index]:
             state = "layout"
         error = float(checked.error[index])
-        record = columns[0].forward.record(key.row)
-        port_record = columns[1].forward.record(port_key.row)
+        forward, port_forward = columns[0].forward, columns[1].forward
         # by position: keywords are slower, and this runs for every retained pair
         return ComparedPair(
             *key.module_path,
             key.tensors,
             key.side,
-            record.loop,
-            record.step,
-            record.call,
+            *forward.place(key.row),
             *port_key.module_path,
             port_key.tensors,
             port_key.side,
-            port_record.loop,
-            port_record.step,
-            port_record.call,
+            *port_forward.place(port_key.row),
             index,
             None if math.isnan(error) else error,
             float(checked.limit[index]),
             state,
-            _shown_statistics(record) if with_statistics else {},
-            _shown_statistics(port_record) if with_statistics else {},
+            _shown_statistics(forward.record(key.row)) if with_statistics else {},
+            _shown_statistics(port_forward.record(port_key.row)) if with_statistics else {},
         )
 
 

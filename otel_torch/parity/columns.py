@@ -17,7 +17,7 @@ import numpy as np
 
 from otel_torch.parity.forwards import ForwardRows
 from otel_torch.parity.rules import Flags
-from otel_torch.recording.row_batches import STATISTICS, Floats, Indices
+from otel_torch.recording.row_batches import STATISTICS, Floats, Indices, PackedBytes
 
 # if one of these is NaN or Inf, the tensor has NaN or Inf values
 _EXTENTS = ("abs_mean", "sum", "min", "max")
@@ -25,6 +25,7 @@ _EXTENT_ROWS = [STATISTICS.index(name) for name in _EXTENTS]
 # how many sketches of earlier forwards stay cached after a use, and of how many recent forwards all
 # sketches stay
 _CACHED_SKETCHES, _RECENT_FORWARDS = 4096, 8
+_NO_ROWS, _NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
 
 
 class IrregularRows(Exception):
@@ -84,20 +85,22 @@ class Columns:
         self._collect_sketches()
 
     def _collect_sketches(self) -> None:
-        rows: list[int] = []
-        sketches: list[bytes] = []
+        rows: list[Indices] = []
+        sketches: list[PackedBytes] = []
         part_start = 0
         for batch, start, stop in self.forward.parts:
             first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
-            rows += [part_start - start + row for row in batch.sketched[first:last]]
-            sketches += batch.sketches[first:last]
+            if last > first:
+                rows.append(batch.sketched[first:last] + (part_start - start))
+                sketches.append(batch.sketches.part(first, last))
             part_start += stop - start
-        width = len(sketches[0]) if sketches else 0
-        if width % 4 or any(len(sketch) != width for sketch in sketches):
+        widths = {part.width for part in sketches} or {0}
+        width = widths.pop()
+        if widths or width is None or width % 4:
             raise IrregularRows
-        self.sketched = np.array(rows, dtype=np.int64)
-        table = np.frombuffer(b"".join(sketches), "<f4")
-        self.sketches = table.reshape(len(sketches), width // 4)
+        self.sketched: Indices = np.concatenate([_NO_ROWS, *rows])
+        content = np.concatenate([_NO_BYTES, *(part.content for part in sketches)])
+        self.sketches = content.view("<f4").reshape(len(self.sketched), width // 4)
 
     def statistics(self, rows: Indices) -> Floats:
         """Return the statistics of some rows, shape (8, rows), NaN where absent."""
@@ -243,7 +246,7 @@ class Sketches(Mapping[int, bytes]):
         self._of_parameters = of_parameters
         self._used: OrderedDict[int, bytes] = OrderedDict()
         # of each recent forward, the arrays as they were read, or a dict after the first lookup
-        self._recent: deque[list[tuple[Floats, list[bytes]]] | dict[int, bytes]] = deque(
+        self._recent: deque[list[tuple[Floats, PackedBytes]] | dict[int, bytes]] = deque(
             maxlen=_RECENT_FORWARDS
         )
 
@@ -280,5 +283,5 @@ class Sketches(Mapping[int, bytes]):
         for batch, start, stop in forward.parts:
             first, last = np.searchsorted(batch.sketched, (start, stop)).tolist()
             values = batch.numbers[0, batch.sketched[first:last]]
-            parts.append((values, batch.sketches[first:last]))
+            parts.append((values, batch.sketches.part(first, last)))
         self._recent.append(parts)

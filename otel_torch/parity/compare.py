@@ -59,6 +59,7 @@ from otel_torch.parity.pair_forwards import ForwardPairer, SketchLookup
 from otel_torch.parity.pairing_finder import PairingFinder
 from otel_torch.parity.plan_cache import CacheLookup, PlanCache
 from otel_torch.parity.program_match import ProgramMatch
+from otel_torch.parity.rank_processes import Progress
 from otel_torch.parity.ranks import compare_ranks
 from otel_torch.parity.retained_pairs import ComparedForward, RetainedPairs
 from otel_torch.parity.sides import Sides
@@ -143,9 +144,29 @@ def compare(
         return report
 
     noise_path = None if noise is None else Path(noise)
-    if any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
-        return compare_ranks(Path(reference), Path(port), noise_path, compare_two)
-    return compare_two(Path(reference), Path(port), noise_path)
+    if not any(path is not None and Path(path).is_dir() for path in (reference, port, noise)):
+        return compare_two(Path(reference), Path(port), noise_path)
+    if map is not None or save_map is not None or pairing is not None:
+        # these learn from one rank after the other
+
+        def compare_here(
+            reference: Path, port: Path, *, noise: Path | None, progress: Progress
+        ) -> Report:
+            return compare_two(reference, port, noise)
+
+        return compare_ranks(
+            Path(reference), Path(port), noise_path, compare_here, progress, processes=1
+        )
+    compare_rank = partial(
+        compare,
+        models=models,
+        rtol=rtol,
+        thorough=thorough,
+        tensors=tensors,
+        warm_ups=warm_ups,
+        quantized=quantized,
+    )
+    return compare_ranks(Path(reference), Path(port), noise_path, compare_rank, progress)
 
 
 class _Comparison:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from otel_torch.parity.call_graph import Parameter, build_parameters
-from otel_torch.recording.read_ahead import iterate_batches_ahead
 from otel_torch.recording.reader import iterate_attach_rows
-from otel_torch.recording.row_batches import RowBatch, RowKinds
+from otel_torch.recording.row_batches import Place, RowBatch, RowKinds, iterate_batches
 from otel_torch.recording.row_schema import RowRecord
 from otel_torch.recording.rows import Row
 from otel_torch.records import TOKENS
@@ -83,21 +82,27 @@ class ForwardRows:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Identifies it within its run."""
-        return *self.key, self.record(0).call
+        return *self.key, self.place(0)[2]
 
     def record(self, index: int) -> RowRecord:
         """Return one of its rows, decoded at each access."""
-        for batch, start, stop in self.parts:
-            if index < stop - start:
-                return batch.record(start + index)
-            index -= stop - start
-        raise IndexError(index)
+        batch, position = self._locate(index)
+        return batch.record(position)
 
     def row(self, index: int) -> Row:
         """Return one of its rows as a dict."""
+        batch, position = self._locate(index)
+        return batch.rows(position, position + 1)[0]
+
+    def place(self, index: int) -> Place:
+        """Return loop, step and call of one of its rows."""
+        batch, position = self._locate(index)
+        return batch.place(position)
+
+    def _locate(self, index: int) -> tuple[RowBatch, int]:
         for batch, start, stop in self.parts:
             if index < stop - start:
-                return batch.rows(start + index, start + index + 1)[0]
+                return batch, start + index
             index -= stop - start
         raise IndexError(index)
 
@@ -129,7 +134,7 @@ def iterate_forwards(
         RecordingError: The file is not a recording.
     """
     cutter = _ForwardCutter(kinds, skipped)
-    for batch in iterate_batches_ahead(path, kinds, problem, read):
+    for batch in iterate_batches(path, kinds, problem, read):
         yield from cutter.cut(batch)
     yield from cutter.finish()
 
@@ -172,8 +177,10 @@ class _ForwardCutter:
             current = self._current
             is_inside = 0 <= entered[row] <= self._exit
             if is_inside and current is not None and current.length < _LONGEST:
-                is_outside = (entered[row:] > self._exit) | (entered[row:] < 0) | skipped[row:]
-                stop = row + int(np.argmax(is_outside)) if is_outside.any() else end
+                most = min(end, row + _LONGEST - current.length)
+                entries = entered[row:most]
+                is_outside = (entries > self._exit) | (entries < 0) | skipped[row:most]
+                stop = row + int(np.argmax(is_outside)) if is_outside.any() else most
                 current.append(batch, row, stop)
                 row = stop
                 continue
@@ -206,12 +213,13 @@ class _ForwardCutter:
         self, batch: RowBatch, row: int, entered: int, exited: int
     ) -> Iterator[ForwardRows]:
         """Add a row to the current forward, or yield that and start the next one."""
-        record = batch.record(row)
-        key = _key(record)
-        self._has_parents = self._has_parents or record.parent is not None
+        kind, (loop, step, _) = self._kinds.kinds[int(batch.kinds[row])], batch.place(row)
+        key = kind.model, loop, step, kind.phase
+        parent = batch.parent(row)
+        self._has_parents = self._has_parents or parent is not None
         current = self._current
         is_cut = current is not None and self._is_cut(current, key, entered)
-        if current is None or is_cut or self._starts_forward(current, record, key, entered):
+        if current is None or is_cut or self._starts_forward(current, parent, key, entered):
             if current is not None:
                 yield current
             tokens, self._tokens = self._tokens, None
@@ -219,14 +227,14 @@ class _ForwardCutter:
             if not is_cut:
                 self._is_open, self._exit, self._first_entry = False, -1, entered
                 self._calls.clear()
-        if record.model == current.model:
+        if kind.model == current.model:
             self._last_key = key
-        is_outermost = record.parent is None and entered <= self._first_entry
+        is_outermost = parent is None and entered <= self._first_entry
         self._first_entry = min(self._first_entry, entered)
         if is_outermost:
             self._exit, self._is_open = exited, exited < 0
         elif self._exit < 0 and not self._is_open:
-            self._calls.update((entered, -1 if record.parent is None else record.parent))
+            self._calls.update((entered, -1 if parent is None else parent))
         current.append(batch, row, row + 1)
 
     def _is_cut(self, current: ForwardRows, key: ForwardKey, entered: int) -> bool:
@@ -235,16 +243,16 @@ class _ForwardCutter:
         return is_inside and key[0] == current.model and key != self._last_key
 
     def _starts_forward(
-        self, current: ForwardRows, record: RowRecord, key: ForwardKey, entered: int
+        self, current: ForwardRows, parent: int | None, key: ForwardKey, entered: int
     ) -> bool:
         """Return whether a row belongs to another outermost call than the rows before."""
         if self._exit >= 0:
             return entered > self._exit
         if self._is_open and not self._has_parents:
             return False
-        if record.parent is None:
+        if parent is None:
             return entered > self._first_entry
-        return not self._is_open and key != current.key and record.parent not in self._calls
+        return not self._is_open and key != current.key and parent not in self._calls
 
 
 @dataclass(slots=True, eq=False)

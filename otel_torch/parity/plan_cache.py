@@ -152,5 +152,5 @@ def _sketches_by_number(parameters: Sequence[Parameter]) -> dict[int, bytes]:
 
 def _row_key(columns: Columns, row: int) -> tuple[object, ...]:
     kind = columns.forward.kinds.kinds[int(columns.kinds[row])]
-    call = columns.forward.record(row).call
+    call = columns.forward.place(row)[2]
     return kind.model, kind.module, kind.phase, kind.tensor, call

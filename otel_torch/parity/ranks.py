@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from otel_torch.parity.finding import Finding, Report
 from otel_torch.parity.layouts.explain import explain_ranks
 from otel_torch.parity.layouts.one_recording import write_one_recording
+from otel_torch.parity.rank_processes import CompareRank, Progress, RankPair, compare_pairs
 from otel_torch.parity.rank_recordings import (
     RankRecording,
     find_recordings,
@@ -21,11 +22,14 @@ from otel_torch.parity.rank_recordings import (
 )
 from otel_torch.parity.temporary_files import compare_temporary_files
 
-CompareTwo = Callable[[Path, Path, Path | None], Report]
-
 
 def compare_ranks(
-    reference: Path, port: Path, noise: Path | None, compare_two: CompareTwo
+    reference: Path,
+    port: Path,
+    noise: Path | None,
+    compare_rank: CompareRank,
+    progress: Progress,
+    processes: int | None = None,
 ) -> Report:
     """Compare two sides of which at least one is a folder of ranks.
 
@@ -33,7 +37,9 @@ def compare_ranks(
         reference: A recording, or a folder of them.
         port: Likewise.
         noise: The noise recording of the reference, or a folder of them, if any.
-        compare_two: Compares the recordings of one process each.
+        compare_rank: Compares the recordings of one process each.
+        progress: Called with a short text from time to time.
+        processes: How many compare ranks; 1 if `compare_rank` cannot be pickled.
     """
     warnings: list[str] = []
     reports: list[tuple[int | None, Report]] = []
@@ -42,25 +48,32 @@ def compare_ranks(
         folder = tempfile.TemporaryDirectory(prefix="otel-torch-ranks-")
         temporary = Path(stack.enter_context(folder))
         if port.is_dir() and not reference.is_dir() and len(ranks := recordings_by_rank(port)) > 1:
-            return _compare_with_one_process(reference, port, ranks, noise, temporary, compare_two)
+            compare_two = partial(compare_rank, noise=noise, progress=progress)
+            return _compare_with_one_process(reference, port, ranks, temporary, compare_two)
         references = find_recordings(reference, temporary, warnings.append)
         ports = find_recordings(port, temporary, warnings.append)
         noises = find_recordings(noise, temporary, warnings.append) if noise is not None else []
-        for reference_part, port_part in pair_ranks(references, ports, warnings.append):
+        parts = pair_ranks(references, ports, warnings.append)
+        pairs = []
+        for reference_part, port_part in parts:
             rank = reference_part.rank
             noise_path = _noise_of(rank, noises)
             if noise is not None and noise_path is None:
                 warnings.append(
                     f"{noise}: has no recording of rank {rank}, which is compared without noise"
                 )
+            name = "the ranks" if rank is None else f"rank {rank}"
+            pairs.append(RankPair(name, reference_part.path, port_part.path, noise_path))
+        compared = compare_pairs(pairs, compare_rank, progress, temporary, processes)
+        stack.enter_context(closing(compared))
+        for reference_part, port_part in parts:
             given = {
                 part.path: path
                 for part, path in ((reference_part, reference), (port_part, port))
                 if part.rank is None
             }
-            compare_parts = partial(compare_two, reference_part.path, port_part.path, noise_path)
-            report = compare_temporary_files(compare_parts, given)
-            reports.append((rank, report))
+            report = compare_temporary_files(partial(next, compared), given)
+            reports.append((reference_part.rank, report))
             leading = _keep_pairs_of_one(leading, report)
     merged = _merge_reports(reports)
     merged.reference, merged.port = str(reference), str(port)
@@ -72,16 +85,13 @@ def _compare_with_one_process(
     reference: Path,
     port: Path,
     ranks: dict[int, Path],
-    noise: Path | None,
     temporary: Path,
-    compare_two: CompareTwo,
+    compare_two: Callable[[Path, Path], Report],
 ) -> Report:
     """Compare one process with the ranks of a model that is split over them."""
     warnings: list[str] = []
     one = write_one_recording(reference, port, ranks, temporary, warnings.append)
-    report = compare_temporary_files(
-        partial(compare_two, reference, one.path, noise), {one.path: port}
-    )
+    report = compare_temporary_files(partial(compare_two, reference, one.path), {one.path: port})
     explain_ranks(report, one)
     report.warnings[:0] = warnings
     return report

@@ -10,10 +10,10 @@ from __future__ import annotations
 import codecs
 import importlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from otel_torch.recording.input_file import NotReadable, open_once
 from otel_torch.recording.metadata import METADATA_SUFFIX, describe_early_end, read_metadata
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # bytes parsed at a time: few enough that everything made from them stays in the CPU's cache
 _BLOCK_BYTES = 1 << 16
+# lines read again at a time, where single ones are asked for
+_WINDOW_LINES = 32
 _TENSOR = ("model", "module", "tensor", "phase", "branch")
 # Library -> arguments of its DataFrame. polars infers types from the first rows only, unless told.
 _DATAFRAMES: dict[str, dict[str, Any]] = {
@@ -167,6 +169,8 @@ class LineBatch:
         size: Of all lines, in bytes.
         follows_rows: Whether a line before them is not blank.
         warn: Called with one line if the last line is cut off.
+        starts: Where each line begins, from the first one, and where the last one ends. Of lines
+            that are not in memory: of these, only those that are asked for are read.
     """
 
     path: str | Path
@@ -175,7 +179,9 @@ class LineBatch:
     size: int = 0
     follows_rows: bool = False
     warn: Callable[[str], None] = _ignore
+    starts: Sequence[int] | None = None
     _lines: list[bytes] | None = None
+    _window: tuple[int, list[bytes]] = (0, [])  # the last lines read again, from this one on
 
     @property
     def lines(self) -> list[bytes]:
@@ -184,33 +190,47 @@ class LineBatch:
         Raises:
             RecordingError: The file cannot be read again.
         """
-        if self._lines is None:
-            try:
-                with open(self.path, "rb", buffering=0) as file:
-                    file.seek(self.offset)
-                    self._lines = io.BytesIO(file.read(self.size)).readlines()
-            except OSError as error:
-                raise RecordingError(f"{self.path}: {error.strerror}") from None
-        return self._lines
+        return self._read_again(0, self.size) if self._lines is None else self._lines
 
-    def without_lines(self) -> LineBatch:
-        """Return a copy that can be pickled: it reads lines from the file, and does not warn."""
-        return replace(self, warn=_ignore, _lines=None)
+    def between(self, start: int, stop: int) -> list[bytes]:
+        """Return some of the lines. Raises as `lines` does."""
+        if self.starts is None:
+            return self.lines[start:stop]
+        return self._read_again(self.starts[start], self.starts[stop])
 
-    def parse(self) -> list[Row]:
-        """Return the rows; a last line that was cut off is skipped.
+    def line(self, index: int) -> bytes:
+        """Return a line; read some of the next ones, too. Raises as `lines` does."""
+        if self.starts is None:
+            return self.lines[index]
+        first, lines = self._window
+        if not first <= index < first + len(lines):
+            stop = min(index + _WINDOW_LINES, len(self.starts) - 1)
+            first, lines = self._window = index, self.between(index, stop)
+        return lines[index - first]
+
+    def _read_again(self, start: int, stop: int) -> list[bytes]:
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.offset + start)
+                return io.BytesIO(file.read(stop - start)).readlines()
+        except OSError as error:
+            raise RecordingError(f"{self.path}: {error.strerror}") from None
+
+    def parse(self, start: int = 0, stop: int | None = None) -> list[Row]:
+        """Return the rows of some lines; a last line that was cut off is skipped.
 
         Raises:
             RecordingError: A line is not a record.
         """
+        lines = self.lines[start:] if stop is None else self.between(start, stop)
         rows: list[Row] = []
-        for number, line in enumerate(self.lines, self.number):
+        for number, line in enumerate(lines, self.number + start):
             row = parse_line(line)
             if isinstance(row, dict):
                 rows.append(row)
                 continue
             fault = row
-            is_cut_off = not line.endswith(b"\n") and (self.follows_rows or rows)
+            is_cut_off = not line.endswith(b"\n") and (self.follows_rows or start or rows)
             if fault in UNPARSABLE and is_cut_off:
                 self.warn(
                     f"{self.path}: line {number} was cut off and is skipped; "
@@ -230,32 +250,72 @@ def iterate_line_batches(
     must go through it: it knows the line numbers and reports what is wrong. Warns and raises as
     `iterate_rows` does.
     """
-    if str(path).endswith(METADATA_SUFFIX):
-        recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
-        raise RecordingError(f"{path}: is the metadata of a recording; give {recording}")
-    has_rows = False
-    number, offset = 1, 0
+    reject_metadata(path)
+    reader = LineReader(path, warn)
     try:
         with open_once(path) as file:
-            while text := file.read(size):
-                if not text.endswith(b"\n"):
-                    text += file.readline()
-                if not offset and text.startswith(codecs.BOM_UTF8):
-                    text = text.removeprefix(codecs.BOM_UTF8)
-                    offset = len(codecs.BOM_UTF8)
-                lines = io.BytesIO(text).readlines()
-                yield LineBatch(path, number, offset, len(text), has_rows, warn, lines)
-                number += len(lines)
-                offset += len(text)
-                has_rows = has_rows or not text.isspace()
-                if not text.endswith(b"\n"):
-                    break  # the file may be growing: the rest of this line is no line
+            yield from reader.batches(file, size)
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror}") from None
     except NotReadable as error:
         raise RecordingError(str(error)) from None
-    if not has_rows:
-        raise RecordingError(f"{path}: holds no record")
+    reader.finish()
+
+
+def reject_metadata(path: str | Path) -> None:
+    """Raise RecordingError for the metadata of a recording."""
+    if str(path).endswith(METADATA_SUFFIX):
+        recording = str(path).removesuffix(METADATA_SUFFIX) + ".jsonl"
+        raise RecordingError(f"{path}: is the metadata of a recording; give {recording}")
+
+
+@dataclass(slots=True)
+class LineReader:
+    """Splits a recording into lines, and knows where in the file they are.
+
+    Attributes:
+        number: Of the next line, from 1.
+        offset: Of the next line in the file, in bytes.
+        has_rows: Whether a line so far is not blank.
+    """
+
+    path: str | Path
+    warn: Callable[[str], None] = _ignore
+    number: int = 1
+    offset: int = 0
+    has_rows: bool = False
+
+    def batches(self, file: BinaryIO, size: int) -> Iterator[LineBatch]:
+        """Yield the next lines of the file, about `size` bytes at a time."""
+        while text := file.read(size):
+            if not text.endswith(b"\n"):
+                text += file.readline()
+            if not self.offset and text.startswith(codecs.BOM_UTF8):
+                text = text.removeprefix(codecs.BOM_UTF8)
+                self.offset = len(codecs.BOM_UTF8)
+            lines = io.BytesIO(text).readlines()
+            yield replace(self._next_batch(len(lines), len(text)), _lines=lines)
+            self.has_rows = self.has_rows or not text.isspace()
+            if not text.endswith(b"\n"):
+                break  # the file may be growing: the rest of this line is no line
+
+    def skip(self, starts: Sequence[int], size: int) -> LineBatch:
+        """Return lines that were read by other means, of which all are rows."""
+        batch = self._next_batch(len(starts) - 1, size)
+        self.has_rows = self.has_rows or len(starts) > 1
+        batch.starts = starts
+        return batch
+
+    def _next_batch(self, count: int, size: int) -> LineBatch:
+        batch = LineBatch(self.path, self.number, self.offset, size, self.has_rows, self.warn)
+        self.number += count
+        self.offset += size
+        return batch
+
+    def finish(self) -> None:
+        """Raise RecordingError if the file holds no row."""
+        if not self.has_rows:
+            raise RecordingError(f"{self.path}: holds no record")
 
 
 def iterate_attach_rows(path: str | Path, models: Iterable[str] = ()) -> Iterator[Row]:

@@ -62,13 +62,13 @@ class RowHeader(msgspec.Struct, gc=False, rename={"cls": "class"}):
     numel: Count = None
     dtype: str = ""
     sketch: bytes | None = None
+    call: Integer | None = None
+    loop: Integer | None = None
 
 
 class RowRecord(RowHeader, gc=False, rename={"cls": "class"}):
     """A whole row."""
 
-    call: Integer | None = None
-    loop: Integer | None = None
     branch: str | None = None
     storage: Index | None = None
     shard: RowShard | None = None
