@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_torch.telemetry.patience import ANSWER_SHARE, Patience
+from otel_torch.telemetry.patience import ANSWER_SHARE, Pace, Patience
 
 
 class Clock:
@@ -78,6 +78,29 @@ def test_an_endpoint_that_is_slow_but_answers_gets_twice_its_time(
     closed = end_program(patience, clock)
     patience.begin()
     assert patience.waits_until(is_hopeless=False) == closed + 8.0
+
+
+def test_a_queue_knows_the_pace_that_another_one_learned(clock: Clock) -> None:
+    """Metrics of a short run are sent once, at the end, to an endpoint that has answered spans."""
+    pace = Pace()
+    spans, metrics = Patience(pace, clock=clock), Patience(pace, clock=clock)
+    spans.learn(4.0)
+    closed = end_program(metrics, clock)
+    metrics.begin()
+    assert metrics.waits_until(is_hopeless=False) == closed + 8.0
+
+
+def test_a_message_gets_its_share_from_when_the_connection_was_made(
+    patience: Patience, clock: Clock
+) -> None:
+    closed = end_program(patience, clock)
+    patience.begin()
+    connected = closed + 3
+    assert patience.waits_until(is_hopeless=False, connected=connected) == connected + ANSWER_S
+    early = closed - 1
+    assert patience.waits_until(is_hopeless=False, connected=early) == closed + ANSWER_S
+    late = closed + END_S - 1
+    assert patience.waits_until(is_hopeless=False, connected=late) == closed + END_S
 
 
 def test_a_disk_is_waited_for_until_the_deadline(clock: Clock) -> None:

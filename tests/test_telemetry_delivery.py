@@ -71,6 +71,24 @@ os._exit(0)
     assert len(receiver.events()) == 1
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_signals_of_one_endpoint_share_what_is_known_of_its_pace(tmp_path, is_shared):
+    """Metrics may be sent only once, at the end, to an endpoint that has answered spans slowly."""
+    with Receiver() as receiver:
+        variables = receiver.environment("http")
+        if not is_shared:
+            variables["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = "http://127.0.0.1:1/v1/metrics"
+        done = drive(tmp_path, """
+run_step(0, [record()])
+(sink,) = recorder.sinks
+(traces,), (metrics,) = (sink._pipelines._queues[name] for name in ("traces", "metrics"))
+before = metrics._patience.answer_s
+traces._patience.learn(100.0)
+print(metrics._patience.answer_s - before > 100.0)
+""", **variables)  # fmt: skip
+    assert done.stdout == f"{is_shared}\n"
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_without_a_collector_everything_is_counted_and_one_line_says_why(tmp_path, protocol):
     endpoint = (
@@ -186,6 +204,8 @@ def test_a_full_queue_drops_the_new_and_counts_them():
     started, release, sent = threading.Event(), threading.Event(), []
 
     class Stuck:
+        connected_at = 0.0
+
         def encode(self, item):
             return [item], 10
 
@@ -231,6 +251,8 @@ def test_a_message_that_a_receiver_finds_too_large_is_halved():
     sent = []
 
     class Small:
+        connected_at = 0.0
+
         def encode(self, item):
             return [item], 10
 
@@ -328,6 +350,8 @@ def queue_with(encoded, send=None, **options):
     sent = []
 
     class Sender:
+        connected_at = 0.0
+
         def encode(self, item):
             return list(item.encode()), encoded(item)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -40,12 +41,12 @@ class BoundedAdapter(HTTPAdapter):
     """Sends one request at a time.
 
     Attributes:
-        has_connected: whether a connection was ever made.
+        connected_at: when the last connection was made, by `time.monotonic`; 0 if none was.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_connected = False
+        self.connected_at = 0.0
         self._connection: Any = None  # the last one that was opened
         self._is_closed = False
 
@@ -128,7 +129,7 @@ def _reporting(connection_class: Any, adapter: BoundedAdapter) -> Any:
         def connect(self) -> None:
             self.reports_to._connection = self
             super().connect()
-            self.reports_to.has_connected = True
+            self.reports_to.connected_at = time.monotonic()
 
     ReportingConnection.__name__ = connection_class.__name__  # which is part of errors
     return ReportingConnection

@@ -33,7 +33,7 @@ from otel_torch.process.at_fork import ForkOrder
 from otel_torch.process.console import say_once
 from otel_torch.records import Losses
 from otel_torch.telemetry.answer import Answer
-from otel_torch.telemetry.patience import Patience
+from otel_torch.telemetry.patience import Pace, Patience
 from otel_torch.telemetry.queue_items import QueueItem
 
 QUEUE_BYTES = 64 * 2**20
@@ -53,7 +53,13 @@ _CANCEL_S = 0.15
 
 
 class Transport(Protocol):
-    """Sends batches. Used by one thread, except for `shutdown`."""
+    """Sends batches. Used by one thread, except for `shutdown`.
+
+    connected_at: when the last connection was made, by `time.monotonic`; 0 if that is not known.
+    """
+
+    @property
+    def connected_at(self) -> float: ...
 
     def encode(self, item: QueueItem) -> tuple[list[Any], int]:
         """Return the item as a part of what `send` takes, and its size in bytes."""
@@ -194,6 +200,7 @@ class ExportQueue:
             any more.
         collect: returns items that are not put, such as the metrics of a reader. Called every
             `interval_s` seconds and at the end.
+        pace: of the endpoint, shared with its other queues.
     """
 
     def __init__(
@@ -206,6 +213,7 @@ class ExportQueue:
         is_local: bool = False,
         collect: Callable[[], Iterable[QueueItem]] | None = None,
         interval_s: float = 60.0,
+        pace: Pace | None = None,
     ) -> None:
         self.name = name
         self._open_transport, self._limit, self._is_local = open_transport, limit, is_local
@@ -223,7 +231,7 @@ class ExportQueue:
         self._health = _Health.UNTRIED
         self._done = threading.Event()
         self._deadline = 0.0
-        self._patience = Patience(is_local=is_local)
+        self._patience = Patience(pace, is_local=is_local)
         at_fork.register(ForkOrder.EXPORT_QUEUES, in_child=self._reset_in_child)
 
     @property
@@ -325,7 +333,10 @@ class ExportQueue:
         self._done.wait(max(0.0, deadline - time.monotonic()))
 
     def _waits_until(self) -> float:
-        return self._patience.waits_until(is_hopeless=self._health is _Health.NEVER_WORKED)
+        return self._patience.waits_until(
+            is_hopeless=self._health is _Health.NEVER_WORKED,
+            connected=0.0 if self._transport is None else self._transport.connected_at,
+        )
 
     def _lose_remaining(self) -> None:
         with self._condition:

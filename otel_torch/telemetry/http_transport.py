@@ -37,8 +37,12 @@ class HttpTransport(OtlpTransport):
 
     @property
     def has_connected(self) -> bool:
-        has_connected: bool = self._adapter.has_connected
-        return has_connected
+        return self.connected_at > 0
+
+    @property
+    def connected_at(self) -> float:
+        connected_at: float = self._adapter.connected_at
+        return connected_at
 
     def send_request(self, request: bytes) -> Answer:
         try:

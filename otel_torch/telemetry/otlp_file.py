@@ -135,6 +135,11 @@ class FileTransport:
             queue.put(payload, BackpressureBudget())
         return Answer("accepted")
 
+    @property
+    def connected_at(self) -> float:
+        """0: there is no connection."""
+        return 0.0
+
     def report_silence(self) -> None:
         """Say nothing: a disk is waited for."""
 

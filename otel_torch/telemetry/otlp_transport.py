@@ -76,6 +76,11 @@ class ReportingTransport:
         """Whether a connection to the endpoint was ever made; True where that is not known."""
         return True
 
+    @property
+    def connected_at(self) -> float:
+        """When the last connection was made, by `time.monotonic`; 0 if that is not known."""
+        return 0.0
+
     def report(self, answer: Answer) -> Answer:
         """Print what is wrong, if anything, once per process. Return the answer."""
         is_fine = answer.kind in ("accepted", "shutdown") and not answer.rejected

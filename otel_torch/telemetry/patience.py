@@ -13,20 +13,40 @@ from collections.abc import Callable
 ANSWER_SHARE = 0.5
 
 
+class Pace:
+    """How slow an endpoint's answers were so far. All queues that send to it share it: metrics are
+    often sent only once, at the end.
+
+    Attributes:
+        slowest_s: the time that the slowest accepted message took, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.slowest_s = 0.0
+
+    def learn(self, answer_s: float) -> None:
+        """Note how long an accepted message took."""
+        self.slowest_s = max(self.slowest_s, answer_s)
+
+
 class Patience:
     """Follows the messages of one queue: its thread sends them, the ending program asks.
 
     Args:
+        pace: of the endpoint.
         is_local: whether the destination is a disk, which is waited for until the deadline.
         clock: returns the time in seconds.
     """
 
     def __init__(
-        self, *, is_local: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        pace: Pace | None = None,
+        *,
+        is_local: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._is_local, self._clock = is_local, clock
+        self._pace, self._is_local, self._clock = pace or Pace(), is_local, clock
         self._begun: float | None = None
-        self._slowest_s = 0.0
         self._closed = self._deadline = 0.0
 
     def begin(self) -> None:
@@ -39,7 +59,7 @@ class Patience:
 
     def learn(self, answer_s: float) -> None:
         """Note how long an accepted message took: a slow endpoint gets twice that."""
-        self._slowest_s = max(self._slowest_s, answer_s)
+        self._pace.learn(answer_s)
 
     def close(self, deadline: float) -> None:
         """Note that the end begins now, and has time until `deadline`, both by the clock."""
@@ -48,17 +68,19 @@ class Patience:
     @property
     def answer_s(self) -> float:
         """How long a message may take at the end, in seconds."""
-        return max(ANSWER_SHARE * (self._deadline - self._closed), 2 * self._slowest_s)
+        return max(ANSWER_SHARE * (self._deadline - self._closed), 2 * self._pace.slowest_s)
 
-    def waits_until(self, *, is_hopeless: bool) -> float:
+    def waits_until(self, *, is_hopeless: bool, connected: float = 0.0) -> float:
         """Return when to stop waiting, by the clock: the deadline while no message is in flight.
 
         Args:
             is_hopeless: nothing was ever accepted, and an earlier message failed. Then a message
                 sent before the end gets no more time because of it.
+            connected: when the connection was made, by the clock; 0 if it was not, or if that is
+                not known. A far endpoint, or one with TLS, takes a while to connect.
         """
         begun = self._begun
         if begun is None or self._is_local:
             return self._deadline
-        since = begun if is_hopeless else max(begun, self._closed)
+        since = max(begun, connected, begun if is_hopeless else self._closed)
         return min(self._deadline, since + self.answer_s)

@@ -22,10 +22,11 @@ from otel_torch.process.job import Job
 from otel_torch.records import Losses
 from otel_torch.telemetry.export_queue import BackpressureBudget, ExportQueue
 from otel_torch.telemetry.otlp_file import OtlpFiles
+from otel_torch.telemetry.patience import Pace
 from otel_torch.telemetry.providers import find_provider
 from otel_torch.telemetry.queue_items import QueueItem
 from otel_torch.telemetry.resource import build_resource
-from otel_torch.telemetry.transport import import_exporter, is_otlp, open_transport
+from otel_torch.telemetry.transport import endpoint_of, import_exporter, is_otlp, open_transport
 
 _Collector = Callable[[], Iterable[QueueItem]]
 
@@ -79,6 +80,7 @@ class Pipelines:
         self._queues_after_files: list[ExportQueue] = []
         self._collectors: dict[str, _Collector] = {}
         self._providers: dict[int, Any] = {}
+        self._paces: dict[str, Pace] = {}  # by endpoint
         self._lock = threading.Lock()
 
     @cached_property
@@ -174,13 +176,15 @@ class Pipelines:
         def open_exporter() -> Any:
             return open_transport(signal, exporter, resource, scope)
 
-        return self._make_queue(signal, open_exporter, collect)
+        pace = self._paces.setdefault(endpoint_of(signal, exporter), Pace())
+        return self._make_queue(signal, open_exporter, collect, pace)
 
     def _make_queue(
         self,
         name: str,
         open_queue_transport: Callable[[], Any],
         collect: _Collector | None,
+        pace: Pace | None = None,
         *,
         is_local: bool = False,
     ) -> ExportQueue:
@@ -191,6 +195,7 @@ class Pipelines:
             collect=collect,
             interval_s=_read_metric_interval(),
             is_local=is_local,
+            pace=pace,
         )
 
     def drain(self, deadline: float) -> None:

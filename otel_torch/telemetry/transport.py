@@ -20,7 +20,7 @@ from opentelemetry.util._importlib_metadata import entry_points
 
 from otel_torch.process.console import say_once
 from otel_torch.telemetry import ids
-from otel_torch.telemetry.answer import Answer
+from otel_torch.telemetry.answer import Answer, name_endpoint
 from otel_torch.telemetry.otlp_transport import SIGNALS, ReportingTransport, make_exporter
 
 _PROTOCOLS = {"otlp_proto_grpc": "grpc", "otlp_proto_http": "http"}
@@ -103,6 +103,14 @@ def _suppress_instrumentation() -> None:
 def is_otlp(name: str) -> bool:
     """Return whether an exporter is one of OTLP's, which send bytes."""
     return name in _PROTOCOLS
+
+
+def endpoint_of(signal: str, name: str) -> str:
+    """Return what an exporter sends to: signals with the same one share an endpoint."""
+    protocol = _PROTOCOLS.get(name)
+    if protocol is None:
+        return f"{signal} by {name}"
+    return name_endpoint(signal, protocol)
 
 
 def import_exporter(signal: str, name: str) -> None:
