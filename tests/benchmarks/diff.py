@@ -1,5 +1,5 @@
 """Measures `diff` on two recordings of a million records, relative to reading both with the
-fastest JSON readers, all on the wall: two processes read the files for `diff`.
+fastest JSON readers, in turns: on the wall, and by the processor's time of all threads.
 
     python -m tests.benchmarks.diff [--records 1000000] [--folder FOLDER] [--linear] [--json -]
 
@@ -14,17 +14,20 @@ import argparse
 import base64
 import json
 import math
+import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from tests.benchmarks.figures import Figure, environment, module_command, tell
+from tests.benchmarks.pairing import Rounds
 
 LAYERS = 28
 SCALED = ("abs_mean", "sum", "min", "max", "mean", "std", "rms", "l2")
@@ -145,6 +148,7 @@ def _standard_library(path: Path) -> None:
             json.loads(line)
 
 
+_DIFF = "diff"
 READERS: dict[str, Callable[[Path], None]] = {
     "orjson, lines": _orjson_lines,
     "orjson, blocks": _orjson_blocks,
@@ -164,61 +168,95 @@ print(json.dumps([wall, spent, *peaks, report.verdict, report.pairs]))
 """
 
 
-def measured_diff(reference: Path, port: Path) -> list[Any]:
-    """Measure a comparison in a child process.
+class _Spent(NamedTuple):
+    """Seconds on the wall, and of the processor in all threads and processes."""
 
-    Returns:
-        Wall seconds; processor seconds of all its processes; the peak MB of itself and of the
-        larger one of the two that read the files; verdict; pairs.
-    """
+    wall: float
+    cpu: float
+
+
+class _Compared(NamedTuple):
+    """A comparison: peaks in MB, of itself and of the largest of its child processes."""
+
+    spent: _Spent
+    peak: float
+    child_peak: float
+    verdict: str
+    pairs: int
+
+
+def measured_diff(reference: Path, port: Path) -> _Compared:
+    """Measure a comparison in a child process."""
     command = [sys.executable, "-c", _MEASURED_DIFF, str(reference), str(port)]
-    found: list[Any] = json.loads(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    )
-    return found
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    wall, cpu, peak, child_peak, verdict, pairs = json.loads(done.stdout)
+    return _Compared(_Spent(wall, cpu), peak, child_peak, verdict, pairs)
 
 
-def measured_reading(reader: Callable[[Path], None], *paths: Path) -> float:
-    """Return the wall seconds for reading the files."""
-    start = time.perf_counter()
+def measured_reading(reader: Callable[[Path], None], *paths: Path) -> _Spent:
+    """Measure the reading of the files."""
+    start = time.perf_counter(), time.process_time()
     for path in paths:
         reader(path)
-    return time.perf_counter() - start
+    return _Spent(time.perf_counter() - start[0], time.process_time() - start[1])
 
 
-def run(folder: Path, short: tuple[Path, Path], records: int) -> tuple[list[Figure], float]:
+def run(
+    folder: Path, short: tuple[Path, Path], records: int, rounds: int
+) -> tuple[list[Figure], float]:
     """Write two recordings of that length; return the figures of `diff` and the readers, and the
-    seconds a record of `diff`.
+    processor's seconds a record of `diff`.
     """
     paths = folder / f"ref.{records}.jsonl", folder / f"port.{records}.jsonl"
     fewest = min(
         sum(json.loads(line)["phase"] == "forward" for line in path.read_text().splitlines())
         for path in short
     )
-    for one, path in zip(short, paths, strict=True):
+    for recording, path in zip(short, paths, strict=True):
         if not path.exists():
-            lengthen(one, path, -(-records // fewest))
+            lengthen(recording, path, -(-records // fewest))
     size = sum(path.stat().st_size for path in paths)
-    readings = {name: measured_reading(reader, *paths) for name, reader in READERS.items()}
-    wall, spent, peak, reader_peak, verdict, pairs = measured_diff(*paths)
-    fastest = min(readings, key=lambda name: readings[name])
-    shown = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in readings.items())
+    order = random.Random(0)
+    spent: dict[str, list[_Spent]] = {name: [] for name in (_DIFF, *READERS)}
+    compared: list[_Compared] = []
+    for _ in range(rounds):
+        for name in order.sample(list(spent), len(spent)):
+            if name == _DIFF:
+                compared.append(measured_diff(*paths))
+                spent[name].append(compared[-1].spent)
+            else:
+                spent[name].append(measured_reading(READERS[name], *paths))
+    wall = Rounds({name: [part.wall for part in parts] for name, parts in spent.items()})
+    cpu = Rounds({name: [part.cpu for part in parts] for name, parts in spent.items()})
+    medians = {name: median(seconds) for name, seconds in cpu.seconds.items()}
+    fastest = min(READERS, key=lambda name: medians[name])
+    shown = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in medians.items())
     label = f"`diff` of 2 × {records:,} records"
-    detail = f"{size / 1e6:,.0f} MB, {verdict}, {pairs:,} pairs; {spent:.1f} s of the processor, {wall:.1f} s on the wall; {shown}"
+    by_wall, by_cpu = (measured.ratio(_DIFF, fastest) for measured in (wall, cpu))
+    last = compared[-1]
+    detail = (
+        f"{size / 1e6:,.0f} MB, {last.verdict}, {last.pairs:,} pairs; {by_wall} on the wall "
+        f"({median(wall.seconds[_DIFF]):.1f} s), of the processor {by_cpu}: {shown}"
+    )
+    child_peak = max(comparison.child_peak for comparison in compared)
     return [
-        Figure(
-            f"{label}, time over reading both by the fastest reader",
-            wall / readings[fastest],
+        Figure.estimated(
+            f"{label}, time over reading both by the fastest reader", by_wall, 1.5, detail
+        ),
+        Figure.estimated(
+            f"{label}, processor's time over reading both by the fastest reader",
+            by_cpu,
             1.5,
-            detail,
+            f"{by_cpu}; all threads and processes",
         ),
         Figure(
             f"{label}, most memory, MB",
-            peak,
+            max(comparison.peak for comparison in compared),
             100,
-            f"the largest resident size of the process that compares; of one that reads a file {reader_peak:.0f}",
+            "the largest resident size of the process that compares"
+            + (f"; of one that it starts {child_peak:.0f}" if child_peak else ""),
         ),
-    ], spent / records
+    ], medians[_DIFF] / records
 
 
 def linearity(spent: dict[int, float]) -> Figure:
@@ -226,7 +264,7 @@ def linearity(spent: dict[int, float]) -> Figure:
     few, many = min(spent), max(spent)
     shown = "; ".join(f"{records:,}: {1e6 * seconds:.1f} µs" for records, seconds in spent.items())
     return Figure(
-        f"`diff`, time a record at {many:,} records over {few:,}",
+        f"`diff`, processor's time a record at {many:,} records over {few:,}",
         spent[many] / spent[few],
         1.2,
         shown,
@@ -250,12 +288,14 @@ def main(argv: Sequence[str]) -> int:
         "--json",
         help="write {'figures': […]} to this file, or print it (-), instead of lines for people",
     )
+    parser.add_argument("--rounds", type=int, default=5, help="how often each side is measured")
     parser.add_argument("--smallest", action="store_true", help="only show that it runs")
     arguments = parser.parse_args(argv)
     if arguments.record:
         record(arguments.record)
         return 0
     most = 1_000 if arguments.smallest else arguments.records
+    rounds = 2 if arguments.smallest else arguments.rounds
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,10 +304,10 @@ def main(argv: Sequence[str]) -> int:
             recorded("sdpa", folder / "port.short.jsonl"),
         )
         runs = {
-            most // part: run(folder, short, most // part)
+            most // part: run(folder, short, most // part, rounds)
             for part in ((4, 2, 1) if arguments.linear else (1,))
         }
-    figures = [figure for found, _ in runs.values() for figure in found]
+    figures = [figure for measured, _ in runs.values() for figure in measured]
     if arguments.linear:
         figures.append(linearity({records: spent for records, (_, spent) in runs.items()}))
     tell(figures, arguments.json)

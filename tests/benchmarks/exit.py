@@ -1,33 +1,40 @@
-"""How much later a program ends if its collector does not answer.
+"""How much later a program ends because of its collector, and what a slow one loses by that.
 
 The time is from the program's last statement to the end of its process, less that of the same
-program without an endpoint. The SDK's own exporters send about as much to the same collectors.
+program without an endpoint. Spans, metrics and logs are sent, over HTTP and over gRPC, to a collector
+that refuses connections, takes none, never answers, falls silent after some answers, or answers
+slowly. The SDK's own exporters send about as much to the first three.
 """
 
 from __future__ import annotations
 
 import random
+import re
+import resource
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.benchmarks.figures import Figure, Size, command, environment
 from tests.benchmarks.pairing import Rounds
 from tests.hostile_server import HostileServer, silent
+from tests.otlp_receiver import Receiver
 
-_LAST_STATEMENT = "print(time.monotonic(), flush=True)"
+_LAST_STATEMENT = "print(time.monotonic(), time.process_time(), flush=True)"
 _OURS = f"""
-import time
+import sys, time
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])
 with torch.no_grad():
     for _ in range(5):
         model(torch.ones(2, 8))
+        time.sleep(float(sys.argv[1]))
 {_LAST_STATEMENT}
 """
 _SDK = f"""
@@ -50,8 +57,45 @@ for step in range(5):
             gauge.set(0.5, {{"module": module}})
 {_LAST_STATEMENT}
 """
+_PROTOCOLS = {"http": "http/protobuf", "grpc": "grpc"}
+_SIGNALS = "spans,span_events,log_events,metrics"
+# seconds more than without an endpoint: where nothing is worth waiting for, and where data moves
+_GOAL_S, _MOVING_GOAL_S = 1.0, 2.0
+# seconds that each of five steps takes: an end before the first message, and one after several
+_SHORT, _LONG = 0.0, 0.4
 _NO_ENDPOINT = "no endpoint"
-_GOAL_S = 1.0
+
+
+class _SlowReceiver(Receiver):
+    """Answers after a while, and of each signal only the first few messages."""
+
+    def __init__(self, delay_s: float, answered: int | None = None) -> None:
+        super().__init__()
+        self._delay_s, self._answered = delay_s, answered
+        self._seen: dict[str, int] = {}
+
+    def store(self, signal: str, request: Any, headers: dict[str, str]) -> None:
+        """Wait before the answer, for ever if enough were answered."""
+        self._seen[signal] = self._seen.get(signal, 0) + 1
+        is_answered = self._answered is None or self._seen[signal] <= self._answered
+        self._closed.wait(self._delay_s if is_answered else None)
+        super().store(signal, request, headers)
+
+
+class _Collector(NamedTuple):
+    """An endpoint by protocol, the seconds of a step of the program, and the goal in seconds."""
+
+    endpoints: Mapping[str, str]
+    step_s: float
+    goal_s: float
+
+
+class _End(NamedTuple):
+    """One end: seconds by the clock and of the processor, and how many items were said to be lost."""
+
+    seconds: float
+    cpu_s: float
+    lost: int
 
 
 @contextmanager
@@ -62,51 +106,122 @@ def _refusing() -> Iterator[str]:
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def _ending(program: str, variables: Mapping[str, str]) -> float:
-    """Return the seconds from the program's last statement to the end of its process."""
+@contextmanager
+def _black_hole() -> Iterator[str]:
+    """Yield an endpoint that neither takes a connection nor refuses it: its queue is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def _collectors() -> Iterator[dict[str, _Collector]]:
+    """Yield the collectors by what they do."""
+    with ExitStack() as stack:
+
+        def of_any_protocol(endpoint: str) -> dict[str, str]:
+            return dict.fromkeys(_PROTOCOLS, endpoint)
+
+        def slow(delay_s: float, answered: int | None = None) -> dict[str, str]:
+            receiver = stack.enter_context(_SlowReceiver(delay_s, answered))
+            return {"http": receiver.http_endpoint, "grpc": receiver.grpc_endpoint}
+
+        refusing = of_any_protocol(stack.enter_context(_refusing()))
+        black_hole = of_any_protocol(stack.enter_context(_black_hole()))
+        never = of_any_protocol(stack.enter_context(HostileServer(silent)).endpoint)
+        yield {
+            "refuses connections": _Collector(refusing, _SHORT, _GOAL_S),
+            "takes no connection": _Collector(black_hole, _SHORT, _GOAL_S),
+            "never answers": _Collector(never, _SHORT, _GOAL_S),
+            "never answers a longer run": _Collector(never, _LONG, _GOAL_S),
+            "falls silent after two answers": _Collector(slow(0, 2), _LONG, _GOAL_S),
+            "answers in 0.3 s": _Collector(slow(0.3), _SHORT, _MOVING_GOAL_S),
+            "answers in 0.7 s": _Collector(slow(0.7), _SHORT, _MOVING_GOAL_S),
+            "answers a longer run in 0.7 s": _Collector(slow(0.7), _LONG, _MOVING_GOAL_S),
+        }
+
+
+def _ending(program: str, variables: Mapping[str, str], *arguments: str) -> _End:
+    """Run a program, and measure from its last statement to the end of its process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        capture_output=True,
         text=True,
         check=True,
     )
-    return time.monotonic() - float(done.stdout.split()[-1])
+    seconds = time.monotonic() - float(done.stdout.split()[-2])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    (line,) = re.findall(r"otel_torch: lost: (.*)", done.stderr) or [""]
+    lost = sum(map(int, re.findall(r"(\d+) [a-z ]+ \(", line)))
+    return _End(seconds, spent - float(done.stdout.split()[-1]), lost)
 
 
 def measure(size: Size) -> list[Figure]:
-    """Measure a collector that refuses connections, and one that accepts them and never answers."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _refusing() as refusing,
-        HostileServer(silent) as server,
-    ):
-        endpoints = {"refuses connections": refusing, "never answers": server.endpoint}
-        ours = {"OTEL_TORCH_ENABLED": "1", "OTEL_TORCH_JSONL": str(Path(folder) / "run.jsonl")}
-        sides = {_NO_ENDPOINT: ours} | {
-            name: ours | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
-            for name, endpoint in endpoints.items()
+    """Measure all collectors in turns, each beside the same program without an endpoint."""
+    order = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder, _collectors() as every:
+        shown = ("refuses connections", "answers in 0.3 s") if size.smallest else every
+        collectors = {name: every[name] for name in shown}
+        ours = {
+            "OTEL_TORCH_ENABLED": "1",
+            "OTEL_TORCH_JSONL": str(Path(folder) / "run.jsonl"),
+            "OTEL_TORCH_SIGNALS": _SIGNALS,
         }
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
-        order = random.Random(0)
-        for _ in range(size.count(10)):
+        sides: dict[str, tuple[dict[str, str], float]] = {
+            f"{_NO_ENDPOINT}, {step_s}": (ours, step_s) for step_s in (_SHORT, _LONG)
+        }
+        for name, collector in collectors.items():
+            for protocol, endpoint in collector.endpoints.items():
+                exported = {
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                    "OTEL_EXPORTER_OTLP_PROTOCOL": _PROTOCOLS[protocol],
+                }
+                sides[f"{name}, {protocol}"] = ours | exported, collector.step_s
+        ends: dict[str, list[_End]] = {name: [] for name in sides}
+        for _ in range(size.of(size.count(7), 1)):
             for name in order.sample(list(sides), len(sides)):
-                seconds[name].append(_ending(_OURS, sides[name]))
+                variables, step_s = sides[name]
+                ends[name].append(_ending(_OURS, variables, str(step_s)))
         sdk = {
-            name: _ending(_SDK, {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint})
-            for name, endpoint in endpoints.items()
-            if not size.smallest
+            name: _ending(_SDK, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoints["http"]})
+            for name, collector in list(collectors.items())[: 0 if size.smallest else 3]
         }
-    measured = Rounds(seconds)
+    measured = Rounds({name: [end.seconds for end in runs] for name, runs in ends.items()})
+    spent = Rounds({name: [end.cpu_s for end in runs] for name, runs in ends.items()})
     figures = []
-    for name in endpoints:
-        later = measured.estimated_surplus(name, _NO_ENDPOINT)
-        detail = f"{later}; without an endpoint {min(seconds[_NO_ENDPOINT]):.2f} s"
-        if name in sdk:
-            detail += f"; the SDK's exporters, once: {sdk[name]:.1f} s"
-        title = f"exit, the collector {name}: seconds later than without one"
-        figures.append(Figure.estimated(title, later, _GOAL_S, detail))
+    for name, collector in collectors.items():
+        bare = f"{_NO_ENDPOINT}, {collector.step_s}"
+        for protocol in collector.endpoints:
+            side = f"{name}, {protocol}"
+            later = measured.estimated_surplus(side, bare)
+            largest = max(
+                seconds - without
+                for seconds, without in zip(
+                    measured.seconds[side], measured.seconds[bare], strict=True
+                )
+            )
+            lost = [end.lost for end in ends[side]]
+            detail = (
+                f"{later}, at most {largest:.2f}; of the processor "
+                f"{spent.estimated_surplus(side, bare)} s; without an endpoint "
+                f"{min(measured.seconds[bare]):.2f} s; lost {min(lost)} to {max(lost)} items"
+            )
+            if name in sdk and protocol == "http":
+                detail += f"; the SDK's exporters, once: {sdk[name].seconds:.1f} s"
+            title = f"exit, the collector {name}, {protocol}: seconds later than without one"
+            figures.append(Figure.estimated(title, later, collector.goal_s, detail))
+            if collector.goal_s == _MOVING_GOAL_S:
+                title = f"exit, the collector {name}, {protocol}: items lost"
+                figures.append(Figure(title, max(lost), 0, f"in each run: {lost}"))
     return figures
 
 

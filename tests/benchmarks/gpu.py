@@ -45,10 +45,7 @@ def synchronisations(side: Side, forward: Callable[[], object]) -> tuple[int, in
 def measure(size: Size) -> list[Figure]:
     """Measure both figures."""
     if not torch.cuda.is_available():
-        return [
-            Figure(SYNCHRONISATIONS, None, 0, "no GPU here"),
-            Figure(OVERHEAD, None, 1 / 4, "no GPU here"),
-        ]
+        return [Figure(f"{SYNCHRONISATIONS}, and overhead", None, None, "no GPU here")]
     torch.manual_seed(0)
     model, tokens = llama(size, torch.bfloat16)
     model, tokens = model.cuda(), tokens.cuda()

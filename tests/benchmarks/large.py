@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from tests.benchmarks.figures import Figure, Size, command, environment
+from tests.benchmarks.pairing import Rounds
 
 _BEGINNING = """
 import json, os, resource, sys, time
@@ -109,7 +110,7 @@ def attaching(size: Size, folder: Path) -> Figure:
     sizes = [10, 30, 100] if size.smallest else [1_000, 3_000, 10_000]
     runs = [
         finished(child(_ATTACHING, folder / f"attach{turn}.jsonl", *sizes))
-        for turn in range(size.of(3, 1))
+        for turn in range(size.count(5))
     ]
     times = [median(run[index] for run in runs) for index in range(len(sizes))]
     each = [1e6 * seconds / count for seconds, count in zip(times, sizes, strict=True)]
@@ -119,7 +120,14 @@ def attaching(size: Size, folder: Path) -> Figure:
     )
     last = f"{sizes[-1]:,}"
     name = f"attaching, time a module: {last} modules over {sizes[0]:,}"
-    return Figure(name, each[-1] / each[0], 1.5, f"{shown}; {each[-1]:.0f} µs a module of {last}")
+    growth = Rounds(
+        {
+            "few": [run[0] / sizes[0] for run in runs],
+            "many": [run[-1] / sizes[-1] for run in runs],
+        }
+    ).ratio("many", "few")
+    detail = f"{growth}; {shown}; {each[-1]:.0f} µs a module of {last}"
+    return Figure.estimated(name, growth, 1.5, detail)
 
 
 def remembering(size: Size, folder: Path) -> Figure:
@@ -156,17 +164,20 @@ def together(size: Size, folder: Path) -> list[Figure]:
         )
 
     many = size.of(8, 2)
-    alone = [run(1) for _ in range(size.of(3, 1))]
-    crowded = run(many)
-    ratio = crowded[0] / median(spent for spent, _, _ in alone)
-    detail = f"{modules:,} modules, {steps} steps each; {crowded[0]:.2f} s of the processor each, {crowded[1]:.0f} MB at the end"
+    turns = [(run(1), run(many)) for _ in range(size.count(3))]
+    ratio = Rounds(
+        {"alone": [alone[0] for alone, _ in turns], "crowded": [crowded[0] for _, crowded in turns]}
+    ).ratio("crowded", "alone")
+    each, memory, lost = (max(crowded[index] for _, crowded in turns) for index in range(3))
+    detail = (
+        f"{ratio}; {modules:,} modules, {steps} steps each; at most {each:.2f} s of the processor "
+        f"each, {memory:.0f} MB at the end"
+    )
     return [
-        Figure(
+        Figure.estimated(
             f"{many} processes at once, processor time of each over one alone", ratio, 1.5, detail
         ),
-        Figure(
-            f"{many} processes at once, records lost", crowded[2], 0, "missing from their files"
-        ),
+        Figure(f"{many} processes at once, records lost", lost, 0, "missing from their files"),
     ]
 
 

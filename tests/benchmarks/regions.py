@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from otel_torch import session
 from otel_torch.telemetry import pipeline
 from otel_torch.telemetry.answer import Answer
 from tests.benchmarks.figures import Figure, Size, command
+from tests.benchmarks.pairing import Estimate, Rounds
 
 NAME = "training_train_one_step"
 Region = Callable[[], AbstractContextManager[Any]]
@@ -116,16 +118,22 @@ def visit(make: Region, count: int) -> None:
             pass
 
 
-Costs = dict[str, dict[str, float]]
+@dataclass(frozen=True)
+class Cost:
+    """What a region takes: µs of the calling thread, and ratios to the SDK, of that thread and of all."""
+
+    us: float
+    calling: Estimate
+    all: Estimate
+
+
+Costs = dict[str, Cost]
 
 
 def measure(
     cases: dict[str, Region], settle: dict[str, Callable[[], Any]], rounds: int, count: int
 ) -> Costs:
-    """Return {case: {`us`: microseconds per region, `calling` and `all`: ratios to the SDK}}.
-
-    All are medians over the rounds.
-    """
+    """Return the cost of each case: medians over the rounds."""
     calling: dict[str, list[float]] = {name: [] for name in cases}
     everything: dict[str, list[float]] = {name: [] for name in cases}
     for make in cases.values():
@@ -145,17 +153,13 @@ def measure(
             settle.get(name, lambda: None)()
             everything[name].append((time.process_time() - busy) / few)
 
-    def ratio(times: dict[str, list[float]], name: str) -> float:
-        return statistics.median(
-            seconds / sdk for seconds, sdk in zip(times[name], times["sdk"], strict=True)
-        )
-
+    by_thread, by_process = Rounds(calling), Rounds(everything)
     return {
-        name: {
-            "us": 1e6 * statistics.median(calling[name]),
-            "calling": ratio(calling, name),
-            "all": ratio(everything, name),
-        }
+        name: Cost(
+            1e6 * statistics.median(calling[name]),
+            by_thread.ratio(name, "sdk"),
+            by_process.ratio(name, "sdk"),
+        )
         for name in cases
     }
 
@@ -229,16 +233,14 @@ def figures(size: Size) -> list[Figure]:
     results = []
     for mode, cases in compare(size.count(21), size.of(1000, 40)).items():
         ours, sdk, fastvideo = cases["ours"], cases["sdk"], cases["fastvideo"]
+        over_encoding = ours.all.value / cases["sdk encoding"].all.value
         detail = (
-            f"calling thread {ours['us']:.1f} µs, the SDK {sdk['us']:.1f}, FastVideo {fastvideo['us']:.0f}; "
-            f"all threads until all is done {ours['all']:.2f} of the SDK's, which encodes nothing; "
-            f"of one that encodes {ours['all'] / cases['sdk encoding']['all']:.2f}"
+            f"{ours.calling}; calling thread {ours.us:.1f} µs, the SDK {sdk.us:.1f}, "
+            f"FastVideo {fastvideo.us:.0f}; all threads until all is done {ours.all} of the SDK's, "
+            f"which encodes nothing; of one that encodes {over_encoding:.2f}"
         )
-        results.append(
-            Figure(
-                f"a region, {mode}: cost over the SDK's", ours["calling"], GOALS.get(mode), detail
-            )
-        )
+        name = f"a region, {mode}: cost over the SDK's"
+        results.append(Figure.estimated(name, ours.calling, GOALS.get(mode), detail))
     return results
 
 
