@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import CodeType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -314,6 +314,58 @@ def has_global_hooks() -> bool:
         return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
     except Exception:
         return True
+
+
+class ModuleCall(NamedTuple):
+    """How `nn.Module.__call__` comes to forward.
+
+    method: the function that calls hooks and forward. global_tables: the hooks of all modules. tracing_state:
+    returns the graph that `torch.jit` traces, or None.
+    """
+
+    method: Any
+    global_tables: tuple[dict[int, Any], ...]
+    tracing_state: Callable[[], Any]
+
+
+_TABLES = frozenset(
+    f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward")
+)
+# all that `_call_impl` reads to find out whether there is anything but forward to run
+_CALL_NAMES = frozenset(
+    {
+        "torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_forward_hooks", *_TABLES,
+        "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    }
+)  # fmt: skip
+_FURTHER_NAMES = frozenset(
+    {
+        "set", "compiler", "is_compiling", "Exception", "items", "warnings", "warn", "str",
+        "_global_forward_hooks_always_called", "_forward_hooks_always_called",
+        "_forward_hooks_with_kwargs",
+    }
+)  # fmt: skip
+
+
+def module_call() -> ModuleCall | None:
+    """Return what `nn.Module.__call__` runs; None if it is not what this module knows.
+
+    The program may have replaced its methods, and another torch may ask for more.
+    """
+    try:
+        call, wrapped = torch.nn.Module._call_impl, torch.nn.Module._wrapped_call_impl
+        scope = vars(torch.nn.modules.module)
+        is_own = call.__globals__ is scope and wrapped.__globals__ is scope
+        names = set(call.__code__.co_names)
+        wrapped_names = {"_compiled_call_impl", "_call_impl"}
+        if not (is_own and set(wrapped.__code__.co_names) == wrapped_names):
+            return None
+        if not (names >= _CALL_NAMES and names <= _CALL_NAMES | _FURTHER_NAMES):
+            return None
+        tables = tuple(scope[name] for name in sorted(_TABLES))
+        return ModuleCall(call, tables, torch._C._get_tracing_state)
+    except Exception:
+        return None
 
 
 def is_symbolically_traced() -> bool:

@@ -32,6 +32,7 @@ from otel_torch.sources.events import RunEvents
 from otel_torch.sources.gradients import GradientObserver
 from otel_torch.sources.hooks import ModuleHookManager, SessionHook, has_hook, remove_hooks
 from otel_torch.sources.models import Model, ModuleSite
+from otel_torch.sources.module_call import direct_call
 from otel_torch.sources.module_dict import ModuleDict
 from otel_torch.sources.module_names import all_parameters
 from otel_torch.sources.native_observer import NativeObserver
@@ -69,8 +70,12 @@ class _OutputObserver(SessionHook):
             if is_compiling():
                 compiled.observe_outputs(self._site_tensor, output)
             else:
-                self._activations.on_output(self._site, output)
+                self.observe_output(output)
         return output
+
+    def observe_output(self, output: Any) -> None:
+        """Observe an output in Python."""
+        self._activations.on_output(self._site, output)
 
 
 class _InputObserver(_OutputObserver):
@@ -89,8 +94,12 @@ class _InputObserver(_OutputObserver):
             if is_compiling():
                 compiled.observe_inputs(self._site_tensor, args, kwargs)
             else:
-                self._activations.on_inputs(self._site, args, kwargs)
+                self.observe_inputs(args, kwargs)
         return args, kwargs
+
+    def observe_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Observe inputs in Python."""
+        self._activations.on_inputs(self._site, args, kwargs)
 
 
 class Activations(Source):
@@ -125,6 +134,10 @@ class Activations(Source):
     def native(self) -> NativeObserver:
         """The compiled observer, loaded for the first module that is observed."""
         return NativeObserver(self._session, self._measurer.columns)
+
+    @functools.cached_property
+    def _call(self) -> Callable[..., Any] | None:
+        return direct_call(_OutputObserver, _InputObserver)
 
     def install(self) -> None:
         """Have the compiler recompile modules that get hooks."""
@@ -173,6 +186,7 @@ class Activations(Source):
         try:
             ModuleHookManager.get_from_or_default(module).append_forward_hook(hook(self, site))
             self._attached[module] = True
+            site.call = self._call
             return True
         except Exception as error:
             say_once(

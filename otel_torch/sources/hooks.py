@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import nn
 
 from otel_torch import torch_private
@@ -421,6 +422,26 @@ class _PostHooks(_HookList):
         for hook in self.post_calls:
             hook.post_call(module, args, kwargs, output)
         return output
+
+
+# what torch has before and after a module's forward, if a module has any hook of ours
+HOOK_LISTS = _PreHooks, _PostHooks
+
+
+def run_post_hooks(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """Call the hooks that a module has after its forward, as torch does; return the output."""
+    every = torch.nn.modules.module
+    for key, hook in (*every._global_forward_hooks.items(), *module._forward_hooks.items()):
+        with_kwargs = (
+            key in module._forward_hooks_with_kwargs
+            or key in every._global_forward_hooks_with_kwargs
+        )
+        changed = hook(module, args, kwargs, output) if with_kwargs else hook(module, args, output)
+        if changed is not None:
+            output = changed
+    return output
 
 
 def _update(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -121,9 +122,10 @@ class ModuleSite:
 
     `names` has one (canonical name, id of the containing module) per place at which the module is
     registered, and is empty for a wrapper. `forget(key)` is called when the module is deleted.
+    `call`, if there is one, calls the module without torch's way for hooks (`module_call.py`).
     """
 
-    __slots__ = ("__weakref__", "key", "model", "module", "names", "owners")
+    __slots__ = ("__weakref__", "call", "key", "model", "module", "names", "owners")
 
     def __init__(self, model: Model, module: nn.Module, forget: Callable[[int], None]) -> None:
         key = id(module)
@@ -131,6 +133,7 @@ class ModuleSite:
         self.model = model
         self.module = weakref.ref(module, lambda _: forget(key))
         self.names: list[tuple[str, int]] = []
+        self.call: Callable[..., Any] | None = None
 
     def is_whole(self) -> bool:
         """Return whether the module is its model's root, or holds all of its parameters."""

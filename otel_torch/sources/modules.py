@@ -39,6 +39,7 @@ from otel_torch.sources.hooks import (
 from otel_torch.sources.model_attributes import attributes_holding
 from otel_torch.sources.model_table import ModelTable, is_leaf, is_stateless
 from otel_torch.sources.models import Model, ModuleSite, SharedSite
+from otel_torch.sources.module_call import LEFT_TO_TORCH
 from otel_torch.sources.module_names import all_modules, core, named_modules, part_finders, parts
 from otel_torch.sources.recursion import (
     DEEP,
@@ -107,6 +108,10 @@ class ModelRegistry(Source):
                     return direct_forwards.own_forward(module)(*args, **kwargs)
                 stack.append(site)
                 try:
+                    if (call_directly := site.call) is not None:
+                        output = call_directly(module, args, kwargs)
+                        if output is not LEFT_TO_TORCH:
+                            return output
                     return original_call(module, *args, **kwargs)
                 finally:
                     stack.pop()

@@ -49,7 +49,7 @@ class NativeObserver:
         if functions is None or wanted is None or not _suffices_for(session.settings):
             return
         queue, inputs = session.recorder.pending, "inputs" in session.settings.capture
-        self.enter, self.leave = functions.enter, functions.leave if inputs else functions.observe
+        self.enter, self.leave = functions.enter, functions.leave
         keyword_labels: dict[str, tuple[str, ...]] = {}
 
         def make_keyword_labels(key: str) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ SUMS, HISTOGRAM, SKETCH = 1, 2, 4
 _LENGTHS = {SUMS: len(SCALARS), HISTOGRAM: BINS, SKETCH: SIZE}
 
 FOLDER = Path(__file__).parent
-SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "lines.c", "native.h")
+SOURCES = ("kernel.c", "avx2.c", "tensor.c", "observer.c", "module_call.c", "lines.c", "native.h")
 LIBRARY = FOLDER / ("kernel.dylib" if sys.platform == "darwin" else "kernel.so")
 
 # fmt: off

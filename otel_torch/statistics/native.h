@@ -1,4 +1,4 @@
-/* What the sources share that work on Python objects: tensor.c, which sets all of this, observer.c and lines.c.
+/* What the sources share that work on Python objects: tensor.c, which sets all of this, observer.c, module_call.c and lines.c.
  *
  * No header of Python or torch is needed, and therefore no build for each of their versions: cpu_kernel.py passes the functions
  * of Python, all of its stable ABI, and the objects. Everything here runs while its caller holds the GIL.
@@ -45,6 +45,9 @@ typedef struct {
     int (*next_in_dict)(Object, intptr_t *position, Borrowed *key, Borrowed *value);
     Object (*attribute)(Object, Object name);
     Object (*new_weak_reference)(Object, Object callback);
+    Object (*call_with)(Object function, Object arguments, Object keywords);
+    intptr_t (*dict_size)(Object);
+    Object (*attributes)(Object, const void *context);
 } Python;
 
 typedef struct {
@@ -58,6 +61,13 @@ enum { FASTCALL = 0x80 };
 
 extern Python python;
 extern Object none, tensor_type, parameter_type;
+
+/* Returns the type of an object, which keeps it. */
+static inline Borrowed type_of(Object object) {
+    Object type = python.type(object);
+    python.release(type);
+    return type;
+}
 
 /* -- tensors ---------------------------------------------------------------------------------------------------------- */
 
@@ -91,6 +101,13 @@ void measure_readable(const Readable *readable, double *numbers);
 
 /* Returns Python's name of the dtype of a code. */
 Borrowed dtype_name(int code);
+
+/* -- calls of modules --------------------------------------------------------------------------------------------------- */
+
+/* Observe the inputs of a call that is about to run, or the output of one that has run; observer.c. A place: see there.
+ * Return whether they did; else nothing has happened, and Python has to. */
+int observe_inputs(Object place, Object arguments, Object keywords);
+int observe_output(Object place, Object output);
 
 /* -- compact rows ------------------------------------------------------------------------------------------------------ */
 

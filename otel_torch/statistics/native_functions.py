@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ _PYTHON_FUNCTIONS = (
     "PyDict_GetItem", "PyDict_SetItem",
     "PyBytes_FromStringAndSize", "PyBytes_AsString", "PyBytes_Size", "PyThread_get_thread_ident",
     "PyList_SetSlice", "PyDict_Next", "PyObject_GetAttr", "PyWeakref_NewRef",
+    "PyObject_Call", "PyDict_Size", "PyObject_GenericGetDict",
 )
 # fmt: on
 # DLPack's codes of kinds of numbers
@@ -37,16 +38,17 @@ _DLPACK_KINDS = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 class ObjectFunctions:
     """The functions of one library; what they take and return is described in its sources.
 
-    measure: `tensor.c`. observe, enter, leave, count_call: `observer.c`, after `set_objects`.
+    measure: `tensor.c`. enter, leave, count_call: `observer.c`, after `set_objects`. call_module:
+    `module_call.c`, after `set_call_objects`.
     statistics, lines: `lines.c`.
     """
 
     library: ctypes.PyDLL
     measure: Callable[..., Any]
-    observe: Callable[..., bool | None]
     enter: Callable[..., bool | None]
     leave: Callable[..., bool | None]
     count_call: Callable[..., int]
+    call_module: Callable[..., Any]
     statistics: Callable[..., list[float]]
     lines: Callable[..., bytes]
 
@@ -89,16 +91,23 @@ class ObjectFunctions:
             kind = _DLPACK_KINDS.get(name.removeprefix("torch.").rstrip("0123456789"))
             if kind is not None:
                 library.tensor_set_dtype(code, kind, 8 * dtype.itemsize, ctypes.py_object(name))
-        observe, enter, leave, count_call = (
-            _make(library.observer_function, index) for index in range(4)
-        )
+        enter, leave, count_call = (_make(library.observer_function, index) for index in range(3))
+        call_module = _make(library.module_call_function)
         encode = _make(library.lines_statistics), _make(library.lines_lines)
-        return cls(library, measure, observe, enter, leave, count_call, *encode)
+        return cls(library, measure, enter, leave, count_call, call_module, *encode)
 
     def set_objects(self, *objects: object) -> None:
         """Set the objects that `observer.c` compares with and stores, in its order."""
-        array_type: Any = ctypes.py_object * len(objects)
-        self.library.observer_set_objects(array_type(*objects))
+        self.library.observer_set_objects(_array_of(objects))
+
+    def set_call_objects(self, *objects: object) -> None:
+        """Set the objects that `module_call.c` uses, in its order."""
+        self.library.module_call_set_objects(_array_of(objects))
+
+
+def _array_of(objects: Sequence[object]) -> Any:
+    array_type: Any = ctypes.py_object * len(objects)
+    return array_type(*objects)
 
 
 def _make(function: Any, *arguments: Any) -> Any:

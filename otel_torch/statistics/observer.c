@@ -35,7 +35,7 @@ typedef struct {
     const Forward *forward;
     Borrowed site, name, queue;
     int64_t wanted;
-    int recognizes, size;
+    int inputs, recognizes, size;
     struct {
         Readable readable;
         Borrowed tensor, label;
@@ -55,12 +55,6 @@ static Object left_to_python(void) {
 static Object was_handled(void) {
     python.keep(handled);
     return handled;
-}
-
-static Borrowed type_of(Object object) {
-    Object type = python.type(object);
-    python.release(type); /* the object keeps it */
-    return type;
 }
 
 /* -- naming ----------------------------------------------------------------------------------------------------------- */
@@ -89,6 +83,8 @@ static int in_backward(void) {
 
 /* Begins a call; returns 0 to leave it to Python. */
 static int begin(Call *call, Object place) {
+    if (place == none)
+        return 0;
     Borrowed names = python.in_tuple(place, NAMES);
     call->site = python.in_tuple(place, PLACE_SITE);
     if (type_of(call->site) != site_type || python.list_size(names) != 1)
@@ -97,7 +93,8 @@ static int begin(Call *call, Object place) {
     call->forward = (const Forward *)(uintptr_t)python.as_number(python.in_tuple(place, FORWARD));
     call->queue = python.in_tuple(place, QUEUE);
     call->wanted = python.as_number(python.in_tuple(place, WANTED));
-    call->recognizes = call->forward->recognizes && python.as_number(python.in_tuple(place, INPUTS));
+    call->inputs = (int)python.as_number(python.in_tuple(place, INPUTS));
+    call->recognizes = call->forward->recognizes && call->inputs;
     call->size = 0;
     return call->forward->thread == (int64_t)python.thread() && !in_backward();
 }
@@ -291,19 +288,6 @@ static void enqueue(const Call *call, int64_t number) {
 
 /* -- observing -------------------------------------------------------------------------------------------------------- */
 
-/* observe(place, output) -> True if the call was counted and, in a step that is recorded, its tensors are pending rows; None if
- * nothing has happened. */
-static Object observe(Object self, const Object *arguments, intptr_t count) {
-    Call call;
-    (void)self;
-    if (count != 2 || !begin(&call, arguments[0]))
-        return left_to_python();
-    if (call.forward->recording && !(add_all(&call, arguments[1], output_labels) && measure_all(&call, 0)))
-        return left_to_python();
-    enqueue(&call, count_call(call.forward->counts, call.forward->first, call.name));
-    return was_handled();
-}
-
 /* Puts a call on the thread's list of those that were entered; returns whether it is there. */
 static int push(const Call *call, int64_t number) {
     Object entered = call->forward->entered;
@@ -328,41 +312,62 @@ static int push(const Call *call, int64_t number) {
     return !failed;
 }
 
-/* enter(place, args, kwargs) -> as `observe`, of a call that is about to run. */
-static Object enter(Object self, const Object *arguments, intptr_t count) {
+/* Returns the call as it was entered; NULL if Python has entered it, or calls above it have raised. */
+static Borrowed entered_call(const Call *call) {
+    Object entered = call->forward->entered;
+    intptr_t last = python.list_size(entered) - 1;
+    Borrowed item = last < 0 ? 0 : python.in_list(entered, last);
+    return item && python.in_tuple(item, 0) == call->site && python.in_tuple(item, 3) == call->forward->context ? item : 0;
+}
+
+static int64_t count_this(const Call *call) { return count_call(call->forward->counts, call->forward->first, call->name); }
+
+int observe_inputs(Object place, Object arguments, Object keywords) {
     Call call;
-    (void)self;
-    if (count != 3 || !begin(&call, arguments[0]))
-        return left_to_python();
+    if (!begin(&call, place))
+        return 0;
     int recording = call.forward->recording != 0;
-    if (recording && !(add_arguments(&call, arguments[1], arguments[2]) && measure_all(&call, 1)))
-        return left_to_python();
-    int64_t number = count_call(call.forward->counts, call.forward->first, call.name);
+    if (recording && !(add_arguments(&call, arguments, keywords) && measure_all(&call, 1)))
+        return 0;
+    int64_t number = count_this(&call);
     if (recording && !push(&call, number))
         python.clear_error();
     enqueue(&call, number);
-    return was_handled();
+    return 1;
 }
 
-/* leave(place, output) -> as `observe`, of a call that was entered. */
-static Object leave(Object self, const Object *arguments, intptr_t count) {
+int observe_output(Object place, Object output) {
     Call call;
-    (void)self;
-    if (count != 2 || !begin(&call, arguments[0]))
-        return left_to_python();
-    if (!call.forward->recording)
-        return was_handled(); /* it was counted when it was entered */
-    Object entered = call.forward->entered;
-    intptr_t last = python.list_size(entered) - 1;
-    Borrowed item = last < 0 ? 0 : python.in_list(entered, last);
-    if (!item || python.in_tuple(item, 0) != call.site || python.in_tuple(item, 3) != call.forward->context)
-        return left_to_python(); /* Python has entered it, or calls above it have raised */
-    if (!(add_all(&call, arguments[1], output_labels) && measure_all(&call, 0)))
-        return left_to_python();
-    int64_t number = python.as_number(python.in_tuple(item, 2));
-    python.set_slice(entered, last, last + 1, 0);
+    if (!begin(&call, place))
+        return 0;
+    if (!call.forward->recording) {
+        if (!call.inputs)
+            count_this(&call); /* else it was counted when it was entered */
+        return 1;
+    }
+    Borrowed entered = call.inputs ? entered_call(&call) : 0;
+    if ((call.inputs && !entered) || !(add_all(&call, output, output_labels) && measure_all(&call, 0)))
+        return 0;
+    int64_t number = entered ? python.as_number(python.in_tuple(entered, 2)) : count_this(&call);
+    if (entered) {
+        intptr_t size = python.list_size(call.forward->entered);
+        python.set_slice(call.forward->entered, size - 1, size, 0);
+    }
     enqueue(&call, number);
-    return was_handled();
+    return 1;
+}
+
+/* enter(place, args, kwargs) -> True if the call that is about to run was counted and, in a step that is recorded, its tensors
+ * are pending rows; None if nothing has happened. */
+static Object enter(Object self, const Object *arguments, intptr_t count) {
+    (void)self;
+    return count == 3 && observe_inputs(arguments[0], arguments[1], arguments[2]) ? was_handled() : left_to_python();
+}
+
+/* leave(place, output) -> as `enter`, of a call that has run. */
+static Object leave(Object self, const Object *arguments, intptr_t count) {
+    (void)self;
+    return count == 2 && observe_output(arguments[0], arguments[1]) ? was_handled() : left_to_python();
 }
 
 /* count_call(counts, first, name) -> the number of a call, which is counted: in one piece, as other threads may observe. */
@@ -383,10 +388,9 @@ PUBLIC void observer_set_objects(const Object *objects) {
     }
 }
 
-/* Returns a function as a Python function: 0 observe, 1 enter, 2 leave, 3 count_call. */
+/* Returns a function as a Python function: 0 enter, 1 leave, 2 count_call. */
 PUBLIC Object observer_function(int index) {
-    static const Definition definitions[] = {{"observe", observe, FASTCALL, 0},
-                                             {"enter", enter, FASTCALL, 0},
+    static const Definition definitions[] = {{"enter", enter, FASTCALL, 0},
                                              {"leave", leave, FASTCALL, 0},
                                              {"count_call", count_in_python, FASTCALL, 0}};
     return python.new_function(definitions + index, 0, 0);

@@ -74,8 +74,7 @@ static int is_freed(Object object, const Tensor *tensor) {
 
 /* Returns 1 and describes the tensor if its CPU memory holds its numbers as they are. No mode of the program sees this. */
 static int describe_plain(Object object, Tensor *tensor) {
-    Object type = python.type(object);
-    python.release(type);
+    Object type = type_of(object);
     if (type != tensor_type && type != parameter_type)
         return 0;
     Object mode_count = python.call(count_modes, (Object)0); /* a mode would see the questions below */
