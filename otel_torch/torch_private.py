@@ -319,8 +319,8 @@ def has_global_hooks() -> bool:
 class ModuleCall(NamedTuple):
     """How `nn.Module.__call__` comes to forward.
 
-    method: the function that calls hooks and forward. global_tables: the hooks of all modules. tracing_state:
-    returns the graph that `torch.jit` traces, or None.
+    method: the function that calls hooks and forward. global_tables: the hooks of all modules.
+    tracing_state: returns the graph that `torch.jit` traces, or None.
     """
 
     method: Any
