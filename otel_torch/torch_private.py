@@ -316,7 +316,7 @@ def has_global_hooks() -> bool:
         return True
 
 
-class ModuleCall(NamedTuple):
+class CallInternals(NamedTuple):
     """How `nn.Module.__call__` comes to forward.
 
     method: the function that calls hooks and forward. global_tables: the hooks of all modules.
@@ -347,7 +347,7 @@ _FURTHER_NAMES = frozenset(
 )  # fmt: skip
 
 
-def module_call() -> ModuleCall | None:
+def module_call() -> CallInternals | None:
     """Return what `nn.Module.__call__` runs; None if it is not what this module knows.
 
     The program may have replaced its methods, and another torch may ask for more.
@@ -363,7 +363,7 @@ def module_call() -> ModuleCall | None:
         if not (names >= _CALL_NAMES and names <= _CALL_NAMES | _FURTHER_NAMES):
             return None
         tables = tuple(scope[name] for name in sorted(_TABLES))
-        return ModuleCall(call, tables, torch._C._get_tracing_state)
+        return CallInternals(call, tables, torch._C._get_tracing_state)
     except Exception:
         return None
 
