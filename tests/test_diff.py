@@ -388,6 +388,41 @@ def test_a_difference_that_heals_is_harmless(tmp_path: Path, inputs: torch.Tenso
     }
 
 
+class _SideInput(nn.Module):
+    """Adds a side input between two blocks, scaled in its module or in the code after it."""
+
+    def __init__(self, scale_in_module: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale_in_module = scale_in_module
+        self.side = _Scaled(8, 8) if scale_in_module else nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        side = self.side(x)
+        side = side if self.scale_in_module else 4 * side
+        x = self.blocks[1](self.blocks[0](x) + 0)
+        return self.blocks[2](x + side)  # type: ignore[no-any-return]
+
+
+class _Scaled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 4 * super().forward(input)
+
+
+def test_a_scale_that_the_code_after_a_module_applies_hides_no_fault(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    port = _SideInput(scale_in_module=False)
+    record(tmp_path / "reference.jsonl", _SideInput(scale_in_module=True), x)
+    matching = otel_torch.diff(
+        tmp_path / "reference.jsonl", record(tmp_path / "matching.jsonl", port, x)
+    )
+    port.blocks[2][1] = nn.SiLU()  # type: ignore[index]
+    wrong = otel_torch.diff(tmp_path / "reference.jsonl", record(tmp_path / "wrong.jsonl", port, x))
+    assert matching.verdict == "match"
+    assert wrong.first is not None and wrong.first.port_module == "blocks.2.1"
+
+
 class _Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x

@@ -453,7 +453,17 @@ class WithHead(Wrapper):
         self.head = nn.Identity()
 
 
-@pytest.mark.parametrize("owner", [Delegating, WithLoss, WithLossInSteps, WithScale, WithHead])
+class InPlaceOf(Passing):
+    """Runs the forward of its module on itself, which is never called."""
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return type(self.inner).forward(self, *args, **kwargs)
+
+
+OWNERS = (Delegating, WithLoss, WithLossInSteps, WithScale, WithHead, InPlaceOf)
+
+
+@pytest.mark.parametrize("owner", OWNERS)
 def test_a_model_with_one_child_is_no_wrapper(owner: type[nn.Module]) -> None:
     with recording() as sink:
         owner(Net())(X)

@@ -25,7 +25,7 @@ def is_harmless(evidence: Evidence, pair: TensorPair) -> bool:
     later, or if it is what the reference makes a little later. A module that fails with it, or
     because of it, overrides that.
     """
-    if _is_made_early(evidence, pair):
+    if _is_made_early(evidence, pair) or _is_scaled_by_code(evidence, pair):
         return True
     if evidence.is_wrong_from_right_inputs(pair) or _makes_module_wrong(evidence, pair):
         return False
@@ -155,6 +155,39 @@ def _is_made_early(evidence: Evidence, pair: TensorPair) -> bool:
         for expected in islice(made, _LOOKAHEAD)
     )
     return is_made and not _fails_in_use(evidence, pair.port[0])
+
+
+def _is_scaled_by_code(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether code between modules gives this output its scale.
+
+    No module receives it as it is, a whole block that runs after it is right, and what is wrong
+    next was made from right values.
+    """
+    own = pair.port[0]
+    is_received = any(use.side == "input" for role in pair.port for use in role.value.roles)
+    if not pair.is_output or is_received or not _is_scaled(pair):
+        return False
+    later = [other for other in evidence.alignment.pairs if other.time > pair.time]
+    wrong = next((other for other in later if not other.is_right), None)
+    if wrong is not None and not _is_made_from_right_values(evidence, wrong):
+        return False
+    return any(
+        other.is_right and other.is_output and _is_block_after(own.call, other.port[0].call)
+        for other in later[: None if wrong is None else later.index(wrong)]
+    )
+
+
+def _is_made_from_right_values(evidence: Evidence, pair: TensorPair) -> bool:
+    """Return whether a leaf module made this value, and received right ones only."""
+    birth = pair.port[0].value.birth
+    given = [role.value for role in birth.call.inputs if is_informative(role)]
+    is_of_leaf = birth.side == "output" and not birth.call.children
+    return is_of_leaf and bool(given) and all(value in evidence.right for value in given)
+
+
+def _is_block_after(call: ModuleCall, later: ModuleCall) -> bool:
+    """Return whether the same module calls both, the second one after the first."""
+    return later.parent is call.parent and bool(later.children) and later.entered >= call.exited
 
 
 def _tensors_after(call: ModuleCall) -> Iterator[Role]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -45,7 +46,7 @@ from otel_torch.parity.rules import Flags, Floats, Indices, grow_limits, right_a
 from otel_torch.parity.sides import Sides
 from otel_torch.parity.tensor_pair import TensorPair
 from otel_torch.parity.tokens.exchanged_parts import find_exchanged_parts
-from otel_torch.parity.tolerance import END_FACTOR
+from otel_torch.parity.tolerance import END_FACTOR, SINGLE
 from otel_torch.parity.values import Relation, shapes_match
 
 # an error this much larger than a first fault's belongs to another fault, and how many are searched
@@ -54,6 +55,9 @@ _FORGIVEN, _MOST_FAULTS = 20.0, 20
 _JUMP = 5.0
 # up to this size a first error may be legal: half of bf16's rounding
 _MAY_BE_LEGAL = 2e-3
+# how much more than another operation attention may be off in single precision: a rounding error
+# of a score is a relative error of its exponential, whatever the size of the score
+_SCORES_GROWTH = 10.0
 # rules that find a fault before the first wrong pair
 _EARLIER = (
     find_absent,
@@ -113,10 +117,25 @@ def _grow_pairs(alignment: Alignment) -> None:
         and not any(role.value in floors for role in pair.reference)
         for pair in pairs
     ]
+    for pair in compress(pairs, can_grow):
+        error, limit = pair.relation.error, _SCORES_GROWTH * pair.relation.limit
+        is_close = error is not None and error <= limit <= _SCORES_GROWTH * SINGLE
+        if is_close and _is_made_by_attention(pair.reference):
+            pair.relation = Relation("equal", error, limit)
     error, limit = errors_of(pairs), np.array([pair.relation.limit for pair in pairs])
     right = np.array([pair.is_right for pair in pairs])
     for index, grown in grow_limits(error, limit, right, np.array(can_grow)):
         pairs[index].relation = Relation("equal", pairs[index].relation.error, grown)
+
+
+def _is_made_by_attention(roles: Sequence[Role]) -> bool:
+    """Return whether tensors are outputs of a call that receives a query and a key."""
+    births = [role.value.birth for role in roles]
+    return all(
+        birth.side == "output"
+        and {"query", "key"} <= {given.row.get("argument") for given in birth.call.inputs}
+        for birth in births
+    )
 
 
 def errors_of(pairs: Sequence[TensorPair]) -> Floats:

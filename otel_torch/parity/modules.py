@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from otel_torch.parity.call_graph import Parameter, enclosing_names
@@ -82,31 +82,70 @@ def pair_modules(
     parameter_pairs: Sequence[ParameterPair],
     reference: Iterable[ModulePath],
     port: Iterable[ModulePath],
+    owners: Sides[set[ModulePath]],
 ) -> ModulePairs:
     """Pair owners by votes of their parameters, then containers by the paired owners inside.
 
     Args:
         reference: All modules, whether they own parameters or not.
         port: Likewise.
+        owners: Those with parameters, buffers left out.
     """
-    pairs = ModulePairs()
+    pairs = ModulePairs(owners=owners)
     votes: dict[ModulePath, Counter[ModulePath]] = defaultdict(Counter)
     for pair in parameter_pairs:
-        owners = [part.module_path for part in pair.reference]
-        port_owners = [part.module_path for part in pair.port]
-        if len(owners) == len(port_owners) == 1:
-            weight = 1.0 if pair.equal else 0.5
-            votes[owners[0]][port_owners[0]] += weight  # type: ignore[assignment]
-        elif len(port_owners) == 1:
-            _extend(pairs.parts, port_owners[0], owners)
+        parts = [part.module_path for part in pair.reference]
+        port_parts = [part.module_path for part in pair.port]
+        if len(parts) == len(port_parts) == 1:
+            parts[0], port_parts[0] = _owners_of_one_name(parts[0], port_parts[0], owners)
+            votes[parts[0]][port_parts[0]] += 1.0 if pair.equal else 0.5  # type: ignore[assignment]
+        elif len(port_parts) == 1:
+            _extend(pairs.parts, port_parts[0], parts)
         else:
-            _extend(pairs.wholes, owners[0], port_owners)
-        for module, match in itertools.product(set(owners), set(port_owners)):
+            _extend(pairs.wholes, parts[0], port_parts)
+        for module, match in itertools.product(set(parts), set(port_parts)):
             pairs.weights.setdefault((module, match), []).append(pair)
     _match_owners(pairs, votes)
     _note_ambiguous_owners(pairs)
     _pair_containers(pairs, list(reference), list(port))
     return pairs
+
+
+def _owners_of_one_name(
+    module: ModulePath, match: ModulePath, owners: Sides[set[ModulePath]]
+) -> Sides[ModulePath]:
+    """Return the owners that a pair of parameters speaks for.
+
+    One program may keep a module's parameter in a module inside it. The outer one, if it has
+    parameters of its own and the name of the other program's module, is then what corresponds:
+
+        gate.weight, gate.moe_statics.bias    gate.weight, gate.bias    gate = gate
+    """
+    return Sides(
+        _outer_owner(module, match[1], owners.reference),
+        _outer_owner(match, module[1], owners.port),
+    )
+
+
+def _outer_owner(module: ModulePath, name: str, owners: Set[ModulePath]) -> ModulePath:
+    """Return the owner around a module that has the last component of a name, else the module.
+
+    >>> owners = {("A", "mlp.gate"), ("A", "mlp.gate.statics")}
+    >>> _outer_owner(("A", "mlp.gate.statics"), "h.mlp.gate", owners)
+    ('A', 'mlp.gate')
+    >>> _outer_owner(("A", "mlp.gate.statics"), "h.mlp.statics", owners)
+    ('A', 'mlp.gate.statics')
+    """
+    last = _last_component(name)
+    if _last_component(module[1]) == last:
+        return module
+    around = ((module[0], outer) for outer in enclosing_names(module[1]))
+    named = (path for path in around if path in owners and _last_component(path[1]) == last)
+    return next(named, module)
+
+
+def _last_component(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _match_owners(pairs: ModulePairs, votes: dict[ModulePath, Counter[ModulePath]]) -> None:

@@ -59,17 +59,17 @@ class ProgramMatch:
         self._match_models()
         if self.given is not None:  # the map overrides equal names, too
             self.modules = self.given.apply(self.modules)
-        self.modules.owners = recordings.map(_owners)
 
     def _match_parameters_and_modules(self) -> None:
         reference, port = self._recordings
         pairable = self._pairable_parameters()
         self.parameters = self._pair_parameters(pairable)
-        self.modules = pair_modules(self.parameters, reference.modules, port.modules)
+        modules = reference.modules, port.modules, self._recordings.map(_owners)
+        self.modules = pair_modules(self.parameters, *modules)
         further = pair_within_containers(self.modules, self.parameters, *pairable)
         if further:
             self.parameters += further
-            self.modules = pair_modules(self.parameters, reference.modules, port.modules)
+            self.modules = pair_modules(self.parameters, *modules)
 
     def _pairable_parameters(self) -> Sides[list[Parameter]]:
         """Return the parameters without those that the map keeps unpaired."""

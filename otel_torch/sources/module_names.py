@@ -68,11 +68,12 @@ def wraps_any_module(cls: type, child: str) -> bool:
     """Return whether a class is written to wrap any module, which it holds as `child`.
 
     A model knows its arguments. A wrapper takes `*args, **kwargs`, and returns what the child
-    returns for them, or looks up in the child whatever attributes it does not have.
+    returns for them, or looks up in the child whatever attributes it does not have. One that runs
+    the child's forward on itself takes its place: the child is never called.
     """
     bases = [base for base in cls.__mro__ if base.__module__ != nn.Module.__module__]
     forwards = [vars(base)["forward"] for base in bases if "forward" in vars(base)]
-    if not any(map(_takes_anything, forwards)):
+    if not any(map(_takes_anything, forwards)) or _runs_on_itself(forwards[0], child):
         return False
     lookups = [vars(base)["__getattr__"] for base in bases if "__getattr__" in vars(base)]
     if any(child in _names_in(lookup) for lookup in lookups):
@@ -107,9 +108,8 @@ def _returns_what_it_calls(forward: Callable[..., Any], child: str) -> bool:
     """Return whether every `return` of forward gives the result of `self.child(*args, **kwargs)`,
     as it is or converted by a function. False without the source.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
-    except (OSError, TypeError, SyntaxError):
+    tree = _syntax_tree(forward)
+    if tree is None:
         return False
     results = {
         target.id
@@ -123,6 +123,32 @@ def _returns_what_it_calls(forward: Callable[..., Any], child: str) -> bool:
         value.id in results if isinstance(value, ast.Name) else _calls(value, child)
         for value in returned
     )
+
+
+def _runs_on_itself(forward: Callable[..., Any], child: str) -> bool:
+    """Return whether forward calls `type(self.child).forward(self, ...)`."""
+    tree = _syntax_tree(forward)
+    return tree is not None and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "forward"
+        and any(isinstance(argument, ast.Name) for argument in node.args[:1])
+        and _mentions(node.func, child)
+        for node in ast.walk(tree)
+    )
+
+
+def _mentions(value: ast.expr, attribute: str) -> bool:
+    attributes = (node for node in ast.walk(value) if isinstance(node, ast.Attribute))
+    return any(node.attr == attribute for node in attributes)
+
+
+def _syntax_tree(function: Callable[..., Any]) -> ast.Module | None:
+    """Return the syntax tree of a function, None without its source."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return None
 
 
 def _calls(value: ast.expr | None, child: str) -> bool:

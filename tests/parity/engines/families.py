@@ -65,6 +65,17 @@ def generate(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
     model.generate(ids, attention_mask=mask, do_sample=False, **lengths)
 
 
+def forward_packed(checkpoint: Path, dtype: str, tokens: list[list[int]]) -> None:
+    """Compute the tokens of all requests in one row, whose positions begin anew with each."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=getattr(torch, dtype)
+    ).eval()
+    ids = torch.tensor([[token for row in tokens for token in row]])
+    positions = torch.tensor([[position for row in tokens for position in range(len(row))]])
+    with torch.no_grad():
+        model(ids, position_ids=positions, use_cache=False)
+
+
 @dataclass(frozen=True)
 class Family:
     """A model and the requests that it serves.
@@ -75,6 +86,7 @@ class Family:
         engine: Arguments of vLLM's `LLM`.
         in_turn: Whether a request begins once the one before it has ended.
         chunk: How many tokens the engine computes in one forward.
+        samples: How many answers to each prompt are sampled; one is the likeliest.
         reference: Has transformers compute tokens: (checkpoint, dtype, tokens of each request).
     """
 
@@ -84,6 +96,7 @@ class Family:
     prompts: Prompts = PROMPTS
     in_turn: bool = False
     chunk: int = CHUNK
+    samples: int = 1
     reference: Callable[[Path, str, list[list[int]]], None] = forward_once
 
 
@@ -105,6 +118,9 @@ FAMILIES = {
         "Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     ),
     "llama-generated": Family("Llama", reference=generate),
+    "llama-packed": Family("Llama", reference=forward_packed),
+    "llama-samples": Family("Llama", samples=3),
+    "llama-adapters": Family("Llama", engine={"enable_lora": True, "max_lora_rank": 8}),
     "gemma2": Family(
         "Gemma2",
         {
@@ -113,6 +129,27 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma4": Family(
+        "Gemma4Text",
+        {
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ernie45-moe": Family(
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 64,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
         },
     ),
     "granite": Family(
@@ -153,7 +190,11 @@ def serve(family: Family, engine: Any) -> list[list[int]]:
     from vllm import SamplingParams
 
     params = SamplingParams(
-        temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False
+        temperature=0.0 if family.samples == 1 else 1.0,
+        n=family.samples,
+        max_tokens=NEW_TOKENS,
+        ignore_eos=True,
+        detokenize=False,
     )
     batches = [[prompt] for prompt in family.prompts] if family.in_turn else [family.prompts]
     outputs = [
@@ -164,8 +205,9 @@ def serve(family: Family, engine: Any) -> list[list[int]]:
         )
     ]
     return [
-        [*prompt, *output.outputs[0].token_ids]
+        [*prompt, *answer.token_ids]
         for prompt, output in zip(family.prompts, outputs, strict=True)
+        for answer in output.outputs
     ]
 
 

@@ -26,7 +26,7 @@ def _layer(model: Any) -> Any:
     return model.model.layers[LAYER]
 
 
-def _attention(model: Any) -> Any:
+def attention_of(model: Any) -> Any:
     return _layer(model).self_attn
 
 
@@ -58,6 +58,10 @@ def _exchange(tensor: Tensor, first: int, second: int, third: int) -> Tensor:
     """Exchange the channels from `first` to `second` with those up to `third`."""
     before, left, right, after = tensor.tensor_split((first, second, third), dim=-1)
     return torch.cat([before, right, left, after], dim=-1)
+
+
+def leave_as_it_is(model: nn.Module) -> None:
+    """Plant nothing: vLLM's own routing on a CPU chooses experts without the bias of Ernie."""
 
 
 # ---- norms
@@ -135,21 +139,43 @@ def remove_query_norm(layers: slice) -> Plant:
 
 
 def return_input_of_query_norm(model: nn.Module) -> None:
-    _attention(model).q_norm.forward = lambda query: query
+    attention_of(model).q_norm.forward = lambda query: query
+
+
+def take_stale_residual(model: nn.Module) -> None:
+    """Add the attention to the residual of the layer before."""
+    layer = _layer(model)
+
+    def forward(original: Any, positions: Tensor, hidden: Tensor, residual: Tensor) -> Any:
+        stale = residual.clone()
+        hidden, _ = layer.input_layernorm(hidden, residual)
+        hidden = layer.self_attn(positions=positions, hidden_states=hidden)
+        hidden, residual = layer.post_attention_layernorm(hidden, stale)
+        return layer.mlp(hidden), residual
+
+    replace_forward(layer, forward)
+
+
+def lose_residual(model: nn.Module) -> None:
+    def forward(original: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        hidden, residual = original(*args, **kwargs)
+        return hidden, torch.zeros_like(residual)
+
+    replace_forward(_layer(model), forward)
 
 
 # ---- projections
 
 
 def exchange_query_heads(model: nn.Module) -> None:
-    head = _attention(model).head_dim
+    head = attention_of(model).head_dim
     change_output(f"{_SELF_ATTENTION}.qkv_proj", lambda qkv: _exchange(qkv, 0, head, 2 * head))(
         model
     )
 
 
 def exchange_keys_and_values(model: nn.Module) -> None:
-    queries, keys = _attention(model).q_size, _attention(model).kv_size
+    queries, keys = attention_of(model).q_size, attention_of(model).kv_size
     places = queries, queries + keys, queries + 2 * keys
     change_output(f"{_SELF_ATTENTION}.qkv_proj", lambda qkv: _exchange(qkv, *places))(model)
 
@@ -164,7 +190,7 @@ def drop_bias(path: str) -> Plant:
 
 def drop_bias_of(part: str) -> Plant:
     def plant(model: nn.Module) -> None:
-        attention = _attention(model)
+        attention = attention_of(model)
         sizes = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
         kept = torch.cat([torch.full((size,), float(name == part)) for name, size in sizes.items()])
         bias = attention.qkv_proj.bias * kept
@@ -182,7 +208,7 @@ def _low_rank_update(attention: Any, size: float) -> tuple[Tensor, Tensor]:
 
 def add_low_rank_update(model: nn.Module) -> None:
     """Add an adapter of rank 2 to the queries, as if another request's were left in."""
-    attention = _attention(model)
+    attention = attention_of(model)
     down, up = _low_rank_update(attention, 0.05)
 
     def forward(original: Any, hidden: Tensor) -> Any:
@@ -203,7 +229,7 @@ def exchange_gate_and_up(model: nn.Module) -> None:
 
 def update_one_request(model: nn.Module) -> None:
     """Apply an adapter to one request only, while decoding."""
-    attention = _attention(model)
+    attention = attention_of(model)
     down, up = _low_rank_update(attention, 0.1)
 
     def forward(original: Any, hidden: Tensor) -> Any:
@@ -233,7 +259,7 @@ def change_rotation(**settings: Any) -> Plant:
     """Return a plant that computes the table of all layers anew with other settings."""
 
     def plant(model: nn.Module) -> None:
-        rotary = _attention(model).rotary_emb
+        rotary = attention_of(model).rotary_emb
         for name, value in settings.items():
             setattr(rotary, name, value)
         rotary.cos_sin_cache = rotary._compute_cos_sin_cache()
@@ -242,20 +268,31 @@ def change_rotation(**settings: Any) -> Plant:
 
 
 def scale_positions(model: nn.Module) -> None:
-    rotary = _attention(model).rotary_emb
+    rotary = attention_of(model).rotary_emb
     inverse_frequencies = rotary._compute_inv_freq(rotary.base)
     rotary._compute_inv_freq = lambda base: inverse_frequencies / 2
     rotary.cos_sin_cache = rotary._compute_cos_sin_cache()
 
 
 def shift_rotation_of_one_layer(model: nn.Module) -> None:
-    attention = _attention(model)
+    attention = attention_of(model)
     attention.rotary_emb = copy.deepcopy(attention.rotary_emb)
     attention.rotary_emb.cos_sin_cache = attention.rotary_emb.cos_sin_cache.roll(-1, 0)
 
 
+def rotate_keys_only(model: nn.Module) -> None:
+    """Leave the queries of one layer as they are."""
+    attention = attention_of(model)
+    attention.rotary_emb = copy.deepcopy(attention.rotary_emb)
+
+    def forward(original: Any, positions: Tensor, query: Tensor, key: Tensor) -> Any:
+        return query.clone(), original(positions, query.clone(), key)[1]
+
+    replace_forward(attention.rotary_emb, forward)
+
+
 def rotate_interleaved(model: nn.Module) -> None:
-    _attention(model).rotary_emb.is_neox_style = False
+    attention_of(model).rotary_emb.is_neox_style = False
 
 
 def change_positions(change: Callable[[Tensor], Tensor]) -> Plant:
@@ -320,6 +357,14 @@ def set_attribute(path: str, name: str, value: Any) -> Plant:
     return plant
 
 
+def shift_windows(model: Any) -> None:
+    """Give each layer the window of the next one."""
+    attentions = [layer.self_attn.attn.impl for layer in model.model.layers]
+    windows = [attention.sliding_window for attention in attentions]
+    for attention, window in zip(attentions, [*windows[1:], windows[0]], strict=True):
+        attention.sliding_window = window
+
+
 def set_every_attention(name: str, value: Any) -> Plant:
     """Return a plant that changes a setting of the attention of all layers."""
 
@@ -347,6 +392,16 @@ def compute_in_sequence(model: nn.Module) -> None:
     replace_forward(layer, forward)
 
 
+def activate_up(model: nn.Module) -> None:
+    """Apply the activation to the second half of its input."""
+
+    def forward(original: Any, hidden: Tensor) -> Tensor:
+        gate, up = hidden.chunk(2, -1)
+        return nn.functional.silu(up) * gate
+
+    replace_forward(model.get_submodule(f"{_MLP}.act_fn"), forward)
+
+
 # ---- tokens
 
 
@@ -371,121 +426,10 @@ def pad_vocabulary(logits: Tensor) -> Tensor:
     return torch.cat([logits, logits[..., :6]], dim=-1)
 
 
-# ---- attention
-
-
-def set_attention(name: str, change: Callable[[Any], Any]) -> Plant:
-    """Return a plant that changes a setting of one layer's attention."""
-
-    def plant(model: nn.Module) -> None:
-        implementation = _attention(model).attn.impl
-        setattr(implementation, name, change(getattr(implementation, name)))
-
-    return plant
-
-
-def add_sinks(model: nn.Module) -> None:
-    """Give each head a score for no token, as gpt-oss does."""
-    attention = _attention(model).attn.impl
-    attention.sinks = torch.zeros(attention.num_heads)
-
-
-def change_cache_update(change: Callable[[Tensor, Tensor, Tensor], Any]) -> Plant:
-    """Return a plant that writes other (keys, values, slots) into the cache of one layer."""
-
-    def plant(model: nn.Module) -> None:
-        implementation = _attention(model).attn.impl
-        original = implementation.do_kv_cache_update
-
-        def update(layer: Any, keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
-            keys, values, slots = change(keys, values, slots)
-            original(layer, keys, values, cache, slots)
-
-        implementation.do_kv_cache_update = update
-
-    return plant
-
-
-def lose_last_of_chunk(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
-    if len(slots) < CHUNK:
-        return keys, values, slots
-    keys, values = keys.clone(), values.clone()
-    keys[-1], values[-1] = 0, 0
-    return keys, values, slots
-
-
-def shift_slot_of_one_request(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
-    """Write the new token of the second request over its last one."""
-    if len(slots) == 3:
-        slots = slots.clone()
-        slots[1] -= 1
-    return keys, values, slots
-
-
-def lose_cache_in_decoding(model: nn.Module) -> None:
-    """Forget what earlier decoding steps wrote: their slots are zeroed."""
-    attention = _attention(model).attn
-    written: list[Tensor] = []
-
-    def change(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
-        if len(slots) <= 3:
-            cache = attention.kv_cache
-            block = cache.size(2)
-            view = cache.view(cache.size(0), cache.size(1), block * 2, -1)
-            for earlier in written:
-                view[earlier // block] = 0
-            written.append(slots.clone())
-        return keys, values, slots
-
-    change_cache_update(change)(model)
-
-
-def change_attention(change: Callable[..., Any]) -> Plant:
-    """Return a plant that has one layer compute `change(original, query, metadata, output)`."""
-
-    def plant(model: nn.Module) -> None:
-        implementation = _attention(model).attn.impl
-        original = implementation.forward
-
-        def forward(layer: Any, query: Tensor, key: Tensor, value: Tensor, cache: Tensor,
-                    metadata: Any, output: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
-            def compute(query: Tensor, metadata: Any, output: Tensor) -> Tensor:
-                return original(layer, query, key, value, cache, metadata, output, *args, **kwargs)
-
-            return change(compute, query, metadata, output)
-
-        implementation.forward = forward
-
-    return plant
-
-
-def read_blocks_of_another(compute: Any, query: Tensor, metadata: Any, output: Tensor) -> Tensor:
-    """Have the second request read the blocks of the first one while decoding."""
-    if metadata is None or len(metadata.block_table) < 2 or len(query) > 3:
-        return compute(query, metadata, output)
-    other = copy.copy(metadata)
-    other.block_table = metadata.block_table.clone()
-    other.block_table[1] = other.block_table[0]
-    return compute(query, other, output)
-
-
-def tile_key_heads(compute: Any, query: Tensor, metadata: Any, output: Tensor) -> Tensor:
-    """Have query head i read key head i % 2 where it should read i // 2."""
-    order = torch.tensor([0, 2, 1, 3])
-    result = compute(query[:, order].contiguous(), metadata, torch.empty_like(output))
-    return output.copy_(result.view(output.shape)[:, order])
-
-
-def corrupt_shared_block(model: nn.Module) -> None:
-    """Change the keys of a block that a second request finds in the cache."""
-    attention = _attention(model).attn
-
-    def change(keys: Tensor, values: Tensor, slots: Tensor) -> Any:
-        if len(slots) == 2:  # the rest of the second prompt
-            attention.kv_cache[:] = attention.kv_cache * 0.9
-        return keys, values, slots
-
-    change_cache_update(change)(model)
+def take_logits_of_another_row(model: Any) -> None:
+    """Compute the logits of each request from the hidden states of the one before."""
+    original = model.compute_logits
+    model.compute_logits = lambda hidden: original(hidden.roll(1, 0))
 
 
 # ---- mixtures of experts
