@@ -117,15 +117,20 @@ def _grow_pairs(alignment: Alignment) -> None:
         and not any(role.value in floors for role in pair.reference)
         for pair in pairs
     ]
-    for pair in compress(pairs, can_grow):
-        error, limit = pair.relation.error, _SCORES_GROWTH * pair.relation.limit
-        is_close = error is not None and error <= limit <= _SCORES_GROWTH * SINGLE
-        if is_close and _is_made_by_attention(pair.reference):
-            pair.relation = Relation("equal", error, limit)
+    _grow_attention(list(compress(pairs, can_grow)))
     error, limit = errors_of(pairs), np.array([pair.relation.limit for pair in pairs])
     right = np.array([pair.is_right for pair in pairs])
     for index, grown in grow_limits(error, limit, right, np.array(can_grow)):
         pairs[index].relation = Relation("equal", pairs[index].relation.error, grown)
+
+
+def _grow_attention(pairs: Sequence[TensorPair]) -> None:
+    """Raise the limits of attention in single precision, in place."""
+    for pair in pairs:
+        error, limit = pair.relation.error, _SCORES_GROWTH * pair.relation.limit
+        is_close = error is not None and error <= limit <= _SCORES_GROWTH * SINGLE
+        if is_close and _is_made_by_attention(pair.reference):
+            pair.relation = Relation("equal", error, limit)
 
 
 def _is_made_by_attention(roles: Sequence[Role]) -> bool:
